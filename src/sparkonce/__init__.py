@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain.explain import explain as explain
+    from sparkonce.spark.formats.register import register as register
     from sparkonce.spark.job.ending import await_end as await_end
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
     from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
@@ -52,6 +53,7 @@ HOMES = {
     "await_end": "sparkonce.spark.job.ending",
     "explain": "sparkonce.spark.explain.explain",
     "read_kafka": "sparkonce.spark.read_kafka",
+    "register": "sparkonce.spark.formats.register",
     "spark_packages": "sparkonce.sources.packages",
 }
 """The public names, and the module that defines each."""

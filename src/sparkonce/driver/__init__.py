@@ -1,6 +1,7 @@
 """The driver's side without Spark: it carries out what the coordinator asks for.
 
 - ``run``: one run of a query; asks the coordinator, and ``perform`` has each effect carried out by one of these:
+- ``halves``: a run whose batches are begun in one process, and ended in another
 - ``start``: the look at log and servers before the claim; ``went_back``: the check for servers that went back after it
 - ``write``: a batch is written, again if need be; ``validate``: what speaks against deciding it
 - ``put``: records are put into the log, and old ones tidied away

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sparkonce import errors
 from sparkonce.driver.ages import offsets_between
@@ -54,6 +55,7 @@ class RunDriver:
         accept_lost: Of each sink the newest batch that its server may have lost.
         reporters: Told how far the query has read.
         topics: Given the ids that the log knows of the topics that the query reads, says which to keep.
+        known: The state of a run that another process has begun; by default the run begins here.
 
     Attributes:
         state: The coordinator's.
@@ -74,6 +76,7 @@ class RunDriver:
         accept_lost: Mapping[str, int] | None = None,
         reporters: Sequence[PositionReporter] = (),
         topics: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
+        known: State | None = None,
     ) -> None:
         timing = timing or Timing()
         self._listener = listener
@@ -99,17 +102,41 @@ class RunDriver:
         self._lookouts = Lookouts(self._sinks.lookouts, timing.look_out_every_s)
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
         try:
-            view, facts = look_around(
-                self._sinks.by_name, self._sinks.committer, log, short_query(query), timing.outage_patience_s
+            self.state = known or self._first_state(
+                log,
+                run=run,
+                query=query,
+                library=library,
+                moved=moved,
+                topics=topics,
+                timing=timing,
             )
-            self._positions.check({name: dict(known) for name, known in facts})
-            kept = topics(recorded_topics(view))
         except BaseException:
             self._close(sweep=False)
             raise
+        self._sinks.claim = self.state.claim
+        self._lookouts.start()
+
+    def _first_state(
+        self,
+        log: DecisionLog,
+        *,
+        run: str,
+        query: str,
+        library: str,
+        moved: bool,
+        topics: Callable[[Mapping[str, str]], Mapping[str, str]],
+        timing: Timing,
+    ) -> State:
+        """Looks at log and servers, and returns the state of a run that has claimed nothing yet."""
+        view, facts = look_around(
+            self._sinks.by_name, self._sinks.committer, log, short_query(query), timing.outage_patience_s
+        )
+        self._positions.check({name: dict(found) for name, found in facts})
+        kept = topics(recorded_topics(view))
         if moved:
             warn_if_not_moved(view, log.store.location)
-        self._sinks.claim = Claim(
+        claim = Claim(
             nonce=uuid.uuid4().hex[:8],
             run=run,
             query=query,
@@ -120,8 +147,8 @@ class RunDriver:
             sinks=facts,
             sources=tuple(sorted(kept.items())),
         )
-        self.state = State(
-            claim=self._sinks.claim,
+        return State(
+            claim=claim,
             moved=moved,
             transactional=self._sinks.transactional,
             direct=self._sinks.direct,
@@ -129,7 +156,6 @@ class RunDriver:
             reports=bool(self._positions),
             view=view,
         )
-        self._lookouts.start()
 
     def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
         """Takes a batch from wherever it is to committed.
@@ -140,28 +166,46 @@ class RunDriver:
         with self._at_work:
             watch = Stopwatch()
             self._performer.writer.rows_asked = offsets_between(asked.previous_offsets, asked.offsets)
-            try:
-                effect = self._carry_out(asked, work, watch)
-            except BaseException:
-                self._die()
-                raise
-            if isinstance(effect, do.Stop):
-                cause = self._performer.trouble.cause
-                self._die()
-                if isinstance(cause, errors.StaleServerError):
-                    raise cause  # a sink found it before the decision: it says what to do, and what was open is aborted
-                raise stop_error(effect, asked.batch, self._performer.trouble.advice) from cause
+            effect = self._carry_out(asked, asked.batch, work, watch)
             return self._note_done(effect, watch)
 
-    def _carry_out(self, asked: on.BatchAsked, work: BatchWork, watch: Stopwatch) -> do.Done | do.Stop:
-        """Does what the coordinator asks for, one thing after the other, until the batch is done or the run stops."""
-        self.state, effect = step(self.state, asked)
-        while not isinstance(effect, do.Done | do.Stop):
-            phase = self.state.phase
-            self._tell(phase, asked.batch)
-            event = self._performer.perform(effect, self.state, work)
-            watch.spent(phase)
-            self.state, effect = step(self.state, event)
+    def _carry_out(
+        self,
+        given: on.BatchAsked | do.Write,
+        batch: int,
+        work: BatchWork,
+        watch: Stopwatch,
+        until: tuple[type[do.Effect], ...] = (do.Done,),
+    ) -> Any:
+        """Does what the coordinator asks for, one thing after the other, until it asks for one of these.
+
+        Args:
+            given: What the run begins with: a new batch, or an effect that was asked for in another process.
+            batch: Spark's batch id.
+            work: The engine's.
+            watch: Takes in the time of each phase.
+            until: Where to stop; the last effect is returned.
+        """
+        try:
+            if isinstance(given, on.BatchAsked):
+                self.state, effect = step(self.state, given)
+            else:
+                effect = given
+            while not isinstance(effect, (do.Stop, *until)):
+                phase = self.state.phase
+                self._tell(phase, batch)
+                event = self._performer.perform(effect, self.state, work)
+                watch.spent(phase)
+                self.state, effect = step(self.state, event)
+        except BaseException:
+            self._die()
+            raise
+        if isinstance(effect, do.Stop):
+            cause = self._performer.trouble.cause
+            self._die()
+            if isinstance(cause, errors.StaleServerError):
+                raise cause  # a sink found it before the decision: it says what to do, and what was open is aborted
+            raise stop_error(effect, batch, self._performer.trouble.advice) from cause
         return effect
 
     def _note_done(self, effect: do.Done, watch: Stopwatch) -> BatchProgress:

@@ -87,7 +87,7 @@ class BatchWriter:
     def _prepare(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
         self._trouble.clear()
         self._validator.opened_s = self._started_s
-        owners = self._owners(effect.sinks, state)
+        owners = self.owners(effect.sinks, state)
         try:
             handles, loser_possible = work.write(owners, effect.only, self._computed if self._computed_first else None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
@@ -177,14 +177,19 @@ class BatchWriter:
     def deliver(self, effect: do.Deliver, state: State, work: BatchWork) -> on.Event:
         """Writes a decided batch to sinks that take it once at most."""
         try:
-            work.write(self._owners(effect.sinks, state), None)
+            work.write(self.owners(effect.sinks, state), None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the run says that rows may be missing
             reason = self._trouble.note(error)
             self._trouble.advice = "remove the cause and start the query again: it goes on behind this batch."
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=())
 
-    def _owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
+    def opened_at(self, at_s: float) -> None:
+        """Notes when the first transaction may have been opened, by `time.monotonic`, if this is not for it to see."""
+        self._validator.opened_s = at_s
+
+    def owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
+        """Returns the run as each of these sinks is to know it."""
         return {name: self._sinks.owner(name, token_of(state), self._sweeper.generation(name)) for name in names}
 
 

@@ -5,6 +5,7 @@
 - ``checkpoints``: reaches a checkpoint as Spark does.
 - ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``worker`` keeps Python
   workers light, and says what they need; ``shipped`` checks that inside them.
+- ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``tables``: the sinks of Delta and Iceberg tables.
 - ``show``: progress and errors, as people see them.

@@ -1,0 +1,161 @@
+"""A run whose batches are begun in one process and ended in another, with the tasks between the two.
+
+Spark calls a sink that is written as a data source so: once before a batch's tasks, and once after them, each time in a
+process that knows nothing of the other. What the second one needs, the first one hands over with the tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparkonce import errors
+from sparkonce.driver.ages import offsets_between
+from sparkonce.driver.progress import BatchProgress, Stopwatch
+from sparkonce.driver.run import RunDriver
+from sparkonce.driver.start import read_log
+from sparkonce.log.base import DecisionLog
+from sparkonce.protocol import effects as do
+from sparkonce.protocol import events as on
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim
+from sparkonce.protocol.state import State, batch_of, token_of
+from sparkonce.protocol.view import LogView
+from sparkonce.sink import Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """A batch that one process has begun, as it travels through the tasks to the process that ends it.
+
+    Attributes:
+        state: The coordinator's, but for the log: that is read again.
+        position: Where the log ended. A record there is another run's.
+        effect: The write that the tasks carry out.
+        owners: The run as each sink is to know it.
+        opened_s: When the first transaction may have been opened, by `time.monotonic`, which all processes share.
+    """
+
+    state: State
+    position: int
+    effect: do.Write
+    owners: Mapping[str, Owner]
+    opened_s: float
+
+    @property
+    def batch(self) -> int:
+        """Spark's batch id."""
+        return batch_of(self.state).number
+
+
+class HalfRun(RunDriver):
+    """Carries out one half of a batch. See `RunDriver`."""
+
+    def begin_batch(self, asked: on.BatchAsked) -> Handover | None:
+        """Takes a batch up to where its tasks write; to its end, and returns None, if it is decided already.
+
+        Raises:
+            SparkonceError: if the run must stop.
+        """
+        with self._at_work:
+            watch, opened_s = Stopwatch(), time.monotonic()
+            effect = self._carry_out(asked, asked.batch, _Written(()), watch, (do.Done, do.Write))
+            if isinstance(effect, do.Done):
+                self._note_done(effect, watch)
+                return None
+            return Handover(
+                state=replace(self.state, view=LogView()),
+                position=self.state.view.end,
+                effect=effect,
+                owners=self._performer.writer.owners(effect.sinks, self.state),
+                opened_s=opened_s,
+            )
+
+    def finish_batch(self, handover: Handover, handles: Sequence[Handle], *, loser_possible: bool) -> BatchProgress:
+        """Takes a batch that the tasks have prepared to committed.
+
+        Args:
+            handover: What `begin_batch` returned.
+            handles: What the tasks have prepared.
+            loser_possible: Whether a copy of a slot may have lost.
+
+        Raises:
+            SparkonceError: if the run must stop.
+        """
+        with self._at_work:
+            watch, batch = Stopwatch(), batch_of(self.state)
+            self._performer.writer.rows_asked = offsets_between(batch.previous_offsets, batch.offsets)
+            opened = lambda: self._performer.writer.opened_at(handover.opened_s)  # noqa: E731
+            work = _Written(handles, loser_possible=loser_possible, taken=opened)
+            return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
+
+    @property
+    def leaves_no_names(self) -> bool:
+        """True if the next batch may use the names of this run's transactions."""
+        return all(self._sweeper.generation(name) == 0 for name in self._sinks.by_name) and not self._sinks.live_long
+
+    @property
+    def owned(self) -> tuple[Claim, Token]:
+        """The run's claim."""
+        return self.state.claim, token_of(self.state)
+
+
+def resumed(handover: Handover, log: DecisionLog) -> State:
+    """Returns the coordinator's state as it was handed over.
+
+    Raises:
+        SupersededError: if the log was continued meanwhile: another run has claimed the query.
+    """
+    view = read_log(log)
+    if view.end != handover.position:
+        raise errors.SupersededError(
+            f"Batch {handover.batch} was begun when the decision log {log.store.location} ended before record "
+            f"{handover.position}, and now it ends before record {view.end}: a newer run has claimed the query.",
+            next_step="Nothing, if the newer run is the one that should run.",
+        )
+    return replace(handover.state, view=view)
+
+
+def continued(claim: Claim, token: Token, view: LogView, sinks: Sequence[str], *, moved: bool) -> State | None:
+    """Returns the state of a run that goes on with its next batch; None if the log's newest run is another one."""
+    if view.newest_run is None or view.newest_run.token != token:
+        return None
+    return State(claim=claim, moved=moved, transactional=tuple(sinks), view=view, token=token, swept=True)
+
+
+class _Written:
+    """The work of tasks that have ended, or are to begin. See `sparkonce.driver.work.BatchWork`."""
+
+    def __init__(
+        self, handles: Sequence[Handle], *, loser_possible: bool = False, taken: Callable[[], None] | None = None
+    ) -> None:
+        self._handles: Sequence[Handle] | None = handles
+        self._loser_possible = loser_possible
+        self._taken = taken
+
+    def write(
+        self,
+        sinks: Mapping[str, Owner],  # noqa: ARG002 - the tasks had them
+        only: frozenset[tuple[str, int]] | None,  # noqa: ARG002 - the same
+        computed: Callable[[], None] | None = None,  # noqa: ARG002 - too late
+    ) -> tuple[Sequence[Handle], bool]:
+        """Returns what the tasks have prepared.
+
+        Raises:
+            PrepareError: the second time.
+        """
+        handles, self._handles = self._handles, None
+        if handles is None:
+            raise errors.PrepareError("The batch has to be written again, and Spark's tasks have ended.")
+        if self._taken is not None:
+            self._taken()
+        return handles, self._loser_possible
+
+    def run_into_nothing(self) -> None:
+        """Does nothing: the tasks of a decided batch throw its rows away."""
+
+    def is_stopped(self) -> bool:
+        """Tells that the query goes on: nobody can know here."""
+        return False

@@ -1,0 +1,165 @@
+"""Options of a format as the settings of its sink: Spark's names where Spark's own sink has one, else the sink's."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.redis.sink import RedisSink
+
+_KAFKA = "kafka."
+_SHARED = ("guarantee",)
+"""The settings of sinks that no format has: they need calls that Spark does not make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkFormat:
+    """A format.
+
+    Attributes:
+        name: As it is given to ``format``.
+        kind: The class of its sink.
+        translate: Turns Spark's options, which it takes out of the mapping, into the sink's settings.
+        target: The options that say where rows go; a job that is done is not done elsewhere under its name.
+    """
+
+    name: str
+    kind: type[TwoPhaseCommitSink]
+    translate: Callable[[dict[str, str]], dict[str, Any]]
+    target: tuple[str, ...]
+
+    def sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:
+        """Makes the sink of these options.
+
+        Raises:
+            ConfigurationError: naming the option that is unknown, missing or wrong.
+        """
+        left = {name.lower(): value for name, value in options.items()}
+        given = self.translate(left)
+        known = inspect.signature(self.kind).parameters
+        for name, value in left.items():
+            if name not in known or name in _SHARED or name in given:
+                raise ConfigurationError(
+                    f"Format {self.name} has no option {name!r}.",
+                    next_step=f"See docs/formats.md; of the sink's own settings it takes {', '.join(self.own())}.",
+                    setting=name,
+                )
+            given[name] = _value(name, value, str(known[name].annotation))
+        missing = [name for name, one in known.items() if one.default is inspect.Parameter.empty and name not in given]
+        if missing:
+            raise ConfigurationError(
+                f"Format {self.name} needs {missing[0]}.", next_step="See docs/formats.md.", setting=missing[0]
+            )
+        return self.kind(**given)
+
+    def own(self) -> list[str]:
+        """Returns the sink's settings that are options by the same name."""
+        return [name for name in inspect.signature(self.kind).parameters if name not in _SHARED]
+
+    def target_of(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Returns the options that say where rows go, without a user's name or password."""
+        lower = {name.lower(): value for name, value in options.items()}
+        return {name: lower[name] for name in self.target if name in lower}
+
+
+def _value(name: str, text: str, kind: str) -> Any:
+    """Reads a setting from an option's text, by the type that the sink declares."""
+    try:
+        if kind.startswith("bool"):
+            return {"true": True, "false": False}[text.lower()]
+        if kind.startswith(("int", "float")):
+            return int(text) if kind.startswith("int") else float(text)
+        if kind.startswith(("Mapping", "Sequence[tuple")):
+            return json.loads(text)
+    except (KeyError, ValueError):
+        raise ConfigurationError(
+            f"{name}={text!r} is not {'true or false' if kind.startswith('bool') else f'a {kind}'}.",
+            next_step="Give a mapping or a list as JSON." if "[" in kind else "Correct it.",
+            setting=name,
+        ) from None
+    if "Sequence[str]" in kind:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _kafka(options: dict[str, str]) -> dict[str, Any]:
+    settings = {name[len(_KAFKA) :]: options.pop(name) for name in list(options) if name.startswith(_KAFKA)}
+    if options.pop("includeheaders", "true").lower() != "true":
+        raise ConfigurationError(
+            "includeHeaders=false: the column 'headers' is written if there is one.",
+            next_step="Leave the option out, and drop the column.",
+            setting="includeHeaders",
+        )
+    return {"settings": settings}
+
+
+def _postgres(options: dict[str, str]) -> dict[str, Any]:
+    schema, dot, table = _taken(options, "dbtable").rpartition(".")
+    where = {"table": table.strip('"'), **({"schema": schema.strip('"')} if dot else {})}
+    return {"conninfo": _jdbc(options, ("postgresql",), "dbname"), **where}
+
+
+def _mysql(options: dict[str, str]) -> dict[str, Any]:
+    table = _taken(options, "dbtable").strip("`")
+    return {"settings": _jdbc(options, ("mysql", "mariadb"), "database"), "table": table}
+
+
+def _jdbc(options: dict[str, str], schemes: tuple[str, ...], database: str) -> dict[str, Any]:
+    """Reads ``jdbc:…//host:port/database?name=value`` with Spark's options ``user`` and ``password``."""
+    url = _taken(options, "url")
+    try:
+        parts = urlsplit(url.removeprefix("jdbc:"))
+        found = {"host": parts.hostname, "port": parts.port, database: unquote(parts.path.strip("/"))}
+    except ValueError:
+        parts, found = urlsplit(""), {}
+    if not url.startswith("jdbc:") or parts.scheme not in schemes or not all(found[key] for key in ("host", database)):
+        raise ConfigurationError(
+            "url is not an address that this format takes.",
+            next_step=f"Give jdbc:{schemes[0]}://host:port/database, with user and password as options.",
+            setting="url",
+        )
+    found |= {name: options.pop(name) for name in ("user", "password") if name in options}
+    options.pop("driver", None)  # JDBC's: none is used
+    return {name: value for name, value in found.items() if value} | dict(parse_qsl(parts.query))
+
+
+def _taken(options: dict[str, str], name: str) -> str:
+    if name not in options:
+        raise ConfigurationError(f"The option {name} is missing.", next_step="See docs/formats.md.", setting=name)
+    return options.pop(name)
+
+
+def _files(options: dict[str, str]) -> dict[str, Any]:
+    given: dict[str, Any] = {"path": _taken(options, "path")}
+    own = {name: options.pop(name) for name in ("header", "delimiter", "sep") if name in options}
+    if own:
+        given["options"] = {"delimiter" if name == "sep" else name: _cell(value) for name, value in own.items()}
+    return given
+
+
+def _cell(value: str) -> str | bool:
+    return {"true": True, "false": False}.get(value.lower(), value)
+
+
+def _as_they_are(_: dict[str, str]) -> dict[str, Any]:
+    return {}
+
+
+FORMATS = (
+    SparkFormat(name="sparkonce-kafka", kind=KafkaSink, translate=_kafka, target=("kafka.bootstrap.servers", "topic")),
+    SparkFormat(name="sparkonce-postgres", kind=PostgresSink, translate=_postgres, target=("url", "dbtable")),
+    SparkFormat(name="sparkonce-mysql", kind=MySQLSink, translate=_mysql, target=("url", "dbtable")),
+    SparkFormat(name="sparkonce-redis", kind=RedisSink, translate=_as_they_are, target=("prefix", "structure")),
+    SparkFormat(name="sparkonce-files", kind=FilesSink, translate=_files, target=("path",)),
+)
+"""All formats. Sinks that need functions or a session (write-ahead, Delta, Iceberg) have none."""

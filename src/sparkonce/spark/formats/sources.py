@@ -1,0 +1,158 @@
+"""The data sources that Spark calls, one for each format."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from sparkonce.arguments import nonempty
+from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore, local_checkpoint
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.formats.ends import Ends
+from sparkonce.spark.formats.job import FormatJobWriter
+from sparkonce.spark.formats.kept import run_key
+from sparkonce.spark.formats.options import FORMATS, SparkFormat
+from sparkonce.spark.formats.stream import FormatStreamWriter, RunningBatch
+from sparkonce.spark.views import arrow_schema
+
+CHECKPOINT, JOB, LOG = "checkpointlocation", "job", "log"
+MOVED, PATIENCE = "checkpoint_moved", "outage_patience_s"
+_OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE)
+_JOBS = uuid.UUID("6c7d6b0e-5f0a-4b56-9a6e-0a3f5b1f7f11")
+"""The namespace of the ids that jobs have by their names."""
+
+
+class FormatSource(DataSource):  # type: ignore[misc]
+    """A format. Its subclasses say which."""
+
+    of: SparkFormat
+    _begins = True
+
+    @classmethod
+    def name(cls) -> str:
+        """Returns the format's name."""
+        return cls.of.name
+
+    def __reduce__(self) -> tuple[Callable[..., FormatSource], tuple[Any, ...]]:
+        """Pickles it for the process after the tasks: Spark makes the one before them from the class."""
+        return _after_tasks, (type(self), dict(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> FormatJobWriter:
+        """Begins a job. Called by Spark before its tasks.
+
+        Raises:
+            ConfigurationError: if an option is missing or wrong, or rows are to be overwritten.
+        """
+        self._refuse_overwriting(overwrite)
+        options = self._given()
+        job = nonempty(JOB, options.get(JOB, ""), example="the name of this job, such as 'totals-2026-11-24'")
+        folder = nonempty(LOG, options.get(LOG, ""), example="a folder for the decision logs of jobs")
+        target = json.dumps({"job": job, "format": self.of.name, **self.of.target_of(options)}, sort_keys=True)
+        # By the target, too: what a server remembers of the query is compared with this log.
+        query = str(uuid.uuid5(_JOBS, target))
+        sink = self._sink(options)
+        columns = sink.columns(arrow_schema(schema))
+        place = self._log_at(local_checkpoint(folder).absolute() / str(uuid.uuid5(_JOBS, job)))
+        ends = Ends(sink=sink, log=place, query=query, moved=_flag(options, MOVED), patience_s=_patience(options))
+        return FormatJobWriter(ends, job, target, columns)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FormatStreamWriter:  # noqa: N802 - PySpark's name
+        """Begins a query's batch. Called by Spark before its tasks, and once more after them.
+
+        Raises:
+            ConfigurationError: if an option is missing or wrong, or the output mode is complete.
+        """
+        self._refuse_overwriting(overwrite)
+        options = self._given()
+        given = nonempty("checkpointLocation", options.get(CHECKPOINT, ""), example="the query's checkpoint, absolute")
+        folder = local_checkpoint(given).absolute()
+        running = RunningBatch(checkpoint=SparkCheckpoint(folder))
+        sink = self._sink(options)
+        columns = sink.columns(arrow_schema(schema))
+        ends = Ends(
+            sink=sink,
+            log=self._log_at(folder),
+            query=running.query(),
+            kept=run_key({**options, "format": self.of.name}),
+            moved=_flag(options, MOVED),
+            patience_s=_patience(options),
+        )
+        return FormatStreamWriter(ends, running, columns, begins=self._begins)
+
+    def _given(self) -> dict[str, str]:
+        return {str(name).lower(): str(value) for name, value in dict(self.options).items()}
+
+    def _sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:
+        return self.of.sink({name: value for name, value in options.items() if name not in _OURS})
+
+    def _log_at(self, folder: Path) -> DecisionLog:
+        return DecisionLog(LocalLogStore(folder))
+
+    def _refuse_overwriting(self, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigurationError(
+                f"Format {self.of.name} adds rows, and mode('overwrite') and outputMode('complete') replace them.",
+                next_step="Use mode('append'), or outputMode('append') or 'update'.",
+                setting="mode",
+            )
+
+
+def _after_tasks(source: type[FormatSource], options: Mapping[str, str]) -> FormatSource:
+    made = source(options)
+    made._begins = False
+    return made
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    return options.get(name, "false").lower() == "true"
+
+
+def _patience(options: Mapping[str, str]) -> float:
+    try:
+        return float(options.get(PATIENCE, "300"))
+    except ValueError:
+        raise ConfigurationError(
+            f"{PATIENCE}={options[PATIENCE]!r} is no number.", next_step="Give seconds.", setting=PATIENCE
+        ) from None
+
+
+class KafkaFormat(FormatSource):
+    """``sparkonce-kafka``."""
+
+    of = FORMATS[0]
+
+
+class PostgresFormat(FormatSource):
+    """``sparkonce-postgres``."""
+
+    of = FORMATS[1]
+
+
+class MySQLFormat(FormatSource):
+    """``sparkonce-mysql``."""
+
+    of = FORMATS[2]
+
+
+class RedisFormat(FormatSource):
+    """``sparkonce-redis``."""
+
+    of = FORMATS[3]
+
+
+class FilesFormat(FormatSource):
+    """``sparkonce-files``."""
+
+    of = FORMATS[4]
+
+
+SOURCES = (KafkaFormat, PostgresFormat, MySQLFormat, RedisFormat, FilesFormat)

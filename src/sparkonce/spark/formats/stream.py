@@ -1,0 +1,129 @@
+"""The writer of a query's batches, and what Spark's checkpoint says of the batch that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import datasource
+
+from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.errors import ConfigurationError, PrepareError
+from sparkonce.protocol.events import BatchAsked
+from sparkonce.spark.formats.ends import Ends
+from sparkonce.spark.formats.task import BatchTask, SlotWritten
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    _Base: Any = object
+else:
+    # PySpark 4.0 has no Arrow writer of streams, and gives Arrow to any writer that is one of batches.
+    _arrow = getattr(datasource, "DataSourceStreamArrowWriter", None)
+    _Base = _arrow or type("_Base", (datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningBatch:
+    """The batch that Spark runs on a checkpoint: the newest one that has offsets."""
+
+    checkpoint: SparkCheckpoint
+
+    def query(self) -> str:
+        """Returns the query's id.
+
+        Raises:
+            ConfigurationError: if the folder holds no query.
+        """
+        query = self.checkpoint.query_id()
+        if query is None:
+            raise ConfigurationError(
+                f"checkpointLocation={str(self.checkpoint.folder)!r} holds no query.",
+                next_step="Give the query's own checkpoint as this option.",
+                setting="checkpointLocation",
+            )
+        return query
+
+    def number(self) -> int:
+        """Returns Spark's batch id.
+
+        Raises:
+            ConfigurationError: if no batch runs.
+        """
+        batch = self.checkpoint.begun()
+        if not self.checkpoint.is_unrecorded(batch):
+            raise ConfigurationError(
+                f"checkpointLocation={str(self.checkpoint.folder)!r} has no batch that runs: Spark writes offsets/N "
+                "before it runs batch N.",
+                next_step="Give the query's own checkpoint as this option, and no asyncProgressTrackingEnabled.",
+                setting="checkpointLocation",
+            )
+        return batch
+
+    def asked(self, batch: int) -> BatchAsked:
+        """Returns a batch with its input offsets."""
+        offsets = self.checkpoint.input_offsets(batch)
+        if offsets is None:
+            raise ConfigurationError(
+                f"checkpointLocation={str(self.checkpoint.folder)!r} has no offsets/{batch}, and Spark runs it.",
+                next_step="Give the query's own checkpoint as this option.",
+                setting="checkpointLocation",
+            )
+        return BatchAsked(batch=batch, offsets=offsets, previous_offsets=self.checkpoint.input_offsets(batch - 1))
+
+
+class FormatStreamWriter(_Base):  # type: ignore[misc]
+    """Writes the batches of a query: one object before the tasks, and in them, and another one after them.
+
+    Args:
+        ends: The ends of a batch.
+        running: The batch that runs.
+        columns: The columns to write.
+        begins: True before the tasks; False after them, where the batch is begun already.
+    """
+
+    def __init__(self, ends: Ends, running: RunningBatch, columns: Sequence[str], *, begins: bool) -> None:
+        self._task: BatchTask | None = None
+        if begins:
+            batch = running.number()
+            handover = ends.begin(running.asked(batch))
+            self._task = BatchTask(
+                sink=ends.sink, columns=tuple(columns), handover=handover, batch=batch, query=ends.query
+            )
+        else:
+            self._ends, self._running = ends, running
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SlotWritten:
+        """Writes one slot. Called by Spark, in a task."""
+        if self._task is None:
+            raise PrepareError("A task was given the writer that ends a batch.")
+        return self._task.write(iterator)
+
+    def commit(self, messages: Sequence[SlotWritten | None], batchId: int) -> None:  # noqa: N803 - PySpark's name
+        """Decides and commits the batch. Called by Spark after the tasks; again for the same batch after a restart."""
+        written = all_of(messages)
+        handover = next((one.handover for one in written if one.handover is not None), None)
+        if handover is None:
+            self._ends.check_decided(batchId)
+        elif handover.batch != batchId:
+            raise PrepareError(f"Batch {handover.batch} was written, and Spark commits batch {batchId}.")
+        else:
+            self._ends.finish(handover, written)
+
+    def abort(self, messages: Sequence[SlotWritten | None], batchId: int) -> None:  # noqa: N803 - PySpark's name
+        """Undoes the batch, unless it is decided. Called by Spark after any failure, of `commit` too."""
+        handover = next((one.handover for one in messages if one is not None and one.handover is not None), None)
+        self._ends.abort(self._running.asked(batchId), handover)
+
+
+def all_of(messages: Sequence[SlotWritten | None]) -> list[SlotWritten]:
+    """Returns the messages of all tasks.
+
+    Raises:
+        PrepareError: if one is missing.
+    """
+    written = [one for one in messages if one is not None]
+    if not messages or len(written) != len(messages):
+        raise PrepareError(f"{len(written)} of {len(messages)} tasks have told what they prepared.")
+    return written

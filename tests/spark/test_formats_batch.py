@@ -1,0 +1,124 @@
+"""Batch jobs that write by ``format("sparkonce-…")``: one decision for each name of a job, counted at the servers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+import sparkonce
+from kafka_transactions import await_markers
+from spark import formats_struck
+from spark.formats_struck import AFTER, BEFORE, PROCESS, StruckKafka
+from spark.harness import new_name
+from spark.in_process import MARKS, travelling
+from sparkonce.rig.kafka import Cluster
+from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
+
+pytestmark = MARKS
+
+IDS = [f"{number:05d}" for number in range(1_000)]
+
+
+@pytest.fixture(scope="module")
+def formats(spark: SparkSession) -> SparkSession:
+    sparkonce.register(spark)
+    with travelling(formats_struck):
+        spark.dataSource.register(StruckKafka)
+    return spark
+
+
+class Job(NamedTuple):
+    """A job with its topic and the folder of its log."""
+
+    spark: SparkSession
+    bootstrap: str
+    topic: str
+    log: Path
+
+    def run(self, name: str = "sparkonce-kafka", *, job: str = "", topic: str = "", longest: int = 5) -> None:
+        rows = self.spark.range(len(IDS)).repartition(3).select(F.format_string("%05d", "id").alias("key"))
+        rows = rows.withColumn("value", F.when(F.col("key") == IDS[7], F.lpad("key", longest, "x")).otherwise("v"))
+        writer = rows.write.mode("append").option("kafka.bootstrap.servers", self.bootstrap)
+        name, _, strike = name.partition(" ")
+        writer = writer.format(name).option("topic", topic or self.topic)
+        writer = writer.options(job=job or self.topic, log=str(self.log))
+        (writer.option("strike", strike) if strike else writer).save()
+
+    def keys(self) -> list[str]:
+        await_markers(self.bootstrap)
+        return sorted(record.key.decode() for record in read_committed(self.bootstrap, self.topic) if record.key)
+
+    def is_open(self) -> bool:
+        return bool(list_transactions(self.bootstrap, states=("Ongoing",)))
+
+
+@pytest.fixture
+def job(formats: SparkSession, kafka: Cluster, tmp_path: Path) -> Job:
+    topic = new_name("job")
+    create_topic(kafka.bootstrap, topic, 2)
+    return Job(formats, kafka.bootstrap, topic, tmp_path / "log")
+
+
+def test_a_job_is_written_once_under_its_name(job: Job) -> None:
+    job.run()
+    job.run()
+    assert job.keys() == IDS
+    job.run(job=new_name("another"))
+    assert job.keys() == sorted(IDS + IDS)
+
+
+@pytest.mark.drawn(1, "formats")
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+def test_a_job_that_was_killed_at_its_decision_is_written_once(job: Job, when: str, tmp_path: Path) -> None:
+    with pytest.raises(Py4JJavaError):
+        job.run(f"struck-kafka {when} {PROCESS} 0 {tmp_path / 'struck'}")
+    assert job.keys() == ([] if when == BEFORE else IDS)
+    assert not job.is_open()
+    job.run()
+    assert job.keys() == IDS
+
+
+@pytest.mark.drawn(1, "formats")
+def test_a_job_that_fails_leaves_nothing_open_and_may_be_run_again(job: Job) -> None:
+    with pytest.raises(PySparkException, match="too large"):
+        job.run(longest=2_000_000)
+    assert not job.is_open()
+    job.run()
+    assert job.keys() == IDS
+
+
+@pytest.mark.drawn(1, "formats")
+def test_a_job_that_is_decided_is_not_written_elsewhere_under_its_name(job: Job) -> None:
+    job.run()
+    with pytest.raises(PySparkException, match="has written to another target"):
+        job.run(topic="elsewhere")
+
+
+@pytest.mark.drawn(1, "formats")
+def test_a_job_needs_a_name_a_log_and_append(job: Job) -> None:
+    rows = job.spark.range(3).selectExpr("cast(id as string) value").write.format("sparkonce-kafka")
+    rows = rows.option("kafka.bootstrap.servers", job.bootstrap).option("topic", job.topic)
+    with pytest.raises(PySparkException, match="job='' is"):
+        rows.mode("append").save()
+    rows = rows.option("job", job.topic)
+    with pytest.raises(PySparkException, match="log='' is"):
+        rows.mode("append").save()
+    with pytest.raises(PySparkException, match="replace them"):
+        rows.mode("overwrite").option("log", str(job.log)).save()
+    assert job.keys() == []
+
+
+@pytest.mark.drawn(1, "formats")
+def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Job) -> None:
+    job.run()
+    shutil.rmtree(job.log)
+    with pytest.raises(PySparkException, match="remembers more of this query"):
+        job.run()
+    assert job.keys() == IDS
