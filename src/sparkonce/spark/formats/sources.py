@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from sparkonce.arguments import nonempty
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.location import checked_location, local_folder
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore, local_checkpoint
+from sparkonce.log.files import log_store
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.job import FormatJobWriter
@@ -61,7 +62,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         query = str(uuid.uuid5(_JOBS, target))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))
-        place = self._log_at(local_checkpoint(folder).absolute() / str(uuid.uuid5(_JOBS, job)))
+        place = self._log_at(_files_at(LOG, folder).inside(str(uuid.uuid5(_JOBS, job))))
         ends = Ends(sink=sink, log=place, query=query, moved=_flag(options, MOVED), patience_s=_patience(options))
         return FormatJobWriter(ends, job, target, columns)
 
@@ -74,13 +75,13 @@ class FormatSource(DataSource):  # type: ignore[misc]
         self._refuse_overwriting(overwrite)
         options = self._given()
         given = nonempty("checkpointLocation", options.get(CHECKPOINT, ""), example="the query's checkpoint, absolute")
-        folder = local_checkpoint(given).absolute()
-        running = RunningBatch(checkpoint=SparkCheckpoint(folder))
+        files = _files_at("checkpointLocation", given)
+        running = RunningBatch(checkpoint=SparkCheckpoint(files))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))
         ends = Ends(
             sink=sink,
-            log=self._log_at(folder),
+            log=self._log_at(files),
             query=running.query(),
             kept=run_key({**options, "format": self.of.name}),
             moved=_flag(options, MOVED),
@@ -94,8 +95,8 @@ class FormatSource(DataSource):  # type: ignore[misc]
     def _sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:
         return self.of.sink({name: value for name, value in options.items() if name not in _OURS})
 
-    def _log_at(self, folder: Path) -> DecisionLog:
-        return DecisionLog(LocalLogStore(folder))
+    def _log_at(self, files: LocalFiles) -> DecisionLog:
+        return DecisionLog(log_store(files))
 
     def _refuse_overwriting(self, overwrite: bool) -> None:
         if overwrite:
@@ -110,6 +111,23 @@ def _after_tasks(source: type[FormatSource], options: Mapping[str, str]) -> Form
     made = source(options)
     made._begins = False
     return made
+
+
+def _files_at(setting: str, given: str) -> LocalFiles:
+    """Returns the files of a folder on a disk of this host.
+
+    Raises:
+        ConfigurationError: if it is relative, or elsewhere.
+    """
+    location = checked_location(given)
+    if not location.startswith(("/", "file:")):
+        raise ConfigurationError(
+            f"{setting}={given!r}: a format's log must be on a local or mounted disk, for Spark calls it in a process "
+            "without its settings of other stores.",
+            next_step="Give a folder on such a disk, or use ExactlyOnce, which keeps its log on any store.",
+            setting=setting,
+        )
+    return LocalFiles(local_folder(location))
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:

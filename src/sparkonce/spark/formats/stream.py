@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
 
-from sparkonce.checkpoint import SparkCheckpoint
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.spark.formats.ends import Ends
@@ -39,7 +39,7 @@ class RunningBatch:
         query = self.checkpoint.query_id()
         if query is None:
             raise ConfigurationError(
-                f"checkpointLocation={str(self.checkpoint.folder)!r} holds no query.",
+                f"checkpointLocation={self.checkpoint.files.location!r} holds no query.",
                 next_step="Give the query's own checkpoint as this option.",
                 setting="checkpointLocation",
             )
@@ -54,7 +54,7 @@ class RunningBatch:
         batch = self.checkpoint.begun()
         if not self.checkpoint.is_unrecorded(batch):
             raise ConfigurationError(
-                f"checkpointLocation={str(self.checkpoint.folder)!r} has no batch that runs: Spark writes offsets/N "
+                f"checkpointLocation={self.checkpoint.files.location!r} has no batch that runs: Spark writes offsets/N "
                 "before it runs batch N.",
                 next_step="Give the query's own checkpoint as this option, and no asyncProgressTrackingEnabled.",
                 setting="checkpointLocation",
@@ -66,7 +66,7 @@ class RunningBatch:
         offsets = self.checkpoint.input_offsets(batch)
         if offsets is None:
             raise ConfigurationError(
-                f"checkpointLocation={str(self.checkpoint.folder)!r} has no offsets/{batch}, and Spark runs it.",
+                f"checkpointLocation={self.checkpoint.files.location!r} has no offsets/{batch}, and Spark runs it.",
                 next_step="Give the query's own checkpoint as this option.",
                 setting="checkpointLocation",
             )
