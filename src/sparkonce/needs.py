@@ -35,13 +35,13 @@ def addresses_of(text: str, port: int) -> tuple[tuple[str, int], ...]:
         text: Hosts with or without a port, or URLs, separated by commas.
         port: The port of a host that is given without one.
     """
-    found = []
-    for part in text.split(","):
-        part = part.strip()
-        try:
-            location = urlsplit(part if "://" in part else f"//{part}")
-            if location.hostname:
-                found.append((location.hostname, location.port or port))
-        except ValueError:  # the client refuses it, with its own reason
-            continue
-    return tuple(found)
+    found = (_address(part.strip(), port) for part in text.split(","))
+    return tuple(address for address in found if address is not None)
+
+
+def _address(text: str, port: int) -> tuple[str, int] | None:
+    try:
+        location = urlsplit(f"//{text.rpartition('://')[2]}")  # a protocol of Kafka's is no scheme of a URL
+        return (location.hostname, location.port or port) if location.hostname else None
+    except ValueError:  # the client refuses it, with its own reason
+        return None

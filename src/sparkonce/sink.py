@@ -381,10 +381,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def longest_lived(self, facts: Facts) -> Facts:
-        """Returns facts with the longest timeout that the system allows, for a batch that needs it.
-
-        Optional: returns the facts unchanged by default.
-        """
+        """Returns facts with the longest timeout that the system allows, for a batch that needs it. Optional."""
         return facts
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:  # noqa: ARG002 - for those that override it
@@ -397,7 +394,7 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def worker_needs(self) -> WorkerNeeds:
-        """Returns the needs of the writers on executors' hosts, which are checked before the first batch. Optional."""
+        """Returns the writers' needs on executors' hosts, which are checked before the first batch. Optional."""
         return WorkerNeeds()
 
     @abc.abstractmethod

@@ -154,18 +154,29 @@ def test_a_worker_that_died_is_named_as_one() -> None:
 
 
 def test_a_worker_with_another_python_is_named_as_one() -> None:
-    said = "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: 3.11"
-    other = f"{LOST}Traceback:\npyspark.errors.exceptions.base.PySparkRuntimeError: {said}\n\tat org.apache.spark"
-    assert root_cause(RuntimeError(other)).startswith(f"A Python worker runs another Python: {said} Job aborted")
+    said = "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: 3.11, PySpark"
+    traced = f"Traceback:\npyspark.errors.exceptions.base.PySparkRuntimeError: {said} cannot run\n\tat org.apache.spark"
+    error = short_error(RuntimeError(f"{LOST}{traced}"))
+    assert error.message == "Python 3.10 runs the tasks on host host (executor driver), and Python 3.11 the driver."
+    assert "--archives" in error.next_step
+
+
+class WorkersError(RuntimeError):
+    """As PySpark raises it for a task of SQL: the message is the worker's traceback, and no more."""
+
+    def __init__(self, traced: str) -> None:
+        super().__init__(f"\n  An exception was thrown from the Python worker. Please see the stack trace.\n{traced}")
+        self._stackTrace = f"{LOST}{traced}"
 
 
 def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -> None:
     """As where the environment of a job that was started by its Python's path is not active."""
     told = "ModuleNotFoundError: No module named 'sparkonce'"
-    absent = f'{LOST}Traceback (most recent call last):\n  File "x"\n{told}\n\tat org.apache.spark'
-    error = short_error(RuntimeError(absent))
-    assert error.message == told
-    assert "PYSPARK_PYTHON" in error.next_step
+    error = short_error(WorkersError(f'Traceback (most recent call last):\n  File "x"\n{told}\n'))
+    assert error.message == f"{told} on host host (executor driver)"
+    for word in ("PYSPARK_PYTHON", "--archives"):
+        assert word in error.next_step
+    assert root_cause(RuntimeError(f'Traceback (most recent call last):\n  File "x"\n{told}\n')) == told
 
 
 def test_what_ended_a_job_is_told_where_no_python_error_was() -> None:

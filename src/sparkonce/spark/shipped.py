@@ -19,6 +19,7 @@ Needs: TypeAlias = dict[str, Any]
 """Plain values, which any Python unpickles: ``version`` and ``build`` of the driver's sparkonce, ``modules``, ``files``
 and ``addresses`` by sink. A class of ours would need sparkonce."""
 
+REPORT = "host string, kind string, text string"
 PACKAGE, FILE, ADDRESS = "package", "file", "address"
 NEXT_STEPS = {
     PACKAGE: "Let PYSPARK_PYTHON name a Python with the driver's packages: on one machine the driver's own, on a "
@@ -44,9 +45,18 @@ def lacking(needs: Needs) -> list[tuple[str, str]]:
     return [(kind, text) for kind, text in found if text]
 
 
-def report(needs: Needs) -> tuple[str, list[tuple[str, str]]]:
-    """Returns this worker's host, and its lacks."""
-    return socket.gethostname(), lacking(needs)
+def reporter(needs: Needs) -> Callable[[Any], Iterator[Any]]:
+    """Returns a function for ``mapInArrow`` that answers with `REPORT`: a row a lack, or one without kind and text."""
+
+    def report(rows: Iterator[Any]) -> Iterator[Any]:
+        pyarrow = importlib.import_module("pyarrow")
+        for _ in rows:  # Spark wants its input read
+            pass
+        kinds, texts = zip(*(lacking(needs) or [("", "")]), strict=True)
+        columns = {"host": [socket.gethostname()] * len(kinds), "kind": kinds, "text": texts}
+        yield pyarrow.RecordBatch.from_pydict(columns)
+
+    return report
 
 
 def checked_first(write: Callable[[Any], Iterator[Any]], needs: Needs) -> Callable[[Any], Iterator[Any]]:

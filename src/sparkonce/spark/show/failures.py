@@ -128,8 +128,7 @@ def short_error(error: BaseException) -> PrepareError:
     Spark searches the error's text by a regular expression that recurses for each character: a long text overflows its
     stack. So the text is kept short. After a stop of the query it has the words that Spark expects.
     """
-    text = str(error)
-    if _INTERRUPTED.search(text) and _TASK_FAILED not in text and not _python_errors(text):
+    if is_stop(error):
         logger.debug("A batch's job was stopped.", exc_info=error)
         return PrepareError(f"The query was stopped in the middle of a batch ({_STOPPED}).", stopped=True)
     cause = _cause(error)
@@ -140,9 +139,10 @@ def short_error(error: BaseException) -> PrepareError:
     return (OutageError if outage else PrepareError)(message, next_step=next_step)
 
 
-def task_has_failed(error: BaseException) -> bool:
-    """Tells if a job has ended because a task failed."""
-    return _TASK_FAILED in str(error)
+def is_stop(error: BaseException) -> bool:
+    """Tells if a job has ended because its query is being stopped."""
+    text = str(error)
+    return _INTERRUPTED.search(text) is not None and _TASK_FAILED not in text and not _python_errors(text)
 
 
 def message_and_next(error: BaseException) -> tuple[str, str]:

@@ -1,0 +1,133 @@
+"""Executors that differ from the driver: found before the first batch, or by the first task of one that joins later."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+import sparkonce
+from eventually import eventually
+from spark.in_process import SPARK, ended
+from sparkonce import ExactlyOnce, FilesSink
+from sparkonce.errors import PreflightError
+from sparkonce.spark.shipped import NEXT_STEPS, PACKAGE, build_of
+from sparkonce.spark.start import executors
+
+pytestmark = SPARK
+
+OTHER = pytest.mark.drawn(1, "another build on executors")
+"""These tests start Python workers of their own."""
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of another build of the same version, which lacks what a slot is written with."""
+    folder = tmp_path_factory.mktemp("build")
+    shutil.copytree(Path(sparkonce.__file__).parent, folder / "sparkonce", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "sparkonce" / "executor.py").write_text("")
+    return folder
+
+
+@pytest.fixture
+def other(spark: SparkSession, build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the workers that build."""
+    environment = spark.sparkContext.environment
+    monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join([str(build), environment["PYTHONPATH"]]))
+    monkeypatch.setattr(executors, "_proven", set())
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> ExactlyOnce:
+    return ExactlyOnce(FilesSink(tmp_path / "out", format="json"), checkpoint=str(tmp_path / "checkpoint"))
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+
+
+def differs(message: str) -> bool:
+    return all(
+        text in message
+        for text in (
+            f"host {socket.gethostname()!r}: sparkonce {sparkonce.__version__} (build ",
+            f"and the driver has sparkonce {sparkonce.__version__} (build {build_of('sparkonce')})",
+            NEXT_STEPS[PACKAGE],
+        )
+    )
+
+
+@OTHER
+def test_a_start_refuses_executors_with_another_build(spark: SparkSession, other: None, once: ExactlyOnce) -> None:
+    with pytest.raises(PreflightError) as refused:
+        once.start(rows(spark), trigger={"availableNow": True})
+    assert differs(str(refused.value))
+    assert not Path(once.checkpoint, "metadata").exists()
+
+
+@OTHER
+def test_a_query_of_its_own_start_refuses_them_before_its_first_batch(
+    spark: SparkSession, other: None, once: ExactlyOnce
+) -> None:
+    writer = rows(spark).writeStream.foreachBatch(once).option("checkpointLocation", str(once.checkpoint))
+    with pytest.raises(StreamingQueryException, match=r"sparkonce\.errors\.PreflightError") as refused:
+        ended(writer.trigger(availableNow=True).start())
+    assert differs(str(refused.value))
+    assert not Path(once.checkpoint, "sparkonce").exists()
+
+
+@OTHER
+def test_an_executor_that_joins_later_is_refused_by_its_first_task(
+    spark: SparkSession, other: None, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "_ask", lambda *_: [])
+    with pytest.raises(StreamingQueryException, match=r"sparkonce\.errors\.PrepareError: Executor on") as refused:
+        ended(once.start(rows(spark), trigger={"availableNow": True}))
+    assert differs(str(refused.value))
+
+
+def test_in_local_mode_the_executor_is_asked_once(
+    spark: SparkSession, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "_proven", set())
+    executors.check_executors(spark, once.sinks)
+    monkeypatch.setattr(executors, "_ask", None)
+    executors.check_executors(spark, once.sinks)
+
+
+def test_a_cluster_that_runs_no_task_is_not_waited_for(
+    spark: SparkSession, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def never(rows: Iterator[Any]) -> Iterator[Any]:
+        time.sleep(60)
+        yield from rows
+
+    class Timer(threading.Thread):
+        """Elapses when the job runs."""
+
+        def __init__(self, after_s: float, function: Callable[[], None]) -> None:
+            super().__init__()
+            self._function = function
+
+        def run(self) -> None:
+            eventually(spark.sparkContext.statusTracker().getActiveJobsIds, "the job runs")
+            self._function()
+
+        cancel = threading.Thread.join
+
+    monkeypatch.setattr(executors, "_proven", set())
+    monkeypatch.setattr(executors, "reporter", lambda _: never)
+    monkeypatch.setattr(threading, "Timer", Timer)
+    executors.check_executors(spark, once.sinks)
+    assert "the executors are not checked before the first batch" in caplog.text
+    assert not executors._proven
+    assert not spark.sparkContext.getJobTags()
