@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.job import ClusterJob
-from cluster.standalone import Standalone
-from cluster.submit import Submitted
+from cluster.standalone import Daemon, Standalone
 from eventually import eventually
+from spark.harness import Job
 from spark.kills import WITHIN_TASKS, from_batch, hold_at
-from spark.processes import kill, kill_executor
+from spark.processes import Run, kill, kill_executor
+from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from striking.gate import Arrival
 from striking.points import ASKING, FIRST, IN_DRIVER, PREPARED
@@ -25,6 +26,7 @@ ANY_BATCH = tuple(point for point in (*IN_DRIVER, *ASKING[1:], *WITHIN_TASKS) if
 """Points that a run comes to in each batch, or in each second one."""
 
 Heal = Callable[[], None]
+Fault = Callable[["Scene", Arrival], Heal]
 
 
 @dataclass(slots=True)
@@ -33,25 +35,26 @@ class Scene:
 
     Attributes:
         job: The job, with `CONTINUOUS` as its trigger.
-        spark: Where it runs.
+        spark: Where it runs, if that is a cluster.
         kafka: What it reads and writes.
         dice: Draws what is hit.
         machines: How many other machines a driver was started on.
+        is_new: Whether the next run is still to be started.
     """
 
-    job: ClusterJob
-    spark: Standalone
+    job: Job
+    spark: Standalone | None
     kafka: Cluster
     dice: random.Random
     machines: int = 0
+    is_new: bool = True
 
-    def run(self) -> Submitted:
+    def run(self) -> Run:
         """The newest run, started if there is none."""
-        if not self.job.runs:
+        if self.is_new:
+            self.is_new = False
             self.job.start(trigger=CONTINUOUS)
-        run = self.job.runs[-1]
-        assert isinstance(run, Submitted)
-        return run
+        return self.job.runs[-1]
 
     def check(self) -> None:
         """Raises if the driver has ended by itself, and sends rows if there may be none for the next batch."""
@@ -69,25 +72,30 @@ class Scene:
 
         eventually(is_decided, f"batch {number} is decided", limit_s=LIMIT_S)
 
-    def strike(self, fault: str, point: str) -> str:
-        """Waits for a new batch at a point, does a fault there, and waits until a batch after it is decided.
-
-        Returns:
-            What was done.
-        """
+    def strike(self, fault: Fault, point: str) -> None:
+        """Waits for a new batch at a point, does a fault there, and waits until a batch after it is decided."""
         self.check()
-        told = {"attempt": 0} if fault == SLOW else {}
-        hold = hold_at(point, self.job, from_batch(self.job.decided() + 1), **told)
+        if point in FIRST:
+            self.end_with_a_decided_batch()
+        told = {"attempt": 0} if fault is slow_a_task else {}
+        hold = hold_at(point, self.job, None if point in FIRST else from_batch(self.job.decided() + 1), **told)
         self.run()
         at = hold.wait(self.check, limit_s=LIMIT_S)
         now = self.job.phase()
         assert now is not None
-        heal = FAULTS[fault](self, at)
+        heal = fault(self, at)
         hold.cancel()
         hold.release()
-        self.await_batch(now.told["batch"] + 1)
+        self.await_batch(max(now.told["batch"], self.job.decided()) + 1)
         heal()
-        return f"{fault}, at {point} of batch {now.told['batch']}"
+
+    def end_with_a_decided_batch(self) -> None:
+        """Kills the driver when a batch is decided and nothing of it committed, and forgets it."""
+        hold = hold_at(Phase.FINISHING.name, self.job, from_batch(self.job.decided() + 1))
+        hold.wait(self.check, limit_s=LIMIT_S)
+        self.run().kill()
+        hold.cancel()
+        self.is_new = True
 
     def finish(self) -> None:
         """Ends the driver, and has another one write what is left."""
@@ -99,29 +107,39 @@ def nothing() -> None:
     """Heals what heals by itself."""
 
 
+def any_worker(scene: Scene) -> Daemon:
+    assert scene.spark is not None
+    return scene.dice.choice(scene.spark.workers)
+
+
+def any_executor(scene: Scene) -> int:
+    assert scene.spark is not None
+    return scene.dice.choice(eventually(scene.spark.executors, "there is an executor", limit_s=LIMIT_S))
+
+
 def kill_an_executor(scene: Scene, at: Arrival) -> Heal:
     """In a task, it is the task's own, and the Python worker lives on; else any."""
     if at.point in WITHIN_TASKS:
         kill_executor(at.pid)
     else:
-        kill(scene.dice.choice(eventually(scene.spark.executors, "there is an executor")))
+        kill(any_executor(scene))
     return nothing
 
 
 def decommission_an_executor(scene: Scene, _: Arrival) -> Heal:
-    os.kill(scene.dice.choice(eventually(scene.spark.executors, "there is an executor")), signal.SIGPWR)
+    os.kill(any_executor(scene), signal.SIGPWR)
     return nothing
 
 
 def kill_a_worker(scene: Scene, _: Arrival) -> Heal:
     """With all that runs on its host, which comes back later."""
-    worker = scene.dice.choice(scene.spark.workers)
+    worker = any_worker(scene)
     worker.kill()
     return lambda: nothing() if worker.start() else None
 
 
 def decommission_a_worker(scene: Scene, _: Arrival) -> Heal:
-    worker = scene.dice.choice(scene.spark.workers)
+    worker = any_worker(scene)
     worker.decommission()
 
     def heal() -> None:
@@ -150,23 +168,39 @@ def kill_the_driver(scene: Scene, _: Arrival) -> Heal:
 def move_the_driver(scene: Scene, _: Arrival) -> Heal:
     scene.run().kill()
     scene.machines += 1
+    assert isinstance(scene.job, ClusterJob)
     scene.job.start(scene.job.elsewhere(scene.machines), trigger=CONTINUOUS)
     return nothing
 
 
 def kill_a_broker(scene: Scene, _: Arrival) -> Heal:
-    """It is away until a later batch is decided, if others hold its partitions."""
-    broker = scene.dice.choice(scene.kafka.brokers)
-    broker.kill()
-    if len(scene.kafka.brokers) == 1:
-        broker.start()
+    return kill_broker(scene.dice.randrange(len(scene.kafka.brokers)))(scene, _)
 
-    def heal() -> None:
-        broker.launch()
-        scene.kafka.wait_ready()
-        await_replicas(scene.kafka)
 
-    return heal
+def kill_broker(number: int) -> Fault:
+    """Makes the fault that a broker is away until a later batch is decided."""
+
+    def kill_it(scene: Scene, _: Arrival) -> Heal:
+        broker = scene.kafka.brokers[number]
+        broker.kill()
+
+        def heal() -> None:
+            broker.start()
+            await_replicas(scene.kafka)
+
+        return heal
+
+    return kill_it
+
+
+def restart_broker(number: int) -> Fault:
+    """Makes the fault that a broker ends in order, which moves what it leads and coordinates, and comes back."""
+
+    def restart_it(scene: Scene, _: Arrival) -> Heal:
+        scene.kafka.brokers[number].restart()
+        return lambda: await_replicas(scene.kafka)
+
+    return restart_it
 
 
 def await_replicas(kafka: Cluster) -> None:
@@ -183,7 +217,7 @@ def await_replicas(kafka: Cluster) -> None:
 
 
 SLOW = "a task is slow"
-FAULTS: dict[str, Callable[[Scene, Arrival], Heal]] = {
+FAULTS: dict[str, Fault] = {
     "an executor is killed": kill_an_executor,
     "an executor is decommissioned": decommission_an_executor,
     "a worker is killed": kill_a_worker,

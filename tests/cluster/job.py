@@ -51,7 +51,6 @@ class ClusterJob(Job):
         settings = {**SMALL, **store.spark, **(spark or {})}
         checkpoint = f"{store.url}/{new_name('checkpoint')}"
         super().__init__(bootstrap, folder, master=cluster.url, checkpoint=checkpoint, spark=settings, **more)
-        self.config = replace(self.config, jars=(*self.config.jars, *store.jars))
         self.store = store
         self._machines = ExitStack()
 
@@ -75,16 +74,19 @@ class ClusterJob(Job):
         self.runs.append(Submitted(config, self.folder / f"run-{len(self.runs)}.log", machine, command))
         return self.runs[-1]
 
+    def submit_to_a_worker(self) -> Submitted:
+        """Submits the query in cluster mode: a worker runs its driver, and the master starts it again when it is lost.
+
+        Spark refuses a Python program there, and takes the class that runs one. The jar is any: it has to be given.
+        """
+        command = [*submit_words(self.config, cluster_mode=True), self.config.jars[0]]
+        command += [PROGRAM, "", self.config.to_json()]
+        return Submitted(self.config, self.folder / "submit.log", Machine(), command)
+
     def elsewhere(self, number: int) -> Machine:
         """Another machine: another address, working folder, home and user."""
         folder = self._machines.enter_context(open_folder(OTHER_USER))
         return Machine(host=f"127.0.1.{number}", folder=str(folder), user=OTHER_USER)
-
-    def feed(self, rows: int) -> None:
-        """Sends new ids."""
-        new = [f"{number:08d}" for number in range(len(self.ids), len(self.ids) + rows)]
-        self.ids += new
-        self.send([(each.encode(), None) for each in new])
 
     @property
     def query(self) -> str:

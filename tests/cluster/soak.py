@@ -81,7 +81,7 @@ def soak(
             fault = dice.choice([each for each in FAULTS if done[each] == least])
             point = dice.choice(points_of(fault))
             say(f"{time.monotonic() - begun:7.0f} s  {number:3}: {fault}, at {point}")
-            scene.strike(fault, point)
+            scene.strike(FAULTS[fault], point)
             done[fault] += 1
         scene.finish()
         verdict = job.judge()

@@ -1,4 +1,4 @@
-"""Where a checkpoint can be: each store is a URL, Spark's settings and jars for it, and a way to read a file there."""
+"""Where a checkpoint can be: each store is a URL, Spark's settings for it, and a way to read a file there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 OTHER_USER = "daemon"
 """Who starts a driver on another machine."""
@@ -28,14 +32,12 @@ class Store:
         url: The folder in which a test's checkpoints are.
         read: Reads the file of a URL; None if there is none.
         spark: Spark's settings.
-        jars: What Spark lacks for it.
     """
 
     kind: str
     url: str
     read: Callable[[str], bytes | None]
     spark: Mapping[str, str] = field(default_factory=dict)
-    jars: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -59,4 +61,65 @@ def file_store(_: Path) -> Iterator[Store]:
         yield Store(kind="file", url=f"file://{folder}", read=read, spark=GROUP_WRITES)
 
 
-STORES: Mapping[str, Callable[[Path], AbstractContextManager[Store]]] = {"file": file_store}
+@contextmanager
+def s3_store(folder: Path) -> Iterator[Store]:
+    """A bucket of a server that knows conditional puts, by Hadoop's S3A."""
+    import boto3
+    from botocore.config import Config
+
+    with S3Server(folder / "s3") as server:
+        given = server.settings()
+        style = Config(s3={"addressing_style": given.pop("addressing_style")}, retries={"mode": "standard"})
+        client = boto3.client("s3", config=style, **given)
+        client.create_bucket(Bucket="cluster")
+
+        def read(url: str) -> bytes | None:
+            try:
+                answer = client.get_object(Bucket="cluster", Key=url.removeprefix("s3a://cluster/"))
+            except client.exceptions.NoSuchKey:
+                return None
+            return bytes(answer["Body"].read())
+
+        settings = {
+            "endpoint": server.url,
+            "endpoint.region": given["region_name"],
+            "path.style.access": "true",
+            "access.key": ACCESS_KEY,
+            "secret.key": SECRET_KEY,
+        }
+        spark = {f"spark.hadoop.fs.s3a.{name}": value for name, value in settings.items()}
+        # Not by --jars, which every executor copies.
+        spark |= dict.fromkeys(("spark.driver.extraClassPath", "spark.executor.extraClassPath"), ":".join(s3a_jars()))
+        yield Store(kind="s3", url="s3a://cluster/jobs", read=read, spark=spark)
+
+
+@contextmanager
+def hdfs_store(folder: Path) -> Iterator[Store]:
+    """A name node and a data node, which ask no user for rights."""
+    from hdfs_native import Client
+
+    with Hdfs(folder / "hdfs") as server:
+        client = Client(server.url)
+
+        def read(url: str) -> bytes | None:
+            try:
+                with client.read(url.removeprefix(server.url)) as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
+
+        yield Store(kind="hdfs", url=f"{server.url}/jobs", read=read)
+
+
+def s3a_jars() -> tuple[str, ...]:
+    """Fetches S3A for the Hadoop that Spark has, the first time half a gigabyte of Amazon's client."""
+    in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
+    return tuple(str(jar) for jar in resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=in_spark))
+
+
+STORES: Mapping[str, Callable[[Path], AbstractContextManager[Store]]] = {
+    "file": file_store,
+    "s3": s3_store,
+    "hdfs": hdfs_store,
+}

@@ -48,7 +48,11 @@ def submit_words(config: Config, *, cluster_mode: bool = False) -> list[str]:
         **config.spark,
     }
     words = [str(spark_jars_folder().parent / "bin" / "spark-submit"), "--master", config.master]
-    words += ["--deploy-mode", "cluster", "--supervise", "--class", PYTHON_RUNNER] if cluster_mode else []
+    words += (
+        ["--deploy-mode", "cluster", "--supervise", "--driver-cores", "1", "--class", PYTHON_RUNNER]
+        if cluster_mode
+        else []
+    )
     words += ["--jars", ",".join(config.jars)] if config.jars else []
     return words + [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 

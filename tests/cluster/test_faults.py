@@ -22,6 +22,7 @@ from cluster.standalone import Standalone
 from cluster.stores import STORES, Store
 from eventually import eventually
 from spark.kills import hold_at
+from spark.pipeline import ENDED
 from spark.processes import kill_executor
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
@@ -77,6 +78,26 @@ def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, store:
             hold.release()
         run.finish(limit_s=LIMIT_S)
         assert spark_cluster.ever_started() - before >= len(idle) + 1
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_driver_that_runs_on_a_worker_is_lost_with_it(
+    kafka: Cluster, spark_cluster: Standalone, store: Store, tmp_path: Path
+) -> None:
+    """In cluster mode: the master starts it on another worker."""
+    with ClusterJob(kafka.bootstrap, tmp_path, spark_cluster, store, rows=ROWS, rows_per_batch=ROWS_PER_BATCH) as job:
+        finishing = hold_at(Phase.FINISHING.name, job, lambda batch: batch == 1)
+        job.submit_to_a_worker().finish()  # it does not wait for the driver
+        finishing.wait(limit_s=LIMIT_S)
+        (lost,) = [worker for worker in spark_cluster.workers if worker.processes("DriverWrapper")]
+        lost.kill()
+        job.gate.wait_for(lambda: bool(job.gate.at(ENDED)), "another driver has written all", limit_s=LIMIT_S)
+        (ended,) = job.gate.at(ENDED)
+        assert (ended.told["failed"], ended.pid == finishing.arrivals[0].pid) == ("", False)
+        lost.start()
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
 

@@ -267,6 +267,12 @@ class Job(AnyJob):
             self.send([(each.encode(), None) for each in (sent(self.ids) if self._again else self.ids)])
         return self
 
+    def feed(self, rows: int) -> None:
+        """Sends new ids."""
+        new = [f"{number:08d}" for number in range(len(self.ids), len(self.ids) + rows)]
+        self.ids += new
+        self.send([(each.encode(), None) for each in new])
+
     def _write_files(self) -> None:
         """Writes the ids to files, of which two are a batch."""
         Path(self.config.files).mkdir()

@@ -1,0 +1,87 @@
+"""Three brokers, three replicas of which two must have a row: each is lost at each point of a batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import BROKER
+from cluster.faults import LIMIT_S, Fault, Heal, Scene, kill_broker, restart_broker
+from eventually import eventually
+from integration.kafka_witness import Witness
+from spark.harness import PARTITIONS, Job
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from striking.gate import Arrival
+from striking.points import BEGUN, HALFWAY, IN_COMMITTER, IN_DRIVER, PREPARED, WRITTEN
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(2 * 3600)]
+
+ROWS_PER_BATCH = 200
+BROKERS = range(3)
+INSIDE = (BEGUN, WRITTEN, PREPARED, *IN_COMMITTER)
+POINTS = (*IN_DRIVER, *INSIDE)
+MOVING = (WRITTEN, PREPARED, Phase.FINISHING.name, HALFWAY)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with Cluster(nodes=len(BROKERS), overrides=BROKER) as cluster:
+        yield cluster
+
+
+def new_job(three: Cluster, folder: Path) -> Job:
+    return Job(three.bootstrap, folder, rows=ROWS_PER_BATCH, rows_per_batch=ROWS_PER_BATCH, points=INSIDE)
+
+
+@pytest.mark.parametrize("number", BROKERS)
+@pytest.mark.parametrize(
+    ("what", "fault", "points"), [("killed", kill_broker, POINTS), ("moved", restart_broker, MOVING)]
+)
+def test_a_broker_is_lost_at_each_point(
+    three: Cluster,
+    tmp_path: Path,
+    say: Callable[[str], None],
+    number: int,
+    what: str,
+    fault: Callable[[int], Fault],
+    points: tuple[str, ...],
+) -> None:
+    with new_job(three, tmp_path / "job") as job:
+        scene = Scene(job, None, three, random.Random())
+        for point in points:
+            scene.strike(fault(number), point)
+        scene.finish()
+        verdict = job.judge()
+        say(f"broker {number} {what} at each of {len(points)} points, {job.decided() + 1} batches: {verdict}")
+        assert verdict.is_exactly_once, verdict
+
+
+@pytest.mark.parametrize("point", [BEGUN, PREPARED, Phase.FINISHING.name])
+def test_a_partition_without_a_leader_is_waited_for(three: Cluster, tmp_path: Path, point: str) -> None:
+    """The target has one replica of each partition."""
+    job = new_job(three, tmp_path / "job")
+    target = job.config.target
+    with closing(Witness(three.bootstrap)) as witness:
+        witness.create_topic(PARTITIONS, 1, target)
+
+        def leader() -> int:
+            return int(witness.admin.list_topics(target, timeout=LIMIT_S).topics[target].partitions[0].leader)
+
+        def take_it(scene: Scene, _: Arrival) -> Heal:
+            (broker,) = [each for each in three.brokers if each.node_id == leader()]
+            broker.kill()
+            eventually(lambda: leader() == -1, "the partition has no leader")
+            broker.launch()  # a batch is decided, at the latest when it is back
+            return lambda: three.wait_ready()
+
+        with job:
+            scene = Scene(job, None, three, random.Random())
+            scene.strike(take_it, point)
+            scene.finish()
+            verdict = job.judge()
+            assert verdict.is_exactly_once, verdict
