@@ -89,7 +89,11 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize(
-    ("level", "brokers", "rate"), [("4.4", 3, 0.15), ("4.4", 1, 0.3), ("3.7", 3, 0.15), ("3.0", 1, 0.3)]
+    ("level", "brokers", "rate"),
+    [
+        *[("4.4", 3, 0.15), ("4.4", 1, 0.3), ("4.0", 1, 0.3), ("3.9", 3, 0.15)],
+        *[("3.7", 3, 0.15), ("3.3", 1, 0.3), ("3.0", 1, 0.3)],
+    ],
 )
 def test_each_row_is_there_once_whatever_is_refused(
     level: str, brokers: int, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

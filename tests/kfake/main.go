@@ -22,7 +22,10 @@ import (
 
 var levels = map[string]*kversion.Versions{
 	"3.0": kversion.V3_0_0(),
+	"3.3": kversion.V3_3_0(),
 	"3.7": kversion.V3_7_0(),
+	"3.9": kversion.V3_9_0(),
+	"4.0": kversion.V4_0_0(),
 	"4.4": kversion.Stable(),
 }
 
@@ -65,7 +68,7 @@ func (d *dice) draws(key kmsg.Key, err *kerr.Error, share float64) func(kmsg.Req
 }
 
 func main() {
-	level := flag.String("level", "4.4", "the newest requests that it knows: 3.0, 3.7 or 4.4")
+	level := flag.String("level", "4.4", "the newest requests that it knows: 3.0, 3.3, 3.7, 3.9, 4.0 or 4.4")
 	brokers := flag.Int("brokers", 1, "how many")
 	rate := flag.Float64("rate", 0, "how many of the requests are refused")
 	seed := flag.Int64("seed", 0, "of what is refused")
