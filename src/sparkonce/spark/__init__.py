@@ -3,8 +3,8 @@
 - ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
-- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``worker`` keeps Python
-  workers light, and says what they need; ``shipped`` checks that inside them.
+- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``grouping`` gives it fewer
+  slots; ``worker`` keeps Python workers light, and says what they need; ``shipped`` checks that inside them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``tables``: the sinks of Delta and Iceberg tables.

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparkonce.arguments import flag, function, number, shown
+from sparkonce.arguments import flag, function, number, shown, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.checkpoint.proof import prove
@@ -34,6 +34,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoints.opening import open_checkpoint
+from sparkonce.spark.grouping import slots_of_offsets
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -79,6 +80,8 @@ class ExactlyOnce:
             has no room, before the query stops. Stopping loses nothing: the next start resumes.
         sweep_every_s: The seconds between two checks of a thread for transactions that copies of this run have left
             open, while nothing suggests that there are any.
+        rows_per_slot: Groups a batch's partitions to one slot for each so many rows that Kafka sources have read. By
+            default each partition is a slot, with a transaction in each sink.
         listener: Called with each phase that a batch enters and the batch's number, at the start of the phase.
         display: True shows progress on standard error: one line that is kept up to date on a terminal, else a line a
             batch. By default, once logging is set up, the lines of batches go to the logger ``sparkonce`` only.
@@ -97,6 +100,7 @@ class ExactlyOnce:
         group_offsets: GroupOffsets | Sequence[GroupOffsets] = (),
         outage_patience_s: float = 300.0,
         sweep_every_s: float = 10.0,
+        rows_per_slot: int | None = None,
         listener: Listener | None = None,
         display: bool | None = None,
     ) -> None:
@@ -120,6 +124,7 @@ class ExactlyOnce:
             sweep_in_background=True,
             look_out_every_s=LOOK_OUT_EVERY_S,
         )
+        self._rows_per_slot = None if rows_per_slot is None else whole_number("rows_per_slot", rows_per_slot, least=1)
         self._listener = (
             None if listener is None else function("listener", listener, example="a function of (phase, batch)")
         )
@@ -208,7 +213,8 @@ class ExactlyOnce:
             self._topics.check_same()
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))
         try:
-            done = run.run_batch(asked, SparkWork(df, batch, self._shares))
+            slots = slots_of_offsets(asked.previous_offsets, asked.offsets, self._rows_per_slot)
+            done = run.run_batch(asked, SparkWork(df, batch, self._shares, slots))
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             raise without_causes(error) from None

@@ -20,6 +20,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
+from sparkonce.spark.grouping import grouped, is_worth_grouping
 from sparkonce.spark.shipped import checked_first
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.tables.sink import TableSink, quoted
@@ -46,10 +47,18 @@ _OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt",
 
 
 class SparkWork:
-    """Runs one batch's plan. See `sparkonce.driver.run.BatchWork`."""
+    """Runs one batch's plan. See `sparkonce.driver.run.BatchWork`.
 
-    def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share]) -> None:
+    Args:
+        df: The batch.
+        batch: Spark's batch id.
+        shares: What each sink takes of it.
+        slots: Groups the partitions to so many slots if they are more; None to leave them.
+    """
+
+    def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share], slots: int | None = None) -> None:
         self._df = df
+        self._slots = slots
         self._batch = batch
         self._shares = shares
 
@@ -152,7 +161,10 @@ class SparkWork:
             selected.append(row_hash(columns).alias(fingerprint))
             tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
         needed = {column: None for task in tasks for column in task.columns}
-        return df.select(*[F.col(quoted(column)) for column in needed], *selected), tasks
+        rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
+        if self._slots is not None and is_worth_grouping(rows, self._slots):
+            rows = grouped(rows, self._slots)
+        return rows, tasks
 
     def _write_rows(
         self, rows: DataFrame, tasks: Sequence[SinkTask], only: frozenset[tuple[str, int]] | None
