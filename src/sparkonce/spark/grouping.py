@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from sparkonce.driver.ages import offsets_between
 from sparkonce.spark.jvm import class_name
-
-_NOTHING_YET = "-"
-"""Spark's line for a source that has not read anything."""
 
 
 def slots_of_offsets(before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int | None) -> int | None:
@@ -28,14 +24,8 @@ def slots_of_offsets(before: Sequence[str] | None, now: Sequence[str], rows_per_
     Returns:
         The number, at least 1; None if none is wanted, or the offsets do not count rows, as those of files.
     """
-    if rows_per_slot is None or before is None or len(before) != len(now):
+    if rows_per_slot is None or (rows := offsets_between(before, now)) is None:
         return None
-    rows = 0
-    for start, end in zip(before, now, strict=True):
-        read = _rows_read(start, end)
-        if read is None:
-            return None
-        rows += read
     return max(1, -(-rows // rows_per_slot))
 
 
@@ -54,28 +44,3 @@ def is_worth_grouping(rows: DataFrame, slots: int) -> bool:
     plan = rows._jdf.queryExecution().executedPlan()
     # An adaptive plan would run its shuffles for the answer.
     return class_name(plan) == "AdaptiveSparkPlanExec" or int(plan.execute().getNumPartitions()) > slots
-
-
-def _rows_read(start: str, end: str) -> int | None:
-    if start == end:
-        return 0
-    if _NOTHING_YET in (start, end):
-        return None
-    first, last = dict(_counters(json.loads(start))), dict(_counters(json.loads(end)))
-    if not last or not last.keys() <= first.keys():
-        # The start of a new partition is not recorded.
-        return None
-    counts = [last[name] - first[name] for name in last]
-    return None if min(counts) < 0 else sum(counts)
-
-
-def _counters(offset: Any) -> Iterator[tuple[tuple[str, str], int]]:
-    """Yields what a Kafka source's offset says of each partition; nothing for one of another shape."""
-    if not isinstance(offset, dict):
-        return
-    for topic, partitions in offset.items():
-        if not isinstance(partitions, dict):
-            continue
-        for partition, position in partitions.items():
-            if partition.isdecimal() and type(position) is int:
-                yield (topic, partition), position
