@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,11 @@ class CheckpointSuite(abc.ABC):
         except OSError:
             found = None  # an error is as good: it is never taken for a file
         assert found is None
-        assert files.read("a/1/2") is None
+
+    def test_a_file_is_no_folder(self, files: CheckpointFiles) -> None:
+        files.put("a/1", b"x")
+        with suppress(OSError):
+            assert files.read("a/1/2") is None
 
     def test_replacing(self, files: CheckpointFiles) -> None:
         files.replace("a/one", b"first")
@@ -329,14 +333,16 @@ class Faulty:
     Attributes:
         files: The client behind the faults.
         clean: A client in front of none.
-        lose_reply: Carries out the next put's deciding request, and loses every answer until `heal`.
+        lose_reply: Carries out the next put's deciding request, and loses its answer.
+        lose_replies: The same, and lets nothing through from then on, until `heal`.
         cut: Lets nothing through until `heal`.
-        heal: Ends both.
+        heal: Ends all of these.
     """
 
     files: CheckpointFiles
     clean: CheckpointFiles
     lose_reply: Callable[[], object]
+    lose_replies: Callable[[], object]
     cut: Callable[[], object]
     heal: Callable[[], object]
 
@@ -352,11 +358,20 @@ class NetworkSuite(abc.ABC):
     def test_a_put_whose_reply_is_lost(self, faulty: Faulty) -> None:
         assert faulty.files.put("a/0", b"before") == Landed()
         faulty.lose_reply()
+        with suppress(PutUnknownError):
+            assert faulty.files.put("a/1", b"record") == Taken(standing=b"record"), "asked again, it met its own bytes"
+        assert faulty.clean.read("a/1") == b"record"
+        assert faulty.files.put("a/1", b"record") == Taken(standing=b"record")
+        assert sorted(faulty.clean.names("a")) == ["0", "1"]
+
+    def test_a_put_that_is_never_answered(self, faulty: Faulty) -> None:
+        assert faulty.files.put("a/0", b"before") == Landed()
+        faulty.lose_replies()
         with pytest.raises(PutUnknownError):
             faulty.files.put("a/1", b"record")
         assert faulty.clean.read("a/1") == b"record"
         faulty.heal()
-        assert faulty.files.put("a/1", b"record") == Taken(standing=b"record")
+        assert faulty.files.put("a/1", b"another") == Taken(standing=b"record")
         assert faulty.files.put("a/2", b"after") == Landed()
         assert sorted(faulty.clean.names("a")) == ["0", "1", "2"]
 

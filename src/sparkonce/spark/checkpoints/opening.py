@@ -12,6 +12,7 @@ from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.location import OBJECT_STORES, local_folder
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.credentials import object_files
+from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.jvm import jvm
 
 
@@ -28,6 +29,8 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     url = _qualified(spark, location)
     if url.startswith("file:"):
         return LocalFiles(local_folder(url))
+    if url.startswith(("hdfs:", "viewfs:")):
+        return HadoopFiles.open(jvm(), hadoop_settings(spark), url)
     if url.partition(":")[0] in OBJECT_STORES:
         return object_files(url, hadoop_settings(spark))
     raise ConfigurationError(

@@ -1,0 +1,143 @@
+"""Calls of Hadoop's file systems: each with a deadline, and its Java exception as an ``OSError``."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from sparkonce.checkpoint.files import PutUnknownError
+from sparkonce.sinks.files.hdfs.deadlines import within
+
+DEADLINE_S = 30.0
+"""The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
+TRIES_S = 15.0
+"""The time for which a put whose outcome is not known is tried again."""
+PAUSE_S = 0.2
+
+_ERRNOS = {
+    "AccessControlException": errno.EACCES,
+    "AccessDeniedException": errno.EACCES,
+    "AuthorizationException": errno.EACCES,
+    "CredentialInitializationException": errno.EACCES,
+    "NoAuthWithAWSException": errno.EACCES,
+    "NoAwsCredentialsException": errno.EACCES,
+    "DSQuotaExceededException": errno.EDQUOT,
+    "NSQuotaExceededException": errno.EDQUOT,
+    "QuotaExceededException": errno.EDQUOT,
+    "QuotaByStorageTypeExceededException": errno.EDQUOT,
+    "SafeModeException": errno.EAGAIN,
+    "FileNotFoundException": errno.ENOENT,
+    "UnknownStoreException": errno.ENXIO,
+    "ParentNotDirectoryException": errno.ENOTDIR,
+    "AWSBadRequestException": errno.EINVAL,
+    "AWSRedirectException": errno.EINVAL,
+    "IllegalArgumentException": errno.EINVAL,
+    "InvalidPathException": errno.EINVAL,
+    "NotInMountpointException": errno.EINVAL,
+    "PathIOException": errno.EINVAL,
+    "UnsupportedOperationException": errno.EINVAL,
+    "PathExistsException": errno.EEXIST,
+    "FileAlreadyExistsException": errno.EEXIST,
+}
+"""By a Java exception's short name. All others may pass: no connection, a fail-over, no data node with room."""
+
+Answer = TypeVar("Answer")
+
+
+class StoreError(OSError):
+    """A call that Hadoop's client has refused, or that failed.
+
+    Attributes:
+        kinds: The short names of the Java exception and its causes.
+    """
+
+    def __init__(self, error: Py4JError) -> None:
+        self.kinds, text = _told(error)
+        codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS]
+        super().__init__(codes[0] if codes else errno.EHOSTDOWN, text)
+
+
+class Decisive:
+    """The point of a call from which on its outcome is unknown while it is not answered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = self._given_up = False
+
+    def begin(self) -> None:
+        """Notes that the request which decides is about to be sent.
+
+        Raises:
+            TimeoutError: if the caller has given up before: it must not be sent any more.
+        """
+        with self._lock:
+            if self._given_up:
+                raise TimeoutError(errno.ETIMEDOUT, "the call was given up")
+            self._begun = True
+
+    def give_up(self) -> bool:
+        """Returns if the request may have been sent. It will not be sent from now on."""
+        with self._lock:
+            self._given_up = True
+            return self._begun
+
+
+def called(call: Callable[[], Answer]) -> Answer:
+    """Returns what a call of the JVM returns.
+
+    Raises:
+        StoreError: if it raises a Java exception.
+    """
+    try:
+        return call()
+    except Py4JError as error:
+        raise StoreError(error) from error
+
+
+def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Answer:
+    """Returns what a call returns, made in a thread of its own.
+
+    Its thread in the JVM is its own, too: Spark interrupts the query's thread when the query is stopped, and an
+    interrupt in the middle of a put would leave its outcome unknown.
+
+    Args:
+        call: Made once.
+        decisive: Tells how far the call has come when it is given up.
+
+    Raises:
+        PutUnknownError: if there was no answer in time to a request that decides.
+        TimeoutError: if there was no answer in time to any other.
+    """
+    (answer,) = within(DEADLINE_S, [call])
+    if isinstance(answer, TimeoutError) and answer.errno is None:
+        late = f"no answer within {DEADLINE_S:g} s"
+        if decisive is not None and decisive.give_up():
+            raise PutUnknownError(late)
+        raise TimeoutError(errno.ETIMEDOUT, late)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _told(error: Py4JError) -> tuple[tuple[str, ...], str]:
+    """Returns the short names of an exception and its causes, and its first line."""
+    if not isinstance(error, Py4JJavaError):
+        return (), f"the JVM does not answer: {error}"
+    thrown: Any = error.java_exception
+    text = str(thrown.toString()).partition("\n")[0]
+    kinds: list[str] = []
+    while thrown is not None and len(kinds) < 20:
+        kind = str(thrown.getClass().getName())
+        kinds.append(_short(kind))
+        if kind.endswith(".RemoteException"):
+            kinds.append(_short(str(thrown.getClassName())))
+        thrown = thrown.getCause()
+    return tuple(kinds), text
+
+
+def _short(kind: str) -> str:
+    return kind.rpartition(".")[2].rpartition("$")[2]

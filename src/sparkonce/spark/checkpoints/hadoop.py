@@ -1,0 +1,321 @@
+"""A checkpoint's files on HDFS, through Spark's JVM: with Hadoop's settings, credentials and clients.
+
+A put writes a temporary file, and gives it its name by a rename that fails if the name is taken. The name node carries
+that out in one step, and answers when its journal has it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
+
+_SETTINGS = {
+    "ipc.client.connect.max.retries": "2",
+    "ipc.client.connect.max.retries.on.timeouts": "1",
+    "ipc.client.connect.timeout": "5000",
+    "ipc.client.rpc-timeout.ms": "10000",
+    "dfs.client.failover.max.attempts": "8",
+    "dfs.client.failover.sleep.max.millis": "2000",
+    "dfs.client.retry.policy.enabled": "false",
+    "dfs.client.socket-timeout": "10000",
+    "dfs.datanode.socket.write.timeout": "10000",
+}
+"""For our client only: by default it may ask a name node that is away for many minutes."""
+_STALE_S = 3600
+_REFUSED = frozenset(
+    {"AccessControlException", "SafeModeException", "ParentNotDirectoryException", "NSQuotaExceededException"}
+    | {"DSQuotaExceededException", "QuotaExceededException", "UnsupportedOperationException"}
+)
+"""Refusals of a rename, which it is of no use to ask for again at once."""
+
+
+class FileSystemFiles(CheckpointFiles):
+    """What every file system of Hadoop does in the same way.
+
+    Args:
+        jvm: The JVM of the session.
+        filesystem: A ``FileSystem`` of our own.
+        folder: The folder's URL, as Hadoop qualifies it.
+    """
+
+    def __init__(self, jvm: Any, filesystem: Any, folder: str) -> None:
+        self._jvm = jvm
+        self._fs = filesystem
+        self._folder = folder.rstrip("/")
+
+    @property
+    def location(self) -> str:
+        """The folder's URL."""
+        return self._folder
+
+    def read(self, path: str) -> bytes | None:
+        """See `CheckpointFiles.read`."""
+        return in_time(lambda: self._read(self._path(path)))
+
+    def names(self, folder: str) -> Sequence[str]:
+        """See `CheckpointFiles.names`."""
+        return [name for name, _ in in_time(lambda: self._listed(folder)) if not name.startswith(".")]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """See `CheckpointFiles.delete`."""
+        for path in paths:
+            in_time(partial(self._delete, self._path(path)))
+
+    def check(self) -> None:
+        """See `CheckpointFiles.check`."""
+        try:
+            in_time(self._try_out)
+        except (OSError, PutUnknownError) as error:
+            raise ConfigurationError(
+                f"checkpoint={self.location!r} cannot be written to: {getattr(error, 'strerror', None) or error}.",
+                next_step="Give a folder that the user of this process may write to, on a store that can be reached; "
+                "see docs/operations.md#which-disks-carry-a-checkpoint.",
+                setting="checkpoint",
+            ) from error
+
+    def for_workers(self) -> CheckpointFiles:
+        """See `CheckpointFiles.for_workers`."""
+        raise ConfigurationError(
+            f"checkpoint={self.location!r} is reached through the driver's JVM, which Python workers do not have.",
+            next_step="Give a checkpoint on a mounted disk.",
+            setting="checkpoint",
+        )
+
+    def _try_out(self) -> None:
+        raise NotImplementedError
+
+    def _path(self, path: str) -> Any:
+        return called(lambda: self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{path}" if path else self._folder))
+
+    def _delete(self, path: Any) -> bool:
+        """Returns True if there was such a file."""
+        return bool(called(lambda: self._fs.delete(path, False)))
+
+    def _read(self, path: Any) -> bytes | None:
+        try:
+            stream = called(lambda: self._fs.open(path))
+            try:
+                return bytes(called(stream.readAllBytes))
+            finally:
+                called(stream.close)
+        except StoreError as error:
+            if "FileNotFoundException" in error.kinds:
+                return None
+            raise
+
+    def _listed(self, folder: str) -> list[tuple[str, Any]]:
+        """Returns name and status of each file in a subfolder."""
+        path = self._path(folder)
+        try:
+            found = called(lambda: list(self._fs.listStatus(path)))
+        except StoreError as error:
+            if "FileNotFoundException" in error.kinds:
+                return []
+            raise
+        named = called(lambda: [(str(one.getPath().getName()), one) for one in found if one.isFile()])
+        # Hadoop lists a file as the only one in itself.
+        if len(named) == 1 and named[0][0] == folder.rpartition("/")[2]:
+            return [] if called(lambda: self._fs.getFileStatus(path).isFile()) else named
+        return named
+
+
+class HadoopFiles(FileSystemFiles):
+    """See `CheckpointFiles`.
+
+    Args:
+        jvm: The JVM of the session.
+        filesystem: A ``FileSystem`` of our own.
+        context: A ``FileContext`` of the same store, whose rename is the only one that refuses to overwrite.
+        folder: The folder's URL, as Hadoop qualifies it.
+    """
+
+    def __init__(self, jvm: Any, filesystem: Any, context: Any, folder: str) -> None:
+        super().__init__(jvm, filesystem, folder)
+        self._context = context
+
+    @classmethod
+    def open(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
+        """Opens clients of our own: Spark's are shared, and have other settings.
+
+        Raises:
+            StoreError: if the store's name cannot be resolved.
+        """
+        own = bounded(jvm, settings, _SETTINGS)
+        hadoop = jvm.org.apache.hadoop.fs
+        uri = called(lambda: hadoop.Path(folder).toUri())
+        filesystem = called(lambda: hadoop.FileSystem.newInstance(uri, own))
+        return cls(jvm, filesystem, called(lambda: hadoop.FileContext.getFileContext(uri, own)), folder)
+
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """See `CheckpointFiles.put`."""
+        decisive = Decisive()
+        return in_time(lambda: self._put(path, data, decisive), decisive)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `CheckpointFiles.replace`."""
+        in_time(lambda: self._replace(path, data))
+
+    def sync(self, folder: str) -> None:
+        """See `CheckpointFiles.sync`."""
+        in_time(lambda: self._sync(self._path(folder)))
+
+    def tidy(self, folder: str) -> None:
+        """See `CheckpointFiles.tidy`."""
+        in_time(lambda: self._tidy(folder))
+
+    def inside(self, folder: str) -> HadoopFiles:
+        """See `CheckpointFiles.inside`."""
+        return HadoopFiles(self._jvm, self._fs, self._context, f"{self._folder}/{folder}")
+
+    def _put(self, path: str, data: bytes, decisive: Decisive) -> Landed | Taken:
+        final = self._path(path)
+        temporary = self._temporary(final)
+        try:
+            self._write(temporary, data)
+            decisive.begin()
+        except OSError:
+            self._discard(temporary)
+            raise
+        until = time.monotonic() + TRIES_S
+        while (answer := self._named(temporary, final, until)) is None:
+            time.sleep(PAUSE_S)
+        return answer
+
+    def _named(self, temporary: Any, final: Any, until: float) -> Landed | Taken | None:
+        """Gives a file its name. Returns None if the same rename is to be tried again.
+
+        Raises:
+            PutUnknownError: see `put`.
+            StoreError: see `put`.
+        """
+        try:
+            self._rename(temporary, final)
+        except StoreError as error:
+            # Either name tells how the rename ended, also if Hadoop's own client has asked a second time.
+            if "FileNotFoundException" in error.kinds:
+                return self._standing(final, "its temporary file is gone")
+            if "FileAlreadyExistsException" in error.kinds:
+                taken = self._standing(final, "its name is taken")
+                self._discard(temporary)
+                return taken
+            if not _REFUSED.isdisjoint(error.kinds) or time.monotonic() > until:
+                return self._settled(temporary, final, error)
+            return None
+        return Landed()
+
+    def _settled(self, temporary: Any, final: Any, failed: StoreError) -> Taken:
+        """Makes sure of a rename that may have been carried out, by deleting what it would rename.
+
+        Raises:
+            StoreError: `failed`, if the rename was not carried out; it cannot be any more.
+            PutUnknownError: if that cannot be learned.
+        """
+        try:
+            deleted = self._delete(temporary)
+        except StoreError as error:
+            raise PutUnknownError(f"rename to {final.toString()}: {failed.strerror}; then {error.strerror}") from failed
+        if deleted:
+            raise failed
+        return self._standing(final, "its temporary file is gone")
+
+    def _standing(self, final: Any, why: str) -> Taken:
+        """Returns the file under a name that is taken, once it is durable. It may be this very put's.
+
+        Raises:
+            PutUnknownError: if it cannot be read.
+        """
+        try:
+            standing = self._read(final)
+            if standing is not None:
+                self._sync(called(final.getParent))
+                return Taken(standing=standing)
+            reason = "nothing stands there"
+        except StoreError as error:
+            reason = str(error.strerror)
+        raise PutUnknownError(f"{final.toString()}: {why}, and it could not be read: {reason}")
+
+    def _replace(self, path: str, data: bytes) -> None:
+        final = self._path(path)
+        temporary = self._temporary(final)
+        try:
+            self._write(temporary, data)
+            self._rename(temporary, final, overwrite=True)
+        except StoreError:
+            self._discard(temporary)
+            raise
+
+    def _sync(self, folder: Any) -> None:
+        # The name node shows a rename before its journal has it. It answers a change when the journal has that change
+        # and all before it: this is the cheapest one (1.5 ms) that is always journalled, even if it changes nothing.
+        try:
+            called(lambda: self._fs.setTimes(folder, time.time_ns() // 1_000_000, -1))
+        except StoreError as error:
+            # Who may not write here decides nothing by what it reads.
+            if "AccessControlException" not in error.kinds:
+                raise
+
+    def _tidy(self, folder: str) -> None:
+        for name, status in self._listed(folder):
+            if name.startswith(".") and name.endswith(".tmp"):
+                age_s = time.time() - called(status.getModificationTime) / 1000
+                if age_s > _STALE_S:
+                    self._delete(status.getPath())
+
+    def _try_out(self) -> None:
+        there = self._path("")
+        while not called(partial(self._fs.exists, there)):
+            there = called(there.getParent)
+        one, two = (self._temporary(self._jvm.org.apache.hadoop.fs.Path(there, "x")) for _ in range(2))
+        try:
+            self._write(one, b"")
+            self._rename(one, two)
+        finally:
+            self._discard(one)
+            self._discard(two)
+
+    def _temporary(self, final: Any) -> Any:
+        return called(lambda: self._jvm.org.apache.hadoop.fs.Path(final.getParent(), f".{uuid.uuid4().hex}.tmp"))
+
+    def _write(self, temporary: Any, data: bytes) -> None:
+        fs = self._jvm.org.apache.hadoop.fs
+        # The flag makes `close` flush block and folder to the data nodes' disks, and is four times faster than `hsync`,
+        # after which `close` waits for the data node's next report.
+        flags = self._jvm.java.util.EnumSet.of(fs.CreateFlag.CREATE, fs.CreateFlag.SYNC_BLOCK)
+        parents = _array(self._jvm, fs.Options.CreateOpts, fs.Options.CreateOpts.createParent())
+        stream = called(lambda: self._context.create(temporary, flags, parents))
+        try:
+            called(lambda: stream.write(data))
+        finally:
+            called(stream.close)
+
+    def _rename(self, source: Any, target: Any, *, overwrite: bool = False) -> None:
+        kinds = self._jvm.org.apache.hadoop.fs.Options.Rename
+        options = _array(self._jvm, kinds, kinds.OVERWRITE if overwrite else kinds.NONE)
+        called(lambda: self._context.rename(source, target, options))
+
+    def _discard(self, temporary: Any) -> None:
+        with suppress(StoreError):  # `tidy` deletes it later
+            self._delete(temporary)
+
+
+def bounded(jvm: Any, settings: Any, bounds: dict[str, str]) -> Any:
+    """Returns a copy of Hadoop's settings, with ours."""
+    own = jvm.org.apache.hadoop.conf.Configuration(settings)
+    for name, value in bounds.items():
+        own.set(name, value)
+    return own
+
+
+def _array(jvm: Any, kind: Any, one: Any) -> Any:
+    """Returns a Java array of one element, as a method with a variable number of arguments takes it."""
+    made = jvm.java.lang.reflect.Array.newInstance(jvm.java.lang.Class.forName(kind._fqn), 1)
+    jvm.java.lang.reflect.Array.set(made, 0, one)
+    return made

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite, RefusalSuite, Refusing
+from jvm import bare_jvm, hadoop_files
+from shared_servers import USES_HDFS, hdfs_server
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.rig.proxy import FaultProxy, RequestFault
+from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.spark.checkpoints import calls, hadoop
+
+pytestmark = [USES_HDFS, pytest.mark.drawn(4, "a checkpoint on HDFS")]
+
+TESTS = str(Path(__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def hdfs() -> Hdfs:
+    return hdfs_server()
+
+
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[Any]:
+    with bare_jvm() as started:
+        yield started
+
+
+def new_folder() -> str:
+    return f"/checkpoints/{secrets.token_hex(6)}"
+
+
+class TestHdfs(CheckpointSuite):
+    @pytest.fixture
+    def files(self, hdfs: Hdfs, jvm: Any) -> CheckpointFiles:
+        self.jvm = jvm
+        return hadoop_files(jvm, f"{hdfs.url}{new_folder()}")
+
+    def another(self, files: CheckpointFiles) -> CheckpointFiles:
+        return hadoop_files(self.jvm, files.location)
+
+    def opening(self, files: CheckpointFiles) -> str:
+        return (
+            f"sys.path.insert(0, {TESTS!r})\nfrom jvm import bare_jvm, hadoop_files\n"
+            f"opened = bare_jvm()\nfiles = hadoop_files(opened.__enter__(), {files.location!r})"
+        )
+
+
+class TestHdfsBehindFaults(NetworkSuite):
+    @pytest.fixture
+    def faulty(self, hdfs: Hdfs, jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+        monkeypatch.setattr(calls, "DEADLINE_S", 4.0)
+        monkeypatch.setattr(hadoop, "TRIES_S", 2.0)
+        folder = new_folder()
+        clean = hadoop_files(jvm, f"{hdfs.url}{folder}")
+        with FaultProxy(("127.0.0.1", hdfs.port), {"rename": b"rename2"}) as proxy:
+            files = hadoop_files(jvm, f"hdfs://{proxy.address}{folder}")
+
+            def lose(times: int) -> None:
+                proxy.trap("rename", RequestFault.REPLY_LOST)
+                for number in range(1, times):
+                    proxy.trap("rename", RequestFault.STALLED, number + 1)
+
+            def heal() -> None:
+                proxy.clear()
+                proxy.heal()
+                proxy.cut()
+                monkeypatch.undo()
+
+            yield Faulty(files, clean, lambda: lose(1), lambda: lose(20), proxy.swallow, heal)
+
+
+class TestHdfsThatRefuses(RefusalSuite):
+    @pytest.fixture(params=["safe mode", "quota of names", "quota of space", "mode of the folder"])
+    def refusing(self, request: pytest.FixtureRequest, hdfs: Hdfs, jvm: Any) -> Refusing:
+        folder = new_folder()
+        clean = hadoop_files(jvm, f"{hdfs.url}{folder}")
+        there = jvm.org.apache.hadoop.fs.Path(f"{hdfs.url}{folder}/a")
+        admin = clean._fs
+        most = 2**63 - 1
+        files = clean
+        if request.param == "mode of the folder":
+            users = jvm.org.apache.hadoop.security.UserGroupInformation
+            ours = users.getLoginUser()
+            users.setLoginUser(users.createRemoteUser("somebody-else"))
+            files = hadoop_files(jvm, clean.location)
+            users.setLoginUser(ours)
+            clean.put("a/-1", b"makes the folder")
+            admin.setPermission(there, jvm.org.apache.hadoop.fs.permission.FsPermission("777"))
+
+        @contextmanager
+        def during() -> Iterator[None]:
+            mode = jvm.org.apache.hadoop.fs.SafeModeAction
+            if request.param == "safe mode":
+                admin.setSafeMode(mode.ENTER)
+            elif request.param == "quota of names":
+                admin.setQuota(there, 2, most)
+            elif request.param == "quota of space":
+                admin.setQuota(there, most, 1)
+            else:
+                admin.setPermission(there, jvm.org.apache.hadoop.fs.permission.FsPermission("755"))
+            try:
+                yield
+            finally:
+                if request.param == "safe mode":
+                    admin.setSafeMode(mode.LEAVE)
+                elif request.param.startswith("quota"):
+                    admin.setQuota(there, -1, -1)
+
+        return Refusing(files, clean, during(), passes=request.param != "mode of the folder")
