@@ -3,5 +3,6 @@
 - ``credentials``: translates Hadoop's settings of an object store for a client without a JVM
 - ``opening``: finds the store of a checkpoint's location
 - ``hadoop``: the files of a folder in HDFS
+- ``s3a``: the files of a folder in S3, by Hadoop's client
 - ``calls``: makes calls of Hadoop's clients within a deadline, and reads their exceptions
 """

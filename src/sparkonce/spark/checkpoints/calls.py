@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -45,6 +45,8 @@ _ERRNOS = {
 }
 """By a Java exception's short name. All others may pass: no connection, a fail-over, no data node with room."""
 
+_MOST_CAUSES = 20
+
 Answer = TypeVar("Answer")
 
 
@@ -53,12 +55,18 @@ class StoreError(OSError):
 
     Attributes:
         kinds: The short names of the Java exception and its causes.
+        status: The status of the HTTP answer; 0 if there is none.
     """
 
     def __init__(self, error: Py4JError) -> None:
-        self.kinds, text = _told(error)
+        self.kinds, self.status, text = _told(error)
         codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS]
         super().__init__(codes[0] if codes else errno.EHOSTDOWN, text)
+
+    @property
+    def may_pass(self) -> bool:
+        """True if the same call may succeed soon."""
+        return self.errno == errno.EHOSTDOWN
 
 
 class Decisive:
@@ -123,20 +131,34 @@ def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Ans
     return answer
 
 
-def _told(error: Py4JError) -> tuple[tuple[str, ...], str]:
-    """Returns the short names of an exception and its causes, and its first line."""
+def _told(error: Py4JError) -> tuple[tuple[str, ...], int, str]:
+    """Returns the short names of an exception and its causes, an HTTP answer's status, and the first line."""
     if not isinstance(error, Py4JJavaError):
-        return (), f"the JVM does not answer: {error}"
+        return (), 0, f"the JVM does not answer: {error}"
     thrown: Any = error.java_exception
     text = str(thrown.toString()).partition("\n")[0]
     kinds: list[str] = []
-    while thrown is not None and len(kinds) < 20:
+    status = 0
+    while thrown is not None and len(kinds) < _MOST_CAUSES:
         kind = str(thrown.getClass().getName())
         kinds.append(_short(kind))
         if kind.endswith(".RemoteException"):
             kinds.append(_short(str(thrown.getClassName())))
+        if kind.startswith("software.amazon.awssdk.services."):
+            status = int(thrown.statusCode())
         thrown = thrown.getCause()
-    return tuple(kinds), text
+    return tuple(kinds), status, text
+
+
+def each_in_time(calls: Sequence[Callable[[], object]]) -> None:
+    """Makes several calls, some beside each other.
+
+    Raises:
+        OSError: the first error.
+    """
+    for answer in within(DEADLINE_S, calls):
+        if isinstance(answer, BaseException):
+            raise TimeoutError(errno.ETIMEDOUT, str(answer)) if isinstance(answer, TimeoutError) else answer
 
 
 def _short(kind: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
+from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, each_in_time, in_time
 
 _SETTINGS = {
     "ipc.client.connect.max.retries": "2",
@@ -66,8 +66,7 @@ class FileSystemFiles(CheckpointFiles):
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `CheckpointFiles.delete`."""
-        for path in paths:
-            in_time(partial(self._delete, self._path(path)))
+        each_in_time([partial(self._delete, self._path(path)) for path in paths])
 
     def check(self) -> None:
         """See `CheckpointFiles.check`."""

@@ -1,0 +1,127 @@
+"""A checkpoint's files in S3, through Hadoop's S3A of version 3.4.2 or newer, with its settings and credentials.
+
+A put is one request with ``If-None-Match: *``, which S3 refuses if the name is taken. Older versions of S3A ask whether
+the name is free, and put then: of two at once, both land.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sparkonce.checkpoint.files import Landed, PutUnknownError, Taken
+from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
+from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
+
+CONDITIONAL = "fs.option.create.conditional.overwrite"
+"""The name of S3A's option, and of the capability by which it says that it knows it."""
+_SETTINGS = {
+    # A put that is sent twice inside the client hides how the first one ended: we send it again, and know.
+    "fs.s3a.attempts.maximum": "0",
+    "fs.s3a.retry.limit": "0",
+    "fs.s3a.retry.throttle.limit": "0",
+    "fs.s3a.connection.establish.timeout": "5s",
+    "fs.s3a.connection.request.timeout": "10s",
+    "fs.s3a.connection.timeout": "10s",
+    # No objects that stand for folders.
+    "fs.s3a.performance.flags": "create,delete,mkdir",
+    "fs.s3a.fast.upload.buffer": "array",
+}
+_TAKEN, _CONFLICT = 412, 409
+_NEVER_SENT = frozenset({"ConnectException", "UnknownHostException"})
+
+
+class S3AFiles(FileSystemFiles):
+    """See `CheckpointFiles`."""
+
+    @classmethod
+    def open(cls, jvm: Any, settings: Any, folder: str) -> S3AFiles | None:
+        """Opens a client of our own. Returns None if its version has no conditional put, or the bucket must not use it.
+
+        Raises:
+            StoreError: if there are no credentials, or the connector is not there.
+        """
+        own = bounded(jvm, settings, _SETTINGS)
+        fs = jvm.org.apache.hadoop.fs
+        path = called(lambda: fs.Path(folder))
+        filesystem = called(lambda: fs.FileSystem.newInstance(path.toUri(), own))
+        if not called(lambda: filesystem.hasPathCapability(path, CONDITIONAL)):
+            called(filesystem.close)
+            return None
+        return cls(jvm, filesystem, folder)
+
+    @property
+    def needs_proof(self) -> bool:
+        """True: many stores speak S3, and not all know the condition."""
+        return True
+
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """See `CheckpointFiles.put`."""
+        decisive = Decisive()
+        return in_time(lambda: self._put(path, data, decisive), decisive)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `CheckpointFiles.replace`."""
+        in_time(lambda: self._write(self._fs.createFile(self._path(path)).overwrite(True), data))
+
+    def inside(self, folder: str) -> S3AFiles:
+        """See `CheckpointFiles.inside`."""
+        return S3AFiles(self._jvm, self._fs, f"{self._folder}/{folder}")
+
+    def _put(self, path: str, data: bytes, decisive: Decisive) -> Landed | Taken:
+        final = self._path(path)
+        decisive.begin()
+        until, doubt = time.monotonic() + TRIES_S, ""
+        while True:
+            answer = self._tried(final, data)
+            if not isinstance(answer, StoreError):
+                return answer
+            # With 409 the store says that another put is under way: this one has not landed.
+            if answer.status != _CONFLICT and _NEVER_SENT.isdisjoint(answer.kinds[:1]) and answer.may_pass:
+                doubt = str(answer.strerror)
+            if not answer.may_pass or time.monotonic() > until:
+                if doubt:  # a refusal says nothing of the puts before it
+                    raise PutUnknownError(f"{final.toString()}: {doubt}") from answer
+                raise answer
+            time.sleep(PAUSE_S)
+
+    def _tried(self, final: Any, data: bytes) -> Landed | Taken | StoreError:
+        try:
+            self._write(called(lambda: self._fs.createFile(final).must(CONDITIONAL, "true")), data)
+        except StoreError as error:
+            if error.status != _TAKEN and not {"RemoteFileChangedException", "FileAlreadyExistsException"} & {
+                *error.kinds
+            }:
+                return error
+        else:
+            return Landed()
+        return self._standing(final)
+
+    def _standing(self, final: Any) -> Taken:
+        """Returns the object under a name that is taken. It may be this very put's, from a try without an answer.
+
+        Raises:
+            PutUnknownError: if it cannot be read.
+        """
+        try:
+            standing = self._read(final)
+        except StoreError as error:
+            raise PutUnknownError(f"{final.toString()} is taken, and could not be read: {error.strerror}") from error
+        if standing is None:
+            raise PutUnknownError(f"{final.toString()} was taken, and nothing stands there now")
+        return Taken(standing=standing)
+
+    @staticmethod
+    def _write(builder: Any, data: bytes) -> None:
+        stream = called(lambda: builder.opt("fs.s3a.create.performance", True).recursive().build())
+        try:
+            called(lambda: stream.write(data))
+        finally:
+            called(stream.close)
+
+    def _try_out(self) -> None:
+        name = ".sparkonce-tried"
+        try:
+            self._put(name, b"", Decisive())
+        finally:
+            self._delete(self._path(name))
