@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from object_files import object_files
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from shared_servers import s3_server
 from sparkonce.checkpoint import objects
 from sparkonce.checkpoint.files import Landed, PutUnknownError, Taken
-from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
+from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.checkpoint.proof import PROVED, RACES, prove
 from sparkonce.errors import ConfigurationError
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce.rig.servers.s3 import SECRET_KEY, S3Server
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +34,13 @@ def bucket() -> Bucket:
 
 @pytest.fixture
 def files(bucket: Bucket, request: pytest.FixtureRequest) -> ObjectFiles:
-    return files_in(bucket, request.node.name)
+    return object_files(bucket, request.node.name)
 
 
 @pytest.fixture
 def between(bucket: Bucket) -> Iterator[Between]:
     with Between(bucket.server.port).running() as between:
         yield between
-
-
-def files_in(bucket: Bucket, prefix: str, url: str = "", name: str = "", **keys: str) -> ObjectFiles:
-    options = {"endpoint": url or bucket.server.url, "region": "us-east-1", "conditional_put": "etag"}
-    known = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY}
-    access = ObjectAccess(
-        kind="s3", bucket=name or bucket.name, options=options, keys={**known, **keys}, allow_http=True
-    )
-    return ObjectFiles(f"s3a://{access.bucket}/{prefix}", prefix, access)
 
 
 def only_first(act: str | Reply) -> Act:
@@ -69,7 +61,7 @@ def every_put(act: str | Reply) -> Act:
 
 @pytest.mark.parametrize("prefix", ["a b/c%20d", "p%2Fq", "ä#[]{}~^|&+=;,@:$'()!", "deep/er"])
 def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None:
-    files = files_in(bucket, prefix)
+    files = object_files(bucket, prefix)
     assert files.put("log/0", b"one") == Landed()
     assert files.put("log/0", b"two") == Taken(standing=b"one")
     assert files.read("log/0") == b"one"
@@ -100,7 +92,7 @@ def test_more_files_are_listed_than_one_answer_holds(files: ObjectFiles) -> None
 
 @pytest.mark.parametrize("lost", [CUT_REPLY, refusal(500, "InternalError"), refusal(503, "SlowDown")])
 def test_a_put_whose_answer_is_lost_is_sent_again(bucket: Bucket, between: Between, lost: str | Reply) -> None:
-    files = files_in(bucket, f"again-{id(lost)}", between.url)
+    files = object_files(bucket, f"again-{id(lost)}", between.url)
     between.act = only_first(lost)
     answer = files.put("0", b"mine")
     # After a lost answer its own bytes stand there: the caller compares them.
@@ -110,7 +102,7 @@ def test_a_put_whose_answer_is_lost_is_sent_again(bucket: Bucket, between: Betwe
 
 @pytest.mark.parametrize("lost", [CUT_REPLY, refusal(500, "InternalError")])
 def test_a_put_whose_answers_are_all_lost_is_unknown(bucket: Bucket, between: Between, lost: str | Reply) -> None:
-    files = files_in(bucket, f"unknown-{id(lost)}", between.url)
+    files = object_files(bucket, f"unknown-{id(lost)}", between.url)
     between.act = lambda request: lost if request.method == "PUT" else refusal(500, "InternalError")
     with pytest.raises(PutUnknownError):
         _short(files).put("0", b"mine")
@@ -130,13 +122,13 @@ def test_an_answer_that_comes_too_late_is_unknown(
     between.act = slow
     try:
         with pytest.raises(PutUnknownError, match="No answer in time"):
-            files_in(bucket, "late", between.url).put("0", b"mine")
+            object_files(bucket, "late", between.url).put("0", b"mine")
     finally:
         done.set()
 
 
 def test_a_conflict_while_another_put_is_under_way_is_asked_again(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "conflict", between.url)
+    files = object_files(bucket, "conflict", between.url)
     between.act = only_first(refusal(409, "ConditionalRequestConflict"))
     assert files.put("0", b"mine") == Landed()
     between.act = only_first(refusal(409, "ConditionalRequestConflict"))
@@ -149,7 +141,7 @@ def test_a_conflict_that_does_not_end_is_unknown(
     monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
     between.act = every_put(refusal(409, "ConditionalRequestConflict"))
     with pytest.raises(PutUnknownError, match="409"):
-        files_in(bucket, "conflicts", between.url).put("0", b"mine")
+        object_files(bucket, "conflicts", between.url).put("0", b"mine")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +157,7 @@ def test_a_conflict_that_does_not_end_is_unknown(
     ],
 )
 def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status: int, code: str, number: int) -> None:
-    files = files_in(bucket, f"refused-{code}", between.url)
+    files = object_files(bucket, f"refused-{code}", between.url)
     between.act = every_put(refusal(status, code))
     with pytest.raises(OSError, match=code) as refused:
         files.put("0", b"mine")
@@ -174,7 +166,7 @@ def test_a_refusal_surely_did_not_land(bucket: Bucket, between: Between, status:
 
 
 def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "lost-then-refused", between.url)
+    files = object_files(bucket, "lost-then-refused", between.url)
     answers = iter([CUT_REPLY, refusal(403, "AccessDenied")])
     between.act = lambda request: next(answers) if request.method == "PUT" else GO_ON
     with pytest.raises(PutUnknownError):
@@ -184,7 +176,7 @@ def test_a_refusal_after_a_lost_answer_is_unknown(bucket: Bucket, between: Betwe
 def test_what_is_taken_and_cannot_be_read_is_unknown(
     bucket: Bucket, between: Between, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = files_in(bucket, "unread", between.url)
+    files = object_files(bucket, "unread", between.url)
     files.put("0", b"mine")
     between.act = lambda request: GO_ON if request.method == "PUT" else refusal(403, "AccessDenied")
     with pytest.raises(PutUnknownError, match="could not be read"):
@@ -192,7 +184,7 @@ def test_what_is_taken_and_cannot_be_read_is_unknown(
 
 
 def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "reads", between.url)
+    files = object_files(bucket, "reads", between.url)
     files.put("log/0", b"mine")
     for act in (lambda: files.read("log/0") == b"mine", lambda: files.names("log") == ["0"]):
         answers = iter([refusal(503, "SlowDown"), CUT_REPLY])
@@ -203,7 +195,7 @@ def test_a_request_that_reads_is_repeated(bucket: Bucket, between: Between) -> N
 def test_a_store_that_is_gone_is_waited_for_and_there_again(tmp_path: Path) -> None:
     with S3Server(tmp_path / "s3") as server:
         bucket = Bucket(server)
-        files = files_in(bucket, "gone")
+        files = object_files(bucket, "gone")
         assert files.put("0", b"mine") == Landed()
         server.kill()
         with pytest.raises(OSError, match="No connection") as gone:
@@ -215,7 +207,7 @@ def test_a_store_that_is_gone_is_waited_for_and_there_again(tmp_path: Path) -> N
 
 
 def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
-    files = files_in(bucket, "ck", name="nobody-made-it")
+    files = object_files(bucket, "ck", name="nobody-made-it")
     for ask in (lambda: files.read("0"), lambda: files.names(""), lambda: files.put("0", b"")):
         with pytest.raises(OSError, match=r"NoSuchBucket") as missing:
             ask()
@@ -225,7 +217,7 @@ def test_a_missing_bucket_is_no_missing_file(bucket: Bucket) -> None:
 
 
 def test_wrong_keys_are_told_without_a_word_of_them(bucket: Bucket) -> None:
-    files = files_in(bucket, "ck", secret_access_key="very-secret")  # noqa: S106 - wrong on purpose
+    files = object_files(bucket, "ck", secret_access_key="very-secret")  # noqa: S106 - wrong on purpose
     with pytest.raises(ConfigurationError, match="SignatureDoesNotMatch") as refused:
         files.check()
     assert refused.value.__cause__ is None
@@ -242,8 +234,8 @@ def test_a_user_who_may_only_read_is_refused(tmp_path: Path) -> None:
             "Action": ["s3:GetObject", "s3:ListBucket"],
             "Resource": ["arn:aws:s3:::{bucket.name}", "arn:aws:s3:::{bucket.name}/*"]}}]}}"""
         bucket.client.put_bucket_policy(Bucket=bucket.name, Policy=policy)
-        files_in(bucket, "ck").put("0", b"there")
-        files = files_in(bucket, "ck", access_key_id="reader", secret_access_key="reader-secret")  # noqa: S106
+        object_files(bucket, "ck").put("0", b"there")
+        files = object_files(bucket, "ck", access_key_id="reader", secret_access_key="reader-secret")  # noqa: S106
         assert files.read("0") == b"there"
         with pytest.raises(ConfigurationError, match=r"AccessDenied.*Next: Allow this user"):
             files.check()
@@ -282,7 +274,7 @@ os.wait()
 
 
 def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "proof", between.url)
+    files = object_files(bucket, "proof", between.url)
     prove(files)
     races = [one for one in between.seen if one.method == "PUT" and ".races-" in one.path]
     assert len(races) == 2 * RACES
@@ -296,7 +288,7 @@ def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
 
 def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -> None:
     """The proxy takes the condition away from one put of the last race, as a store would that looks and then puts."""
-    files = files_in(bucket, "two-winners", between.url)
+    files = object_files(bucket, "two-winners", between.url)
     races: list[str] = []
 
     def unconditional(request: Request) -> str | Reply:
@@ -314,14 +306,14 @@ def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -
 
 
 def test_a_store_without_conditions_is_refused(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "no-condition", between.url)
+    files = object_files(bucket, "no-condition", between.url)
     between.act = every_put(Reply(200, b"", (("ETag", '"00"'),)))
     with pytest.raises(ConfigurationError, match="only if there is none"):
         prove(files)
 
 
 def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "unknown-race", between.url)
+    files = object_files(bucket, "unknown-race", between.url)
     lost: set[str] = set()
 
     def lose_one(request: Request) -> str | Reply:
@@ -337,7 +329,7 @@ def test_a_race_without_a_known_end_is_held_again(bucket: Bucket, between: Betwe
 
 
 def test_a_store_that_never_tells_is_named(bucket: Bucket, between: Between) -> None:
-    files = files_in(bucket, "never", between.url)
+    files = object_files(bucket, "never", between.url)
     between.act = lambda request: refusal(500, "InternalError") if ".races-" in request.path else GO_ON
     with pytest.raises(ConfigurationError, match="did not say which of two puts"):
         prove(files)

@@ -22,6 +22,8 @@ _DEFAULT_PROVIDERS = (
     "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider"
 )
 _AMAZON = re.compile(r"(?:https?://)?s3(?:[.-](?P<region>[a-z]{2,3}(?:-[a-z]+)+-\d))?\.amazonaws\.com(?:\.cn)?/?")
+_REGION_ELSEWHERE = "us-east-2"
+"""S3A's region of a store that is not Amazon's, if no setting names one."""
 _ENCRYPTIONS = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
 _KMS_KEY, _CUSTOMER_KEY = "sse_kms_key_id", "sse_customer_key_base64"
 _PROVIDER_PATH = "hadoop.security.credential.provider.path"
@@ -124,7 +126,7 @@ def _endpoint_of_s3(bucket: str, settings: HadoopSettings) -> dict[str, Any]:
     host = host.rstrip("/")
     return {
         "endpoint": f"{scheme or secure}://{host if by_path else f'{bucket}.{host}'}",
-        "region": region or "us-east-1",
+        "region": region or _REGION_ELSEWHERE,
         "virtual_hosted_style_request": not by_path,
         "conditional_put": "etag",
         "skip_signature": False,
