@@ -1,0 +1,125 @@
+"""A query whose checkpoint is in an S3 bucket, on Spark 4.0, whose own connector cannot put if absent.
+
+Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
+
+    pytest -m slow tests/spark/test_object_checkpoints.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from object_files import object_files
+from s3_bucket import Bucket
+from shared_servers import s3_server
+from spark.harness import Job
+from spark.kills import hold_at
+from spark.pipeline import ENDED, REFUSED
+from spark.processes import Run
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.files import FilesLogStore
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.view import LogView
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.jars import resolve
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+
+HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.1"
+ROWS, ROWS_PER_BATCH = 1_200, 400
+SUPERSEDED, STALE, BY_SPARK = "SupersededError", "StaleBatchError", "oncurrent"
+
+
+class ObjectJob(Job):
+    """A job whose checkpoint is in a new bucket."""
+
+    def __init__(self, kafka: Cluster, folder: Path, **config: Any) -> None:
+        self.bucket = Bucket(s3_server())
+        url = f"s3a://{self.bucket.name}/checkpoints/to%20tals"
+        super().__init__(
+            kafka.bootstrap,
+            folder,
+            rows=ROWS,
+            again=False,
+            rows_per_batch=ROWS_PER_BATCH,
+            plan="spark.plans:stateless",
+            spark=self._settings(),
+            checkpoint=url,
+            **config,
+        )
+        self.files = object_files(self.bucket, "checkpoints/to%20tals")
+
+    def _settings(self) -> Mapping[str, str]:
+        return {
+            # On the class path, and not in spark.jars: Spark copies those, and they are large.
+            "spark.driver.extraClassPath": ":".join(map(str, resolve((HADOOP_AWS,)))),
+            "spark.hadoop.fs.s3a.endpoint": self.bucket.server.url,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.access.key": ACCESS_KEY,
+            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.secret.key": SECRET_KEY,
+        }
+
+    def log(self) -> LogView:
+        return DecisionLog(FilesLogStore(self.files)).read(LogView())
+
+    def decided(self) -> int:
+        newest = self.log().newest_decision
+        return newest.batch if newest is not None else -1
+
+    @property
+    def query(self) -> str:
+        return short_query(str(json.loads(self.files.read("metadata") or b"")["id"]))
+
+
+def why_it_ended(job: Job, run: Run) -> str:
+    return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))
+
+
+@pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
+def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
+    with ObjectJob(kafka, tmp_path / "job") as job:
+        hold = hold_at(phase, job, batch=1)
+        first = job.start()
+        hold.wait(first.check)
+        assert job.decided() == (1 if phase == "FINISHING" else 0)
+        first.kill()
+        hold.cancel()
+        job.start().finish()
+        assert job.decided() == 2
+        assert json.loads(job.files.read("sparkonce/proved") or b"")["races"] == 20
+        assert not [one for one in job.bucket.keys("") if "/.races-" in one or "/.sparkonce-" in one]
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
+
+
+@pytest.mark.parametrize("phase", ["CLAIMING", "WRITING", "DECIDING", "FINISHING"])
+def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: str) -> None:
+    """The older one stands still while the newer one goes on, and wakes up in the middle of it.
+
+    S3A renames by copying, so Spark's own logs do not keep two drivers apart.
+    """
+    with ObjectJob(kafka, tmp_path / "job") as job:
+        held = hold_at(phase, job, batch=0 if phase == "CLAIMING" else 1)
+        first = job.start()
+        held.wait(first.check)
+        # Its claim is in the log when it comes to its last batch, and it has all of that before it.
+        newer = hold_at("WRITING", job, batch=2)
+        second = job.start()
+        newer.wait(second.check)
+        held.release()
+        newer.release()
+        codes = first.join(), second.join()
+        reasons = why_it_ended(job, first), why_it_ended(job, second)
+        assert any(codes), "one of them is stopped"
+        if all(codes):
+            job.start().finish()
+        assert any(one in reasons[0] for one in (SUPERSEDED, STALE, BY_SPARK)) or codes[0] == 0, reasons
+        verdict = job.judge()
+        assert verdict.is_exactly_once, verdict
