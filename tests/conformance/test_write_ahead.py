@@ -8,7 +8,10 @@ import pyarrow as pa
 import pytest
 
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
+from object_files import object_files
 from plain_store import PlainStore
+from s3_bucket import Bucket
+from shared_servers import s3_server
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
@@ -101,3 +104,26 @@ class TestOnAStoreWithoutRenames(TestTransactional):
 class TestWholeBatchesOnAStoreWithoutRenames(TestWholeBatches):
     store = PlainStore
     prepared = "rows"
+
+
+@pytest.mark.drawn(8, "rows that wait in a bucket")
+class TestInABucket(TestOnAStoreWithoutRenames):
+    """On a real S3 server."""
+
+    @staticmethod
+    def store(folder: Path) -> CheckpointFiles:
+        return object_files(Bucket(s3_server()), folder.as_posix().strip("/"))
+
+    def make(self, **changed: Any) -> WriteAheadSink:
+        kept = self.__dict__.setdefault("kept", self.store(self.root / "checkpoint"))
+        sink = WriteAheadSink(self.target, **{**self.settings, **changed})
+        sink.use_checkpoint(kept)
+        return sink
+
+    def expire(self, handle: Handle) -> bool:
+        self.__dict__["kept"].delete([f"sparkonce-write-ahead/write-ahead/rows/{handle['name']}"])
+        return True
+
+    def restart_server(self) -> bool:
+        s3_server().restart()
+        return True

@@ -7,6 +7,7 @@ client reads no setting of Hadoop: `sparkonce.spark.checkpoints.credentials` tra
 from __future__ import annotations
 
 import errno
+import io
 import os
 import secrets
 import threading
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 from sparkonce.arguments import missing_package
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
@@ -31,6 +32,7 @@ _PUTS_IN_DOUBT = 4
 """The tries of a put whose answers are lost. Each one that is repeated may meet the bytes of an earlier one."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _AT_ONCE = 8
+_PART_BYTES, _PARTS_AT_ONCE = 8 * 2**20, 4
 
 Answer = TypeVar("Answer")
 
@@ -136,6 +138,29 @@ class ObjectFiles(CheckpointFiles):
         except FileNotFoundError:
             return None
 
+    def exists(self, path: str) -> bool:
+        """See `CheckpointFiles.exists`."""
+        # An answer without a body does not tell a missing object from a missing bucket: reading does.
+        return self._size(path) is not None or self.read(path) is not None
+
+    def open(self, path: str) -> BinaryIO | None:
+        """See `CheckpointFiles.open`. Reads a part at a time."""
+        size = self._size(path)
+        if size is None:
+            return super().open(path)
+        return cast("BinaryIO", io.BufferedReader(_Parts(self, path, size), _PART_BYTES))
+
+    def read_part(self, path: str, start: int, length: int) -> bytes:
+        """Returns a part of a file, which is there. Raises OSError if it is not."""
+        return self._ask(
+            path, lambda client: bytes(_obstore().get_range(client, self._key(path), start=start, length=length))
+        )
+
+    def put_large(self, path: str, file: BinaryIO) -> None:
+        """See `CheckpointFiles.put_large`. A large object is put in parts, and stands once all are there."""
+        parts = {"chunk_size": _PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
+        self._ask(path, lambda client: _obstore().put(client, self._key(path), file, **parts))
+
     def names(self, folder: str) -> Sequence[str]:
         """See `CheckpointFiles.names`."""
         prefix = self._key(folder)
@@ -207,6 +232,12 @@ class ObjectFiles(CheckpointFiles):
         """See `CheckpointFiles.inside`."""
         return ObjectFiles(self._shown(folder), self._key(folder), self._access)
 
+    def _size(self, path: str) -> int | None:
+        try:
+            return int(self._ask(path, lambda client: _obstore().head(client, self._key(path)))["size"])
+        except FileNotFoundError:
+            return None
+
     def _standing(self, path: str) -> bytes | None:
         """Returns the file under a name that is taken; None if there is none, for then another put was under way.
 
@@ -252,6 +283,39 @@ class ObjectFiles(CheckpointFiles):
 
     def _shown(self, path: str) -> str:
         return f"{self._location}/{path}" if path else self._location
+
+
+class _Parts(io.RawIOBase):
+    """An object, read by its ranges."""
+
+    def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
+        super().__init__()
+        self._files = files
+        self._path = path
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        part = self._files.read_part(self._path, self._at, length)
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
 
 
 def _obstore() -> Any:
