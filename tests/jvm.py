@@ -36,4 +36,4 @@ def hadoop_conf(jvm: Any, settings: Mapping[str, str] | None = None) -> Any:
 
 
 def hadoop_files(jvm: Any, url: str, settings: Mapping[str, str] | None = None) -> HadoopFiles:
-    return HadoopFiles.open(jvm, hadoop_conf(jvm, settings), url)
+    return HadoopFiles.connect(jvm, hadoop_conf(jvm, settings), url)

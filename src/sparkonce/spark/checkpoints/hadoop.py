@@ -141,7 +141,7 @@ class HadoopFiles(FileSystemFiles):
         self._context = context
 
     @classmethod
-    def open(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
+    def connect(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
         """Opens clients of our own: Spark's are shared, and have other settings.
 
         Raises:

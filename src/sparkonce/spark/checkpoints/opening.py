@@ -13,6 +13,7 @@ from sparkonce.checkpoint.location import OBJECT_STORES, local_folder
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
+from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce.spark.jvm import jvm
 
 
@@ -30,7 +31,9 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     if url.startswith("file:"):
         return LocalFiles(local_folder(url))
     if url.startswith(("hdfs:", "viewfs:")):
-        return HadoopFiles.open(jvm(), hadoop_settings(spark), url)
+        return HadoopFiles.connect(jvm(), hadoop_settings(spark), url)
+    if url.startswith("s3a:") and (files := S3AFiles.connect(jvm(), hadoop_settings(spark), url)) is not None:
+        return files
     if url.partition(":")[0] in OBJECT_STORES:
         return object_files(url, hadoop_settings(spark))
     raise ConfigurationError(

@@ -35,7 +35,7 @@ class S3AFiles(FileSystemFiles):
     """See `CheckpointFiles`."""
 
     @classmethod
-    def open(cls, jvm: Any, settings: Any, folder: str) -> S3AFiles | None:
+    def connect(cls, jvm: Any, settings: Any, folder: str) -> S3AFiles | None:
         """Opens a client of our own. Returns None if its version has no conditional put, or the bucket must not use it.
 
         Raises:
