@@ -80,11 +80,16 @@ class FileSystemFiles(CheckpointFiles):
                 setting="checkpoint",
             ) from error
 
+    def exists(self, path: str) -> bool:
+        """See `CheckpointFiles.exists`."""
+        return in_time(lambda: bool(called(lambda: self._fs.exists(self._path(path)))))
+
     def for_workers(self) -> CheckpointFiles:
         """See `CheckpointFiles.for_workers`."""
         raise ConfigurationError(
-            f"checkpoint={self.location!r} is reached through the driver's JVM, which Python workers do not have.",
-            next_step="Give a checkpoint on a mounted disk.",
+            f"checkpoint={self.location!r} is reached through the driver's JVM, which Python workers do not have, and "
+            "a sink's workers write rows there.",
+            next_step="Give that sink folder=, the path of a mounted disk or the s3a: URL of a folder for its rows.",
             setting="checkpoint",
         )
 
@@ -141,7 +146,7 @@ class HadoopFiles(FileSystemFiles):
         self._context = context
 
     @classmethod
-    def connect(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
+    def opened(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
         """Opens clients of our own: Spark's are shared, and have other settings.
 
         Raises:

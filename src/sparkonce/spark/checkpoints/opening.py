@@ -9,8 +9,9 @@ from pyspark.sql import SparkSession
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import OBJECT_STORES, local_folder
+from sparkonce.checkpoint.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark.checkpoints.calls import StoreError
 from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.checkpoints.s3a import S3AFiles
@@ -28,17 +29,23 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
         ConfigurationError: if the session cannot reach the store, or the store cannot carry a decision log.
     """
     url = _qualified(spark, location)
-    if url.startswith("file:"):
+    scheme = url.partition(":")[0]
+    if scheme == "file":
         return LocalFiles(local_folder(url))
-    if url.startswith(("hdfs:", "viewfs:")):
-        return HadoopFiles.connect(jvm(), hadoop_settings(spark), url)
-    if url.startswith("s3a:") and (files := S3AFiles.connect(jvm(), hadoop_settings(spark), url)) is not None:
-        return files
-    if url.partition(":")[0] in OBJECT_STORES:
-        return object_files(url, hadoop_settings(spark))
+    settings = hadoop_settings(spark)
+    try:
+        if scheme in HADOOP:
+            return HadoopFiles.opened(jvm(), settings, url)
+        # Older versions of S3A have no conditional put, and the connectors of other stores have none to ask for.
+        if scheme == "s3a" and (files := S3AFiles.opened(jvm(), settings, url)) is not None:
+            return files
+    except StoreError as error:
+        raise _unreachable(location, error.strerror) from None
+    if scheme in OBJECT_STORES:
+        return object_files(url, settings)
     raise ConfigurationError(
-        f"checkpoint={location!r} is {url}, and that store cannot carry a decision log yet.",
-        next_step="Give the path of a disk that is mounted by every host on which the driver may run.",
+        f"checkpoint={location!r} is {url}, and that store cannot carry a decision log.",
+        next_step=f"Give a URL with one of {', '.join(SCHEMES)}.",
         setting="checkpoint",
     )
 
@@ -50,12 +57,16 @@ def _qualified(spark: SparkSession, location: str) -> str:
         path = jvm().org.apache.hadoop.fs.Path(location)
         return str(path.getFileSystem(settings).makeQualified(path).toString())
     except Py4JJavaError as error:
-        raise ConfigurationError(
-            f"checkpoint={location!r}: Spark cannot reach that store: {error.java_exception.toString()}.",
-            next_step="Give Spark the store's connector (such as hadoop-aws, in the version of Spark's Hadoop) and its "
-            "settings spark.hadoop.fs.…; a query without sparkonce needs them for this checkpoint, too.",
-            setting="checkpoint",
-        ) from None
+        raise _unreachable(location, error.java_exception.toString()) from None
+
+
+def _unreachable(location: str, reason: str | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"checkpoint={location!r}: Spark cannot reach that store: {reason}.",
+        next_step="Give Spark the store's connector (such as hadoop-aws, in the version of Spark's Hadoop) and its "
+        "settings spark.hadoop.fs.…; a query without sparkonce needs them for this checkpoint, too.",
+        setting="checkpoint",
+    )
 
 
 def hadoop_settings(spark: SparkSession) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sparkonce.checkpoint.files import Landed, PutUnknownError, Taken
+from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
+from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -32,23 +33,36 @@ _NEVER_SENT = frozenset({"ConnectException", "UnknownHostException"})
 
 
 class S3AFiles(FileSystemFiles):
-    """See `CheckpointFiles`."""
+    """See `CheckpointFiles`.
+
+    Args:
+        jvm: The JVM of the session.
+        filesystem: A ``FileSystem`` of our own.
+        folder: The folder's URL.
+        settings: Hadoop's, from which a client for Python workers gets its credentials.
+    """
+
+    def __init__(self, jvm: Any, filesystem: Any, folder: str, settings: Any) -> None:
+        super().__init__(jvm, filesystem, folder)
+        self._settings = settings
 
     @classmethod
-    def connect(cls, jvm: Any, settings: Any, folder: str) -> S3AFiles | None:
+    def opened(cls, jvm: Any, settings: Any, folder: str) -> S3AFiles | None:
         """Opens a client of our own. Returns None if its version has no conditional put, or the bucket must not use it.
 
         Raises:
             StoreError: if there are no credentials, or the connector is not there.
         """
-        own = bounded(jvm, settings, _SETTINGS)
         fs = jvm.org.apache.hadoop.fs
         path = called(lambda: fs.Path(folder))
+        # A setting of the bucket goes before one of all buckets.
+        bucket = f"fs.s3a.bucket.{path.toUri().getAuthority()}."
+        own = bounded(jvm, settings, {name.replace("fs.s3a.", bucket, 1): value for name, value in _SETTINGS.items()})
         filesystem = called(lambda: fs.FileSystem.newInstance(path.toUri(), own))
         if not called(lambda: filesystem.hasPathCapability(path, CONDITIONAL)):
             called(filesystem.close)
             return None
-        return cls(jvm, filesystem, folder)
+        return cls(jvm, filesystem, folder, settings)
 
     @property
     def needs_proof(self) -> bool:
@@ -66,7 +80,11 @@ class S3AFiles(FileSystemFiles):
 
     def inside(self, folder: str) -> S3AFiles:
         """See `CheckpointFiles.inside`."""
-        return S3AFiles(self._jvm, self._fs, f"{self._folder}/{folder}")
+        return S3AFiles(self._jvm, self._fs, f"{self._folder}/{folder}", self._settings)
+
+    def for_workers(self) -> CheckpointFiles:
+        """See `CheckpointFiles.for_workers`."""
+        return object_files(self._folder, self._settings).for_workers()
 
     def _put(self, path: str, data: bytes, decisive: Decisive) -> Landed | Taken:
         final = self._path(path)
