@@ -65,7 +65,7 @@ MADE = [
     Mistake("WriteAheadSink('print', applies=Applies.IDEMPOTENT)", "apply='print' is not a function"),
     Mistake("WriteAheadSink(print, applies='once')", "applies='once' is not known"),
     Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, parallel=True)", "parallel=True is not a whole number"),
-    Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='s3://bucket/rows')", "local or mounted disk"),
+    Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='s3://bucket/rows')", "only if there is none"),
     Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, folder='~/rows')", "nobody expands it"),
     Mistake("read_manifests(None)", "path=None is not a text"),
     Mistake("whole_batches('/out', store_options='s3')", "store_options='s3' is not a mapping"),

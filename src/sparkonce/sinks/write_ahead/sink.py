@@ -47,7 +47,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         wait_s: How long a commit waits for its calls before the driver asks again, in seconds. A call that takes longer
             continues; the query stops if it has not returned by the driver's ``outage_patience_s``.
         folder: The folder in which rows wait; None for ``sparkonce-write-ahead`` in the query's checkpoint. The driver
-            and all executors must see its disk under this path. The ledger is in the checkpoint in any case.
+            and all executors must see it under this path or URL. The ledger is in the checkpoint in any case.
         guarantee: The level at which the sink is run. Below EXACTLY_ONCE the workers call the function as soon as a
             slot's rows are there, and it has to be picklable by cloudpickle.
         name: Unique within the query, and the same after a restart.
