@@ -134,8 +134,10 @@ class S3AFiles(FileSystemFiles):
         stream = called(lambda: builder.opt("fs.s3a.create.performance", True).recursive().build())
         try:
             called(lambda: stream.write(data))
-        finally:
-            called(stream.close)
+        except StoreError:
+            called(stream.abort)  # closing it would put what it has
+            raise
+        called(stream.close)
 
     def _try_out(self) -> None:
         name = ".sparkonce-tried"
