@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from collections.abc import Iterator
+from pickle import dumps
+
+import pytest
+
+from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite
+from shared_servers import USES_HDFS, hdfs_server
+from sparkonce.checkpoint import hdfs
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.rig.proxy import FaultProxy, RequestFault
+
+pytestmark = [USES_HDFS, pytest.mark.drawn(3, "a checkpoint on HDFS, without a JVM")]
+
+
+def new_url(address: str = "", folder: str = "") -> str:
+    cluster = f"hdfs://{address}" if address else hdfs_server().url
+    return f"{cluster}{folder or new_folder()}"
+
+
+def new_folder() -> str:
+    return f"/checkpoints/{secrets.token_hex(6)}"
+
+
+class TestHdfsNative(CheckpointSuite):
+    @pytest.fixture
+    def files(self) -> CheckpointFiles:
+        return HdfsFiles(new_url())
+
+    def another(self, files: CheckpointFiles) -> CheckpointFiles:
+        return HdfsFiles(files.location)
+
+    def opening(self, files: CheckpointFiles) -> str:
+        return f"import base64, pickle\nfiles = pickle.loads(base64.b64decode({b64encode(dumps(files))!r}))"
+
+
+class TestHdfsNativeBehindFaults(NetworkSuite):
+    @pytest.fixture
+    def faulty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+        monkeypatch.setattr(hdfs, "DEADLINE_S", 3.0)
+        folder, server = new_folder(), hdfs_server()
+        with FaultProxy(("127.0.0.1", server.port), {"rename": b"rename", "delete": b"delete"}) as proxy:
+            files = HdfsFiles(new_url(proxy.address, folder))
+
+            def lose_reply() -> None:
+                proxy.trap("rename", RequestFault.REPLY_LOST)
+
+            def lose_replies() -> None:
+                lose_reply()
+                for number in range(1, 20):
+                    proxy.trap("rename", RequestFault.STALLED, number + 1)
+                    proxy.trap("delete", RequestFault.STALLED, number)
+
+            def heal() -> None:
+                proxy.clear()
+                proxy.heal()
+                proxy.cut()
+                monkeypatch.undo()
+
+            yield Faulty(files, HdfsFiles(new_url(folder=folder)), lose_reply, lose_replies, proxy.swallow, heal)
