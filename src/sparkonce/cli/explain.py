@@ -29,7 +29,9 @@ class Required(str, Enum):
 
 
 def explain(
-    target: Annotated[Path, typer.Argument(help="A checkpoint folder, or a Python file that starts queries.")],
+    target: Annotated[
+        str, typer.Argument(help="A checkpoint: a folder or a URL; or a Python file that starts queries.")
+    ],
     arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments, after --.")] = None,
     sink: Annotated[
         str | None, typer.Option(help="The Spark format that is written, if a checkpoint does not say: kafka, delta, …")
@@ -56,21 +58,20 @@ def explain(
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
     from sparkonce.analysis.durations import parse_duration
-    from sparkonce.checkpoint.local import LocalFiles
+    from sparkonce.checkpoint.opening import open_location
 
     unseen = ""
     servers = {"bootstrap.servers": bootstrap} if bootstrap else None
     try:
         away = parse_duration(downtime, "--downtime") if downtime else None
         known = _reader(reader)
-        if target.is_dir():
+        if "://" in target or Path(target).is_dir():
             asked = servers if ask else None
-            found = [
-                explain_checkpoint(LocalFiles(target.absolute()), sink=sink, reader=known, downtime=away, ask=asked)
-            ]
-        elif target.is_file():
+            files = open_location(target if "://" in target else str(Path(target).absolute()))
+            found = [explain_checkpoint(files, sink=sink, reader=known, downtime=away, ask=asked)]
+        elif Path(target).is_file():
             found, unseen = _of_file(
-                target,
+                Path(target),
                 arguments or [],
                 sink=sink,
                 reader=known,
@@ -80,8 +81,11 @@ def explain(
             )
         else:
             raise ConfigurationError(
-                f"{str(target)!r} is neither a folder nor a file.", next_step="Give a checkpoint or a query file."
+                f"{target!r} is neither a folder nor a file.", next_step="Give a checkpoint or a query file."
             )
+    except OSError as error:
+        tell(_unread(target, error))
+        raise typer.Exit(_FAILED) from error
     except SparkonceError as error:
         tell(error)
         raise typer.Exit(_FAILED) from error
@@ -93,6 +97,13 @@ def explain(
         typer.echo(f"--require {require.value}: {unseen}", err=True)
     if unseen or level is not Guarantee(require.value):
         raise typer.Exit(_WEAKER)
+
+
+def _unread(target: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{target!r} cannot be read: {error.strerror}.",
+        next_step="Give this process the store's credentials: see docs/checkpoints.md#without-spark.",
+    )
 
 
 def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":

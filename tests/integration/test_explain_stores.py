@@ -1,0 +1,98 @@
+"""``sparkonce explain`` on checkpoints that are not on this machine's disk, without Spark."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+import pytest
+from typer.testing import CliRunner
+
+from object_files import object_files
+from s3_bucket import Bucket
+from shared_servers import USES_HDFS, hdfs_server, s3_server
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.objects import ObjectFiles
+from sparkonce.checkpoint.opening import open_location
+from sparkonce.cli.main import app
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.files import log_store
+from sparkonce.protocol.records import Claim
+from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
+
+SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{}}'
+QUERY = "c4568601-81bc-4954-a0c3-3f9dd4a338f4"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket whose keys are in the environment."""
+    bucket = Bucket(s3_server())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    return bucket
+
+
+def make_checkpoint(files: CheckpointFiles) -> None:
+    """Puts a query that has read a topic and writes to a sink of ours."""
+    files.put("metadata", json.dumps({"id": QUERY}).encode())
+    files.put("offsets/3", "\n".join(["v1", SETTINGS, '{"orders":{"0":5}}']).encode())
+    sinks = (("kafka", (("cluster_id", "c"), ("transaction_timeout_ms", "900000"))),)
+    claim = Claim(nonce="00000000", run="run", query=QUERY, location=files.location, sinks=sinks)
+    assert DecisionLog(log_store(files)).put(0, claim) is None
+
+
+def explained(url: str) -> list[tuple[str, str]]:
+    done = CliRunner().invoke(app, ["explain", url, "--no-ask", "--json"])
+    assert done.exit_code == 0, done.output
+    return [(part["role"], part["name"]) for part in json.loads(done.stdout)["queries"][0]["parts"]]
+
+
+FOUND = [("source", "kafka: orders"), ("sink", "sparkonce: kafka")]
+
+
+def test_a_checkpoint_in_a_bucket(bucket: Bucket) -> None:
+    make_checkpoint(object_files(bucket, "checkpoints/a%20b"))
+    assert set(FOUND) <= set(explained(f"s3a://{bucket.name}/checkpoints/a%20b"))
+
+
+@USES_HDFS
+def test_a_checkpoint_on_hdfs() -> None:
+    url = f"{hdfs_server().url}/checkpoints/{secrets.token_hex(6)}"
+    make_checkpoint(HdfsFiles(url))
+    assert set(FOUND) <= set(explained(f"{url}/"))
+
+
+def test_a_folder_that_is_no_checkpoint(bucket: Bucket) -> None:
+    done = CliRunner().invoke(app, ["explain", f"s3a://{bucket.name}/nothing"])
+    assert done.exit_code == 2
+    assert "is not a checkpoint" in done.output
+
+
+def test_keys_that_the_store_does_not_know(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-wrong")
+    done = CliRunner().invoke(app, ["explain", f"s3a://{bucket.name}/nothing"])
+    assert done.exit_code == 2
+    assert "SignatureDoesNotMatch" in done.output
+    assert "credentials" in done.output
+    assert "very-wrong" not in done.output
+
+
+def test_each_location_has_its_files() -> None:
+    azure = open_location("abfss://box@account.dfs.core.windows.net/a%20b/")
+    google = open_location("gs://bucket/a/b")
+    assert isinstance(azure, ObjectFiles)
+    assert isinstance(google, ObjectFiles)
+    assert (azure.location, azure._prefix) == ("abfss://box@account.dfs.core.windows.net/a%20b", "a%20b")
+    assert azure._access.options["endpoint"] == "https://account.blob.core.windows.net"
+    assert (google._access.kind, google._access.bucket, google._prefix) == ("gcs", "bucket", "a/b")
+    for local in ("/data/a%20b", "file:///data/a%20b"):
+        files = open_location(local)
+        assert isinstance(files, LocalFiles)
+        assert str(files.folder) == "/data/a%20b"
+    with pytest.raises(ConfigurationError, match="ftp"):
+        open_location("ftp://host/a")
