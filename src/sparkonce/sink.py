@@ -334,18 +334,10 @@ class TwoPhaseCommitSink(abc.ABC):
         return ()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:  # noqa: B027 - optional
-        """Takes the files of the query's checkpoint, once, on the driver, when the query is started.
-
-        Serves sinks that keep rows there until the decision, see `sparkonce.sinks.write_ahead`. Such a sink object
-        belongs to one query: it refuses a second folder, and takes the same one again.
-        """
+        """Takes the checkpoint's files, on the driver, at the start. Who keeps rows there refuses a second query's."""
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:  # noqa: B027 - optional
-        """Opens the folders that the sink was given by URL, once, on the driver, before `use_checkpoint`.
-
-        Args:
-            open_folder: A function that opens a folder as Spark would, and raises ConfigurationError if it cannot.
-        """
+        """Opens folders that the sink was given by URL, on the driver, before `use_checkpoint`."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns the columns that the sink writes; by default all. The fingerprint covers them, so none is a map.

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -16,7 +15,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparkonce.arguments import flag, function, number, shown, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
-from sparkonce.checkpoint.proof import prove
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
@@ -33,7 +31,7 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
-from sparkonce.spark.checkpoints.opening import open_checkpoint
+from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.grouping import slots_of_offsets
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
@@ -328,13 +326,7 @@ class ExactlyOnce:
 
     def _open(self, df: DataFrame) -> CheckpointFiles:
         """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""
-        if self._files is None:
-            files = open_checkpoint(df.sparkSession, self.checkpoint)
-            prove(files)
-            for sink in self._sinks.values():
-                sink.use_folders(partial(open_checkpoint, df.sparkSession))
-                sink.use_checkpoint(files)
-            self._files = files
+        self._files = self._files or open_for(df.sparkSession, self.checkpoint, self._sinks.values())
         return self._files
 
     def _check_not_running(self) -> None:

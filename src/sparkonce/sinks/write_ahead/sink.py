@@ -84,6 +84,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         if self._rows_url is not None and self._rows_url.startswith("/"):
             self._rows = LocalFiles(Path(self._rows_url))
         self._checkpoint: CheckpointFiles | None = None
+        self._shared: CheckpointFiles | None = None
         self._check()
 
     @property
@@ -106,7 +107,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     def use_rows(self, files: CheckpointFiles) -> None:
         """Lets rows wait there, in place of the checkpoint."""
-        self._rows = files
+        self._rows = files.for_workers()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:
         """Keeps the ledger there, and the rows if no folder was given.
@@ -121,7 +122,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 f"rows and notes in checkpoint={bound.location!r}.",
                 next_step="Make a sink object for each query.",
             )
-        (self._rows or files).for_workers()  # they write rows there
+        if self._rows is None:
+            # The driver reaches rows by the workers' client, too: a JVM would hand them over as one array of bytes.
+            self._shared = files.for_workers()
         self._checkpoint = files
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
@@ -196,8 +199,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
         checkpoint = self._checkpoint
         rows = self._rows
-        if rows is None and self._rows_url is None and checkpoint is not None:
-            rows = checkpoint.inside(FOLDER)
+        if rows is None and self._rows_url is None and self._shared is not None:
+            rows = self._shared.inside(FOLDER)
         if rows is None:
             raise ConfigurationError(
                 f"Sink {self.name!r} has folder={self._rows_url!r}, and was not told of the query's checkpoint.",
@@ -211,11 +214,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     def __getstate__(self) -> dict[str, Any]:
         """Packs the functions: workers only write rows, and may lack the modules that the functions are made of."""
-        state = self.__dict__.copy()
-        if self._rows is not None:
-            state |= {"_rows": self._rows.for_workers(), "_checkpoint": None}
-        elif self._checkpoint is not None:
-            state["_checkpoint"] = self._checkpoint.for_workers()
+        state = {**self.__dict__, "_checkpoint": self._shared}
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return state
         return {**state, "apply": _Packed.of(self.apply), "is_applied": _Packed.of(self.is_applied)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -10,12 +11,29 @@ from pyspark.sql import SparkSession
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
+from sparkonce.checkpoint.proof import prove
 from sparkonce.errors import ConfigurationError
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.checkpoints.calls import StoreError
 from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce.spark.jvm import jvm
+
+
+def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitSink]) -> CheckpointFiles:
+    """Returns the files of a checkpoint, once its store has given its proof, and tells the sinks of them."""
+
+    def opened(location: str) -> CheckpointFiles:
+        files = open_checkpoint(spark, location)
+        prove(files)
+        return files
+
+    files = opened(location)
+    for sink in sinks:
+        sink.use_folders(opened)
+        sink.use_checkpoint(files)
+    return files
 
 
 def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
