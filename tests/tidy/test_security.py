@@ -19,6 +19,7 @@ RUNS_WHAT_IT_READS = {
 
 MAY_RUN = {
     "sinks/write_ahead/sink.py": "packs the user's own function for Spark's workers; no file holds it",
+    "spark/worker.py": "packs the writers behind a check of the worker; no file holds them",
     "spark/plans.py": "looks into a function that this process has pickled for the plan; no file holds it",
     "spark/job/script.py": "runs the program that the user names, as `python` would",
     "testing/scene.py": "tries whether a sink can be pickled as Spark does it, on one line",
@@ -28,6 +29,7 @@ MAY_RUN = {
 EVALUATES = {"eval", "exec", "compile", "__import__", "execfile"}
 IMPORTS_BY_NAME = {
     "lazy.py": "the names that a package itself lists",
+    "spark/shipped.py": "the clients that the sinks list, on a worker",
     "cli/orphans.py": "the sinks of a list of its own",
 }
 SHELLS = {

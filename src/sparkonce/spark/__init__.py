@@ -4,7 +4,8 @@
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
 - ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``grouping`` gives it fewer
-  slots; ``worker`` keeps Python workers light, and says what they need; ``shipped`` checks that inside them.
+  slots; ``worker`` keeps Python workers light, and gives them tasks with their needs; ``shipped`` checks those inside
+  them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``tables``: the sinks of Delta and Iceberg tables.

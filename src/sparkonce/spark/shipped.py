@@ -10,11 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, TypeAlias
 
-from pyspark import cloudpickle
-
-# Workers get copies of these functions. A function that is pickled by reference needs this module on the worker.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 Needs: TypeAlias = dict[str, Any]
 """Plain values, which any Python unpickles: ``version`` and ``build`` of the driver's sparkonce, ``modules``, ``files``
 and ``addresses`` by sink. A class of ours would need sparkonce."""
@@ -59,18 +54,22 @@ def reporter(needs: Needs) -> Callable[[Any], Iterator[Any]]:
     return report
 
 
-def checked_first(write: Callable[[Any], Iterator[Any]], needs: Needs) -> Callable[[Any], Iterator[Any]]:
-    """Returns the function with a check of the worker before it is unpickled, once a worker process.
+def check_once(needs: Needs) -> None:
+    """Checks this worker process, unless it was found to have the same needs before.
 
-    An executor may have joined after the check at the start, and may lack what the function refers to.
+    Raises:
+        PrepareError: naming the host and what it lacks.
     """
-    pickled = cloudpickle.dumps(write)
-
-    def write_checked(rows: Any) -> Iterator[Any]:
-        _check_once(needs)
-        yield from cloudpickle.loads(pickled)(rows)
-
-    return write_checked
+    key = repr(needs)
+    package = sys.modules.get("sparkonce")
+    if package is not None and key in vars(package).get("_checked", ()):
+        return
+    if found := lacking(needs):
+        text = f"Executor on host {socket.gethostname()!r}: {'; '.join(text for _, text in found)}."
+        # The class of this name may not be there. The driver reads the name, in the worker's traceback.
+        kind = type("PrepareError", (RuntimeError,), {"__module__": "sparkonce.errors"})
+        raise kind(f"{' '.join(text.split())} Next: {NEXT_STEPS[found[0][0]]}")
+    vars(sys.modules["sparkonce"]).setdefault("_checked", set()).add(key)
 
 
 def build_of(package: str) -> str:
@@ -136,16 +135,3 @@ def _refusal(host: str, port: int) -> str:
     except OSError as error:
         return f"{host}:{port} ({error.strerror or error})"
     return ""
-
-
-def _check_once(needs: Needs) -> None:
-    key = repr(needs)
-    package = sys.modules.get("sparkonce")
-    if package is not None and key in vars(package).get("_checked", ()):
-        return
-    if found := lacking(needs):
-        text = f"Executor on host {socket.gethostname()!r}: {'; '.join(text for _, text in found)}."
-        # The class of this name may not be there. The driver reads the name, in the worker's traceback.
-        kind = type("PrepareError", (RuntimeError,), {"__module__": "sparkonce.errors"})
-        raise kind(f"{' '.join(text.split())} Next: {NEXT_STEPS[found[0][0]]}")
-    vars(sys.modules["sparkonce"]).setdefault("_checked", set()).add(key)

@@ -21,11 +21,10 @@ from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
 from sparkonce.spark.grouping import grouped, is_worth_grouping
-from sparkonce.spark.shipped import checked_first
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.tables.sink import TableSink, quoted
 from sparkonce.spark.views import Share, arrow_schema, computed_once
-from sparkonce.spark.worker import lighten_worker, needs_of
+from sparkonce.spark.worker import checked_first, lighten_worker, needs_of
 
 logger = logging.getLogger("sparkonce")
 

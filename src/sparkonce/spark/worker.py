@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from zipimport import zipimporter
 
+from pyspark import cloudpickle
+
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.shipped import Needs, build_of
+from sparkonce.spark import shipped
+from sparkonce.spark.shipped import Needs, build_of, check_once
 from sparkonce.version import __version__
+
+# Workers get copies of its functions. A function that is pickled by reference needs its module on the worker.
+cloudpickle.register_pickle_by_value(shipped)
 
 _ALWAYS = ("numpy", "pandas", "pyarrow")
 """The modules that a batch's tasks import in every query; Spark's own Arrow functions refuse to run without pandas."""
@@ -44,3 +51,17 @@ def needs_of(sinks: Sequence[TwoPhaseCommitSink]) -> Needs:
         "modules": sorted({*_ALWAYS, *(module for one in needs for module in one.modules)}),
         "files": sorted({file for one in needs for file in one.files}),
     }
+
+
+def checked_first(write: Callable[[Any], Iterator[Any]], needs: Needs) -> Callable[[Any], Iterator[Any]]:
+    """Returns the function with a check of the worker before it is unpickled, once a worker process.
+
+    An executor may have joined after the check at the start, and may lack what the function refers to.
+    """
+    pickled = cloudpickle.dumps(write)
+
+    def write_checked(rows: Any) -> Iterator[Any]:
+        check_once(needs)
+        yield from cloudpickle.loads(pickled)(rows)
+
+    return write_checked
