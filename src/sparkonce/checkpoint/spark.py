@@ -69,7 +69,11 @@ class SparkCheckpoint:
                 f"{where} does not begin like one of Spark's offset logs: {version!r}.",
                 next_step="Restore the checkpoint from a copy.",
             )
-        return tuple(_canonical(line) for line in _sources(version, rest.splitlines()[1:]))
+        return tuple(canonical(line) for line in _sources(version, rest.splitlines()[1:]))
+
+    def is_by_place(self, batch: int) -> bool:
+        """Tells if a batch's offsets are in the order of its sources, as in version 1 of Spark's offset log."""
+        return (self._offsets(batch) or b"").startswith(b"v1\n")
 
     def source_lines(self, batch: int) -> list[str]:
         """Returns a batch's offsets for each source as they were written; empty if the file was cut off."""
@@ -118,7 +122,7 @@ def _sources(version: str, lines: list[str]) -> list[str]:
     return [offset for _, _, offset in named]
 
 
-def _canonical(line: str) -> str:
+def canonical(line: str) -> str:
     """Returns the same text for the same offsets; Spark writes ``-`` for a source that has none yet."""
     try:
         return json.dumps(json.loads(line), sort_keys=True, separators=(",", ":"))

@@ -32,6 +32,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoints.opening import open_for
+from sparkonce.spark.checkpoints.planned import check_planned
 from sparkonce.spark.grouping import slots_of_offsets
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
@@ -207,6 +208,7 @@ class ExactlyOnce:
                 f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
+        check_planned(df.sparkSession, _running(df)[1], batch, kept, offsets)
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))

@@ -1,0 +1,65 @@
+"""Compares the offsets in a checkpoint with those that the running query has planned its batch with.
+
+Spark's own commit of ``offsets/N`` is not atomic on every store: on S3 a rename is a copy. Two drivers on one
+checkpoint may then plan batch N with different offsets, and the file has those of the later one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sparkonce.checkpoint.spark import SparkCheckpoint, canonical
+from sparkonce.errors import CheckpointMismatchError
+from sparkonce.spark.jvm import items, jvm
+
+logger = logging.getLogger("sparkonce")
+
+_NONE_YET = "-"
+"""What Spark writes for a source that has no offset yet."""
+
+
+def check_planned(spark: SparkSession, query: str, batch: int, kept: SparkCheckpoint, recorded: Sequence[str]) -> None:
+    """Refuses a batch whose rows are not those that the checkpoint's offsets name.
+
+    Args:
+        spark: The session.
+        query: The query's id.
+        batch: The batch's number.
+        kept: The query's checkpoint.
+        recorded: The offsets of the batch there.
+
+    Raises:
+        CheckpointMismatchError: with both offsets.
+    """
+    try:
+        planned = _planned(spark, query, batch)
+    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
+        logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
+        return
+    if planned is None or planned == tuple(recorded) or not kept.is_by_place(batch):
+        return
+    raise CheckpointMismatchError(
+        f"The running query has planned batch {batch} with the offsets {list(planned)}, and "
+        f"{kept.files.location}/offsets/{batch} has {list(recorded)}: another driver runs on this checkpoint.",
+        next_step="Stop the other driver, and start this query again: it resumes with the offsets in the checkpoint. "
+        "Nothing is written twice, and no row is lost.",
+    )
+
+
+def _planned(spark: SparkSession, query: str, batch: int) -> tuple[str, ...] | None:
+    """Returns the batch's end offsets in the query's memory, one a source; None if it is at another batch."""
+    active = spark._jsparkSession.sharedState().activeStreamingQueries()
+    execution = active.get(jvm().java.util.UUID.fromString(query))
+    context = execution.getLatestExecutionContext()
+    if context.batchId() != batch:
+        return None
+    ends = context.endOffsets()
+    return tuple(_text(ends.get(source)) for source in items(execution.sources()))
+
+
+def _text(offset: Any) -> str:
+    return canonical(str(offset.get().json())) if offset.isDefined() else _NONE_YET
