@@ -71,7 +71,7 @@ class ClusterJob(Job):
         temporary = machine.folder or config.temporary
         config = replace(config, temporary=temporary, spark={**config.spark, **where})
         command = [*submit_words(config), PROGRAM, config.to_json()]
-        self.runs.append(Submitted(config, self.folder / f"run-{len(self.runs)}.log", machine, command))
+        self.runs.append(Submitted(config.temporary, self.folder / f"run-{len(self.runs)}.log", machine, command))
         return self.runs[-1]
 
     def submit_to_a_worker(self) -> Submitted:
@@ -81,7 +81,7 @@ class ClusterJob(Job):
         """
         command = [*submit_words(self.config, cluster_mode=True), self.config.jars[0]]
         command += [PROGRAM, "", self.config.to_json()]
-        return Submitted(self.config, self.folder / "submit.log", Machine(), command)
+        return Submitted(self.config.temporary, self.folder / "submit.log", Machine(), command)
 
     def elsewhere(self, number: int) -> Machine:
         """Another machine: another address, working folder, home and user."""

@@ -31,12 +31,14 @@ class Store:
         kind: ``file``, ``s3`` or ``hdfs``.
         url: The folder in which a test's checkpoints are.
         read: Reads the file of a URL; None if there is none.
+        names: Names the files of a folder's URL; none if it is missing.
         spark: Spark's settings.
     """
 
     kind: str
     url: str
     read: Callable[[str], bytes | None]
+    names: Callable[[str], list[str]]
     spark: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,8 +59,11 @@ def file_store(_: Path) -> Iterator[Store]:
         path = Path(url.removeprefix("file://"))
         return path.read_bytes() if path.exists() else None
 
+    def names(url: str) -> list[str]:
+        return [path.name for path in Path(url.removeprefix("file://")).glob("*")]
+
     with open_folder() as folder:
-        yield Store(kind="file", url=f"file://{folder}", read=read, spark=GROUP_WRITES)
+        yield Store(kind="file", url=f"file://{folder}", read=read, names=names, spark=GROUP_WRITES)
 
 
 @contextmanager
@@ -80,6 +85,11 @@ def s3_store(folder: Path) -> Iterator[Store]:
                 return None
             return bytes(answer["Body"].read())
 
+        def names(url: str) -> list[str]:
+            prefix = f"{url.removeprefix('s3a://cluster/')}/"
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket="cluster", Prefix=prefix, Delimiter="/")
+            return [one["Key"].rpartition("/")[2] for page in pages for one in page.get("Contents", ())]
+
         settings = {
             "endpoint": server.url,
             "endpoint.region": given["region_name"],
@@ -88,9 +98,10 @@ def s3_store(folder: Path) -> Iterator[Store]:
             "secret.key": SECRET_KEY,
         }
         spark = {f"spark.hadoop.fs.s3a.{name}": value for name, value in settings.items()}
-        # Not by --jars, which every executor copies.
-        spark |= dict.fromkeys(("spark.driver.extraClassPath", "spark.executor.extraClassPath"), ":".join(s3a_jars()))
-        yield Store(kind="s3", url="s3a://cluster/jobs", read=read, spark=spark)
+        # Not by --jars, which every executor copies. Spark's own come first: Amazon's client brings another SLF4J.
+        classes = ":".join([f"{spark_jars_folder()}/*", *s3a_jars()])
+        spark |= dict.fromkeys(("spark.driver.extraClassPath", "spark.executor.extraClassPath"), classes)
+        yield Store(kind="s3", url="s3a://cluster/jobs", read=read, names=names, spark=spark)
 
 
 @contextmanager
@@ -108,7 +119,13 @@ def hdfs_store(folder: Path) -> Iterator[Store]:
             except FileNotFoundError:
                 return None
 
-        yield Store(kind="hdfs", url=f"{server.url}/jobs", read=read)
+        def names(url: str) -> list[str]:
+            try:
+                return [one.path.rpartition("/")[2] for one in client.list_status(url.removeprefix(server.url))]
+            except FileNotFoundError:
+                return []
+
+        yield Store(kind="hdfs", url=f"{server.url}/jobs", read=read, names=names)
 
 
 def s3a_jars() -> tuple[str, ...]:

@@ -61,16 +61,16 @@ class Submitted(Run):
     """A query's driver as spark-submit starts it: JVM and Python in one session, executors elsewhere.
 
     Args:
-        config: Of the query.
+        temporary: For everything that Spark leaves behind when it is killed.
         log: What it prints.
-        command: For `submit`: by default the query in client mode.
         machine: Where.
+        command: What is typed there.
     """
 
-    def __init__(self, config: Config, log: Path, machine: Machine, command: Sequence[str]) -> None:
+    def __init__(self, temporary: str, log: Path, machine: Machine, command: Sequence[str]) -> None:
         arguments = [json.dumps(asdict(machine)), *command]
         own = {**tests_path(), "SPARK_HOME": "", "SPARK_LOCAL_IP": machine.host}
-        Child.__init__(self, arguments, log=log, temporary=Path(config.temporary), module="cluster.submit", env=own)
+        Child.__init__(self, arguments, log=log, temporary=Path(temporary), module="cluster.submit", env=own)
 
 
 def become(machine: Machine, command: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ def test_a_partition_without_a_leader_is_waited_for(three: Cluster, tmp_path: Pa
     job = new_job(three, tmp_path / "job")
     target = job.config.target
     with closing(Witness(three.bootstrap)) as witness:
-        witness.create_topic(PARTITIONS, 1, target)
+        witness.create_topic(PARTITIONS, 1, target, min_insync_replicas="1")
 
         def leader() -> int:
             return int(witness.admin.list_topics(target, timeout=LIMIT_S).topics[target].partitions[0].leader)

@@ -9,7 +9,11 @@ from pathlib import Path
 from sparkonce.rig.kafka.jars import find_java, resolve
 from sparkonce.rig.servers.hdfs import Hdfs
 
-_JARS = ("org.bouncycastle:bcprov-jdk18on:1.78.1",)
+_JARS = (
+    "org.bouncycastle:bcpkix-jdk18on:1.78.1",
+    "javax.xml.bind:jaxb-api:2.3.1",
+    "org.glassfish.jaxb:jaxb-runtime:2.3.9",
+)
 
 _MAIN = """
 import java.io.FileOutputStream;
@@ -52,6 +56,8 @@ public class TestYarn {
 
 class Yarn(Hdfs):
     """See `Server`. Its settings for clients are in `conf`."""
+
+    up_within_s = 300.0
 
     @property
     def conf(self) -> Path:

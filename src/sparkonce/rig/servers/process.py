@@ -28,9 +28,14 @@ class Server(Restartable, abc.ABC):
     Args:
         folder: For its data and its log. Its path must be in `command`: that is how the process is known.
         port: By default a free one.
+
+    Attributes:
+        user: The user that runs it, by default ours.
+        up_within_s: The longest time that its start may take.
     """
 
     user: str | None = None
+    up_within_s = UP_WITHIN_S
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
         self.folder = folder
@@ -78,13 +83,13 @@ class Server(Restartable, abc.ABC):
             user=self.user,
             env=self.env(),
         )
-        give_up_at = time.monotonic() + UP_WITHIN_S
+        give_up_at = time.monotonic() + self.up_within_s
         while not self.is_up():
             ended = self._process.exit_code
             if ended is not None or time.monotonic() >= give_up_at:
                 self.kill()
                 raise PreflightError(
-                    f"{self.command()[0]} did not come up on port {self.port} within {UP_WITHIN_S:g} s (exit code "
+                    f"{self.command()[0]} did not come up on port {self.port} within {self.up_within_s:g} s (exit code "
                     f"{ended}). The end of {self.log}:\n{last_lines(self.log, 20)}\n",
                     next_step="Read the log, and start the server again.",
                 )
