@@ -76,6 +76,7 @@ class Submitted(Run):
 def become(machine: Machine, command: Sequence[str]) -> None:
     """Goes to the machine, and runs the command in this process's place."""
     os.environ.pop("SPARK_HOME", None)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # spark-submit writes there what the program writes to stderr
     os.umask(_GROUP_WRITES)
     if machine.folder:
         os.chdir(machine.folder)
