@@ -4,12 +4,14 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_avro_jars, spark_jars_folder, spark_kafka_jars
 from sparkonce.sources.packages import spark_packages
@@ -50,11 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     nothing = {each.name: "" for each in fields(Config) if each.default is each.default_factory}
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    tables = [
-        jar
-        for library in spark_packages(delta=True, iceberg=True).split(",")[2:]
-        for jar in resolve([library], exclude=in_spark)
-    ]
+    tables = [jar for library in table_libraries() for jar in resolve([library], exclude=in_spark)]
     files = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     given = {
         "jars": tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),
@@ -75,6 +73,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     gc.freeze()  # each query ends with a collection: it need not look at all that was imported
     yield made
     made.stop()
+
+
+def table_libraries() -> Iterator[str]:
+    """Yields the libraries of Delta and Iceberg that there are for this Spark."""
+    for wanted in ({"delta": True}, {"iceberg": True}):
+        with suppress(ConfigurationError):
+            yield spark_packages(**wanted).split(",")[-1]
 
 
 @pytest.fixture(scope="module")
