@@ -8,6 +8,7 @@
     python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach
     python3 dev.py timings                 what the tests of the last run took, see tests/timings.py
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
+    python3 dev.py versions [4.1 kafka-3.9 …]  tests with other versions of Spark, Python and Kafka: docs/versions.md
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py audit    ask whether a locked package has a known vulnerability
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
     if command == "audit":
         environment()
         return call(["pytest", "-q", "tests/tidy/test_lock.py"]) or audit()
-    if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "run"}:
+    if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "versions", "run"}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
     if command in {"test", "coverage"}:
@@ -70,6 +71,10 @@ def main(arguments: list[str]) -> int:
         os.environ["PYTHONPATH"] = str(ROOT / "tests")
         return call(["python", "-m", "simulation", *rest])
     java()
+    if command == "versions":
+        os.environ["PYTHONPATH"] = str(ROOT / "tests")
+        uv_command()
+        return call(["python", "-m", "versions", *rest])
     if command == "coverage":
         return coverage(rest)
     if command == "demo":

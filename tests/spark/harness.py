@@ -109,7 +109,7 @@ class AnyJob:
                 "target": new_name("target"),
                 "checkpoint": str(folder / "checkpoint"),
                 "temporary": str(folder / "temporary"),
-                "jars": tuple(str(jar) for jar in spark_kafka_jars()),
+                "jars": () if config.get("files") else tuple(str(jar) for jar in spark_kafka_jars()),
                 "jvm_flags": jvm_flags(),
                 "gate": self.gate.address,
                 "sinks": {**sinks, **{target.kind: target.sink for target in targets}},

@@ -1,0 +1,90 @@
+"""Adaptive execution, which Spark 4.1 has turned on for queries without state, gives a batch other slots in its replay.
+
+A run writes a batch in as many slots as there are shuffle partitions. The next one merges them to one, since it may.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from eventually import LIMIT_S
+from spark.harness import Job, start_together
+from spark.kills import hold_at, start_held
+from spark.pipeline import ENDED, REFUSED
+from spark.test_lost import BATCH, TIMEOUT_MS, what_is_lost
+from sparkonce.rig.kafka import Cluster
+from striking.points import HALFWAY
+from versions.table import ENGINES
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.versions, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+PATIENT_S = 4 * LIMIT_S
+ROWS, ROWS_PER_BATCH, SLOTS = 3_000, 1_000, 4
+MERGING = "spark.sql.adaptive.coalescePartitions.enabled"
+SPLIT, MERGED = ({"spark.sql.adaptive.enabled": "true", MERGING: value} for value in ("false", "true"))
+MERGED_SLOTS = SLOTS if pyspark.__version__.startswith("4.0.") else 1
+"""Spark 4.0 turns adaptive execution off in streaming queries."""
+
+LOST = ("whole", "part")
+"""Jobs whose transactions the broker is to abort before the next run, all of the one, and a half of the other."""
+
+SOURCES = ["files"]
+if any(one.connector for one in ENGINES if one.spark == pyspark.__version__):
+    SOURCES.append("kafka")
+
+
+def new_job(broker: Cluster, folder: Path, source: str, *, is_lost: bool) -> Job:
+    return Job(
+        broker.bootstrap,
+        folder,
+        rows=ROWS,
+        again=False,
+        rows_per_batch=ROWS_PER_BATCH,
+        slots=SLOTS,
+        plan="versions.plans:shuffled",
+        files=str(folder / "input") if source == "files" else "",
+        kafka={"settings": {"transaction.timeout.ms": TIMEOUT_MS}} if is_lost else {},
+        sql=SPLIT,
+        points=(HALFWAY,),
+    )
+
+
+def slots(job: Job, batch: int) -> int:
+    decision = job.log().decision(batch)
+    assert decision is not None
+    return sum(1 for handle in decision.handles if handle.transaction)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, broker: Cluster, tmp_path: Path) -> None:
+    names = ("undecided", "decided", "half", *LOST)
+    points = dict(zip(names, ("DECIDING", "FINISHING", HALFWAY, "FINISHING", HALFWAY), strict=True))
+    with ExitStack() as stack:
+        jobs = {
+            name: stack.enter_context(new_job(broker, tmp_path / name, source, is_lost=name in LOST)) for name in names
+        }
+        holds = {jobs[name]: hold_at(point, jobs[name], lambda batch: batch == BATCH) for name, point in points.items()}
+        start_held(holds, [*points.values()], tmp_path / "killed.log", limit_s=PATIENT_S).kill()
+        at_once = [jobs[name] for name in names if name not in LOST]
+        start_together(at_once, tmp_path / "next.log", sql=MERGED).finish(limit_s=PATIENT_S)
+
+        lost = {name: what_is_lost(jobs[name], points[name]) for name in LOST}
+        start_together([jobs[name] for name in lost], tmp_path / "late.log", sql=MERGED).join(limit_s=PATIENT_S)
+        part = jobs["part"]
+        if MERGED_SLOTS != SLOTS:
+            refused = part.gate.last(REFUSED)
+            assert refused is not None
+            assert refused.told["kind"] == "TransactionLostError"
+            assert "spread otherwise" in refused.told["message"]
+            part.start(sql={"spark.sql.adaptive.enabled": "false"}).finish(limit_s=PATIENT_S)
+        assert part.gate.at(ENDED, failed="")
+
+        assert {name: str(job.judge()) for name, job in jobs.items() if not job.judge().is_exactly_once} == {}
+        assert [slots(jobs["decided"], batch) for batch in (0, BATCH, BATCH + 1)] == [SLOTS, SLOTS, MERGED_SLOTS]
+        assert [slots(jobs["undecided"], batch) for batch in (0, BATCH, BATCH + 1)] == [SLOTS, *[MERGED_SLOTS] * 2]
+        assert slots(jobs["whole"], BATCH) == MERGED_SLOTS
+        assert slots(part, BATCH) == SLOTS

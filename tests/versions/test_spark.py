@@ -1,0 +1,112 @@
+"""Queries that read files are killed, each twice, on the version of Spark that is installed.
+
+Half of them keep state, in the newest formats that the version has: checksums, and the second versions of the offset
+log, the commit log and the state store's checkpoint. ``python3 dev.py versions`` runs this with each version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from eventually import LIMIT_S
+from spark.harness import Job, sent, start_together
+from spark.kills import Sight, check_points, strike
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from striking.points import HALFWAY, PREPARED
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.versions, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ROUNDS = (
+    # Each query's two kills stand one below the other.
+    (Phase.WRITING.name, PREPARED, Phase.FINISHING.name, Phase.DECIDING.name),
+    (Phase.IDLE.name, HALFWAY, Phase.REPLAYING.name, Phase.SWEEPING_OWN.name),
+)
+ROWS, ROWS_PER_BATCH = 1_600, 400
+PATIENT_S = 4 * LIMIT_S
+
+SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+NEWEST = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+    "RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    "spark.sql.streaming.stateStore.rowChecksum.enabled": "true",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
+    "spark.sql.streaming.offsetLog.formatVersion": "2",
+}
+"""Formats that some version does not write by itself. A version takes no notice of what it does not know."""
+
+
+class FilesJob(Job):
+    """A job that reads files, in which every fifth id comes again."""
+
+    def _write_files(self) -> None:
+        Path(self.config.files).mkdir()
+        lines = [json.dumps({"id": each}) for each in (sent(self.ids) if self.config.sql else self.ids)]
+        size = self.config.rows_per_batch // 2
+        for first in range(0, len(lines), size):
+            Path(self.config.files, f"{first:08d}.json").write_text("\n".join(lines[first : first + size]))
+
+
+def new_job(broker: Cluster, folder: Path, *, stateful: bool) -> FilesJob:
+    return FilesJob(
+        broker.bootstrap,
+        folder,
+        rows=ROWS,
+        rows_per_batch=ROWS_PER_BATCH,
+        slots=2,
+        files=str(folder / "input"),
+        plan=f"versions.plans:{'distinct' if stateful else 'files'}",
+        sql=NEWEST if stateful else {},
+        points=(PREPARED, HALFWAY),
+    )
+
+
+def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
+    sights: list[Sight] = []
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(new_job(broker, tmp_path / f"job-{number}", stateful=number % 2 == 0))
+            for number in range(len(ROUNDS[0]))
+        ]
+        for number, points in enumerate(ROUNDS):
+            cells = {job: (point, {}) for job, point in zip(jobs, points, strict=True)}
+            sights += strike(cells, tmp_path / f"{number}.log", read=False, limit_s=PATIENT_S).values()
+        start_together(jobs, tmp_path / "last.log").finish(limit_s=PATIENT_S)
+        verdicts = [job.judge() for job in jobs]
+        assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
+        check_points(sights, [point for points in ROUNDS for point in points])
+        say(f"Spark {pyspark.__version__}: {len(sights)} kills; {'; '.join(map(str, verdicts))}")
+        for job in jobs[::2]:
+            check_formats(job.checkpoint)
+
+
+def check_formats(checkpoint: Path) -> None:
+    """Sees that Spark has written what it was told to."""
+    batch = max(int(one.name) for one in (checkpoint / "commits").iterdir() if one.name.isdigit())
+    offsets, commits = ((checkpoint / log / str(batch)).read_text()[:3] for log in ("offsets", "commits"))
+    assert commits == "v2\n"
+    assert offsets == ("v2\n" if SPARK >= (4, 2) else "v1\n")
+    state = {path.suffix for path in (checkpoint / "state").rglob("[0-9]*_*.changelog*")}
+    assert ".changelog" in state
+    assert (".crc" in state) == (SPARK >= (4, 1))
+
+
+@pytest.mark.skipif(SPARK < (4, 2), reason="PySpark has no real-time trigger before 4.2")
+def test_explain_says_that_real_time_mode_refuses_foreach_batch() -> None:
+    from sparkonce import explain
+
+    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        writer = spark.readStream.format("rate").load().writeStream.trigger(realTime="5 seconds").format("console")
+        assert "refuses foreachBatch" in str(explain(writer))
+    finally:
+        spark.stop()
