@@ -7,6 +7,7 @@ import signal
 import uuid
 from pathlib import Path
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import DecisionLog, Landed, Taken
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
@@ -71,9 +72,9 @@ class StruckKafka(KafkaFormat):
     def _given(self) -> dict[str, str]:
         return {name: value for name, value in super()._given().items() if name != "strike"}
 
-    def _log_at(self, folder: Path) -> DecisionLog:
+    def _log_at(self, files: LocalFiles) -> DecisionLog:
         strike = {name.lower(): value for name, value in dict(self.options).items()}.get("strike")
         if strike is None:
-            return super()._log_at(folder)
+            return super()._log_at(files)
         when, what, batch, struck = strike.split(" ", 3)
-        return DecisionLog(StrikingStore(folder, when, what, int(batch), Path(struck)))
+        return DecisionLog(StrikingStore(files.folder, when, what, int(batch), Path(struck)))

@@ -122,3 +122,16 @@ def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Jo
     with pytest.raises(PySparkException, match="remembers more of this query"):
         job.run()
     assert job.keys() == IDS
+
+
+@pytest.mark.drawn(1, "formats")
+def test_sql_writes_once_for_the_job_that_a_view_names(job: Job) -> None:
+    options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "job": job.topic, "log": str(job.log)}
+    given = ", ".join(f"'{name}' '{value}'" for name, value in options.items())
+    job.spark.sql(f"CREATE TEMPORARY VIEW orders (key STRING, value STRING) USING `sparkonce-kafka` OPTIONS ({given})")
+    try:
+        for _ in range(2):
+            job.spark.sql("INSERT INTO orders VALUES ('a', 'x'), ('b', 'y')")
+    finally:
+        job.spark.sql("DROP VIEW orders")
+    assert job.keys() == ["a", "b"]

@@ -178,6 +178,6 @@ def run_job(given: dict[str, str], folder: Path) -> int:
         own = {**os.environ, **tests_path(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(folder)}
         own["SPARK_LOCAL_IP"] = "127.0.0.1"
         done = subprocess.run(
-            command, stdout=log, stderr=log, env=own, start_new_session=True, check=False, timeout=300
+            command, stdout=log, stderr=log, env=own, start_new_session=True, check=False, timeout=900
         )
     return done.returncode
