@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
-from spark.in_process import MARKS, travelling
+from spark.in_process import MARKS, ended, travelling
+from sparkonce import ExactlyOnce
+from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
+from sparkonce.spark import grouping
 from sparkonce.spark.grouping import grouped
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -72,3 +76,37 @@ def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkS
         handles, _ = SparkWork(rows, 0, shares(views_of(sink)), wanted).write({sink.name: owner}, None)
         assert sorted(handle.slot for handle in handles) == list(range(slots))
         assert sum(handle.rows for handle in handles) == ROWS
+
+
+def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offsets of files count no rows, so the count stands in for that of a Kafka source."""
+    asked: list[tuple[bool, int]] = []
+
+    def count(before: Sequence[str] | None, now: Sequence[str]) -> int | None:
+        asked.append((before is None, len(now)))
+        return None if before is None else 30
+
+    monkeypatch.setattr(grouping, "offsets_between", count)
+    (tmp_path / "source").mkdir()
+    for number in range(2):
+        lines = "".join(f'{{"number": {100 * number + row}}}\n' for row in range(40))
+        (tmp_path / "source" / f"{number}.json").write_text(lines)
+    source = spark.readStream.schema("number bigint").option("maxFilesPerTrigger", "1").json(str(tmp_path / "source"))
+    rows = source.repartition(5)
+    sink, checkpoint = FolderSink(tmp_path / "sink"), str(tmp_path / "checkpoint")
+    with closing(ExactlyOnce(sink, checkpoint=checkpoint, rows_per_slot=10, display=False)) as once:
+        ended(once.start(rows, trigger={"availableNow": True}))
+        transactions = [batch.transactions for batch in once.progress()]
+    assert asked == [(True, 1), (False, 1)]
+    assert transactions[0] > SLOTS
+    assert transactions[1] <= SLOTS
+    committed = (tmp_path / "sink" / "committed").iterdir()
+    written = sorted(int(line) for file in committed for line in file.read_text().split())
+    assert written == [*range(40), *range(100, 140)]
+
+
+def test_a_number_of_rows_below_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"rows_per_slot=0 is not a whole number of 1 or more"):
+        ExactlyOnce(FolderSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), rows_per_slot=0)
