@@ -16,6 +16,7 @@ from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 OTHER_USER = "daemon"
 """Who starts a driver on another machine."""
 
+_UP_WITHIN_S = 300.0
 _SHARED = 0o2775
 """A folder that its group writes to, as do all that are made there."""
 
@@ -109,7 +110,9 @@ def hdfs_store(folder: Path) -> Iterator[Store]:
     """A name node and a data node, which ask no user for rights."""
     from hdfs_native import Client
 
-    with Hdfs(folder / "hdfs") as server:
+    server = Hdfs(folder / "hdfs")
+    server.up_within_s = _UP_WITHIN_S
+    with server:
         client = Client(server.url)
 
         def read(url: str) -> bytes | None:
