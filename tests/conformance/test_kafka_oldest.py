@@ -22,7 +22,7 @@ def oldest() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.drawn(4, "conformance of Kafka's oldest broker")
+@pytest.mark.drawn(5, "conformance of Kafka's oldest broker")
 class TestOldestBroker(KafkaSuite):
     @pytest.fixture(autouse=True)
     def _topic(self, oldest: Cluster) -> None:
