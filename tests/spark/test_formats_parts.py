@@ -1,0 +1,146 @@
+"""The parts of the formats that need no Spark: options, fingerprints, and the run that a driver keeps."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.formats import kept
+from sparkonce.spark.formats.fingerprints import fingerprints
+from sparkonce.spark.formats.kept import KeptRun
+from sparkonce.spark.formats.options import FORMATS
+
+NAMED = {one.name.removeprefix("sparkonce-"): one for one in FORMATS}
+
+
+def sink_of(name: str, **options: str) -> TwoPhaseCommitSink:
+    return NAMED[name].sink(options)
+
+
+def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
+    kafka = sink_of("kafka", **{"kafka.bootstrap.servers": "b:9092", "topic": "t", "prefix": "p"})
+    assert (kafka.settings, kafka.topic, kafka.prefix) == ({"bootstrap.servers": "b:9092"}, "t", "p")
+    user = {"user": "etl", "password": "it's"}
+    postgres = sink_of(
+        "postgres", url="jdbc:postgresql://db:5433/shop", dbtable="sales.totals", commit="staged", **user
+    )
+    assert (postgres.target.schema, postgres.target.table, postgres.commit) == ("sales", "totals", "staged")
+    mysql = sink_of("mysql", url="jdbc:mariadb://db/shop", dbtable="totals", lock_timeout_s="3", **user)
+    assert mysql.settings == {"host": "db", "database": "shop", **user}
+    assert (mysql.table, mysql.lock_timeout_s) == ("totals", 3.0)
+    redis = sink_of("redis", url="redis://r/1", structure="hash", fields="a, b", ttl_s="60")
+    assert (redis.url, redis.shape.ttl_s) == ("redis://r/1", 60)
+    files = sink_of(
+        "files", path=str(tmp_path), format="csv", header="true", sep=";", partition_by="day", manifest="false"
+    )
+    assert (files.partition_by, files.manifest) == (("day",), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("kafka", {"kafka.bootstrap.servers": "b", "topik": "t"}, "has no option 'topik'"),
+        ("kafka", {"kafka.bootstrap.servers": "b", "guarantee": "at-least-once"}, "has no option 'guarantee'"),
+        ("kafka", {"kafka.bootstrap.servers": "b", "includeheaders": "false"}, "includeHeaders=false"),
+        ("files", {"format": "csv"}, "option path is missing"),
+        ("files", {"path": "/x", "manifest": "perhaps"}, "manifest='perhaps' is not true or false"),
+        ("postgres", {"dbtable": "t", "url": "postgresql://db/shop"}, "url is not an address"),
+        ("postgres", {"dbtable": "t", "url": "jdbc:mysql://db/shop"}, "url is not an address"),
+        ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/"}, "url is not an address"),
+        ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db:x/shop"}, "url is not an address"),
+    ],
+)
+def test_a_wrong_option_is_named(name: str, options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        sink_of(name, **options)
+    assert refused.value.next_step
+
+
+def test_a_target_holds_no_credentials() -> None:
+    told = NAMED["postgres"].target_of({"url": "jdbc:postgresql://db/shop", "dbTable": "t", "password": "secret"})
+    assert told == {"url": "jdbc:postgresql://db/shop", "dbtable": "t"}
+
+
+GOLDEN = [-1932887186971674146, -2393327469792342218, 7566449170750377504, 6535891309204332640]
+
+ROWS = pa.record_batch(
+    {
+        "text": ["a", "b", None, ""],
+        "number": [1, 2, None, 0],
+        "real": [0.5, None, 2.0, 0.0],
+        "flag": [True, False, None, False],
+        "at": pa.array([dt.datetime(2026, 1, 1), None, None, None], pa.timestamp("us", "UTC")),
+        "day": [dt.date(2026, 1, 1), None, None, dt.date(1970, 1, 1)],
+        "price": pa.array([Decimal("1.50"), None, None, Decimal("0.00")], pa.decimal128(9, 2)),
+        "list": [[1, 2], [], None, [0]],
+    }
+)
+
+
+def test_a_fingerprint_is_of_the_values_alone() -> None:
+    whole = fingerprints(ROWS, ROWS.schema.names).to_pylist()
+    assert len(set(whole)) == ROWS.num_rows
+    one_by_one = [fingerprints(ROWS.slice(row, 1), ROWS.schema.names)[0].as_py() for row in range(ROWS.num_rows)]
+    assert one_by_one == whole
+    # The same in every version: a decided batch may be compared with a replay of a later one.
+    assert whole == GOLDEN
+
+
+@pytest.mark.parametrize("name", ROWS.schema.names)
+def test_a_null_is_no_other_value(name: str) -> None:
+    found = fingerprints(ROWS, [name]).to_pylist()
+    values = ROWS.column(name).to_pylist()
+    assert len(set(found)) == len({repr(value) for value in values})
+
+
+CLAIM = Claim(nonce="0123abcd", run="r", query="q")
+TOKEN = Token(7, "0123abcd")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def test_a_run_is_kept_until_an_error() -> None:
+    with KeptRun("k") as one:
+        assert one.found is None
+        one.keep(CLAIM, TOKEN)
+    with KeptRun("k") as two:
+        assert two.found == (CLAIM, TOKEN)
+    with KeptRun("other") as other:
+        assert other.found is None
+    with pytest.raises(ValueError, match="broken"), KeptRun("k"):
+        raise ValueError("broken")
+    with KeptRun("k") as last:
+        assert last.found is None
+
+
+def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_LOCKED_WITHIN_S", 0.2)
+    with KeptRun("k") as one:
+        one.keep(CLAIM, TOKEN)
+    standing = os.open(folder / "k.run", os.O_RDWR)
+    try:
+        fcntl.flock(standing, fcntl.LOCK_EX)
+        with KeptRun("k") as two:
+            assert two.found is None
+    finally:
+        os.close(standing)
+
+
+def test_without_a_key_nothing_is_kept(folder: Path) -> None:
+    with KeptRun(None) as one:
+        one.keep(CLAIM, TOKEN)
+    assert list(folder.iterdir()) == []
