@@ -211,9 +211,10 @@ class CheckpointSuite(abc.ABC):
             racer.stdin.flush()
         won = {}
         for name, racer in racers.items():
-            told = racer.communicate(timeout=120)[0]
-            (line,) = [line for line in told.splitlines() if line.startswith("won ")]
+            assert racer.stdout is not None
+            line = next(line for line in racer.stdout if line.startswith("won "))
             won[name] = json.loads(line[4:])
+            racer.communicate(timeout=120)
         assert sorted(number for numbers in won.values() for number in numbers) == list(range(self.races))
         for name, numbers in won.items():
             assert all(files.read(f"races/{number}") == name.encode() for number in numbers)

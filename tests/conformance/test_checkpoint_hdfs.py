@@ -55,17 +55,26 @@ class TestHdfs(CheckpointSuite):
 class TestHdfsBehindFaults(NetworkSuite):
     @pytest.fixture
     def faulty(self, hdfs: Hdfs, jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
-        monkeypatch.setattr(calls, "DEADLINE_S", 4.0)
-        monkeypatch.setattr(hadoop, "TRIES_S", 2.0)
         folder = new_folder()
         clean = hadoop_files(jvm, f"{hdfs.url}{folder}")
         with FaultProxy(("127.0.0.1", hdfs.port), {"rename": b"rename2"}) as proxy:
-            files = hadoop_files(jvm, f"hdfs://{proxy.address}{folder}")
 
-            def lose(times: int) -> None:
+            def lose() -> None:
                 proxy.trap("rename", RequestFault.REPLY_LOST)
-                for number in range(1, times):
+
+            def hurry() -> None:
+                monkeypatch.setattr(calls, "DEADLINE_S", 4.0)
+                monkeypatch.setattr(hadoop, "TRIES_S", 2.0)
+
+            def lose_all() -> None:
+                hurry()
+                lose()
+                for number in range(1, 20):
                     proxy.trap("rename", RequestFault.STALLED, number + 1)
+
+            def cut() -> None:
+                hurry()
+                proxy.swallow()
 
             def heal() -> None:
                 proxy.clear()
@@ -73,7 +82,7 @@ class TestHdfsBehindFaults(NetworkSuite):
                 proxy.cut()
                 monkeypatch.undo()
 
-            yield Faulty(files, clean, lambda: lose(1), lambda: lose(20), proxy.swallow, heal)
+            yield Faulty(hadoop_files(jvm, f"hdfs://{proxy.address}{folder}"), clean, lose, lose_all, cut, heal)
 
 
 class TestHdfsThatRefuses(RefusalSuite):

@@ -43,7 +43,7 @@ _ERRNOS = {
     "PathExistsException": errno.EEXIST,
     "FileAlreadyExistsException": errno.EEXIST,
 }
-"""By a Java exception's short name. All others may pass: no connection, a fail-over, no data node with room."""
+"""The errno of a Java exception, by its short name. All others may pass: no connection, a fail-over, no room."""
 
 _MOST_CAUSES = 20
 

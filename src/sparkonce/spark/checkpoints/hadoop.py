@@ -28,7 +28,7 @@ _SETTINGS = {
     "dfs.client.socket-timeout": "10000",
     "dfs.datanode.socket.write.timeout": "10000",
 }
-"""For our client only: by default it may ask a name node that is away for many minutes."""
+"""The settings of our client only: by default it may ask a name node that is away for many minutes."""
 _STALE_S = 3600
 _REFUSED = frozenset(
     {"AccessControlException", "SafeModeException", "ParentNotDirectoryException", "NSQuotaExceededException"}
@@ -38,7 +38,7 @@ _REFUSED = frozenset(
 
 
 class FileSystemFiles(CheckpointFiles):
-    """What every file system of Hadoop does in the same way.
+    """The calls that every file system of Hadoop answers in the same way.
 
     Args:
         jvm: The JVM of the session.

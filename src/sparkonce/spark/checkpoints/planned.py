@@ -19,7 +19,7 @@ from sparkonce.spark.jvm import items, jvm
 logger = logging.getLogger("sparkonce")
 
 _NONE_YET = "-"
-"""What Spark writes for a source that has no offset yet."""
+"""The text that Spark writes for a source that has no offset yet."""
 
 
 def check_planned(spark: SparkSession, query: str, batch: int, kept: SparkCheckpoint, recorded: Sequence[str]) -> None:
