@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparkonce.arguments import flag, function, number, shown, whole_number
+from sparkonce.arguments import flag, function, number, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.checkpoint.spark import SparkCheckpoint
@@ -41,7 +41,7 @@ from sparkonce.spark.start.checks import ResumePoint, check_sources
 from sparkonce.spark.start.classic import check_classic, never_pickled
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
-from sparkonce.spark.start.given import accepted, check_frame, location_of, new_writer
+from sparkonce.spark.start.given import accepted, check_frame, groups, location_of, new_writer
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -115,7 +115,7 @@ class ExactlyOnce:
                 f"accept_lost_batches={self._accept_lost!r}: no sink is called {', '.join(sorted(unknown))}.",
                 next_step=f"Give names of {sorted(self._sinks)}, as StaleServerError did.",
             )
-        self._groups = _groups(group_offsets)
+        self._groups = groups(group_offsets)
         self._check_groups()
         self._timing = Timing(
             outage_patience_s=number("outage_patience_s", outage_patience_s, above=0),
@@ -375,18 +375,6 @@ def wait_until_closed(run: str) -> None:
     """Waits some seconds at most until the connections of an ended run are closed; not for runs of other writers."""
     if (end := _ends.get(run)) is not None:
         end.join(_CLOSED_WITHIN_S)
-
-
-def _groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets, ...]:
-    groups = tuple(given) if isinstance(given, list | tuple) else (given,)
-    for group in groups:
-        if not isinstance(group, GroupOffsets):
-            raise ConfigurationError(
-                f"group_offsets={shown(group)} is not a GroupOffsets.",
-                next_step="Give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
-                setting="group_offsets",
-            )
-    return groups
 
 
 def _running(df: DataFrame) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
 from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
+from sparkonce.sources.group_offsets import GroupOffsets
 from sparkonce.spark.jvm import field, jvm
 from sparkonce.spark.start.checkpoint import CheckpointLocation
 from sparkonce.spark.start.classic import check_classic
@@ -125,6 +127,23 @@ def accepted(given: object) -> dict[str, int]:
     """
     batches = {} if given is None else mapping("accept_lost_batches", given, example="{'kafka': 41}")
     return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
+
+
+def groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets, ...]:
+    """Returns the consumer groups that are to follow the query.
+
+    Raises:
+        ConfigurationError: if one is something else.
+    """
+    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for group in found:
+        if not isinstance(group, GroupOffsets):
+            raise ConfigurationError(
+                f"group_offsets={shown(group)} is not a GroupOffsets.",
+                next_step="Give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
+                setting="group_offsets",
+            )
+    return found
 
 
 def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
