@@ -45,6 +45,7 @@ _ERRNOS = {
 }
 """The errno of a Java exception, by its short name. All others may pass: no connection, a fail-over, no room."""
 
+CONFLICT = 409
 _MOST_CAUSES = 20
 
 Answer = TypeVar("Answer")
@@ -60,7 +61,8 @@ class StoreError(OSError):
 
     def __init__(self, error: Py4JError) -> None:
         self.kinds, self.status, text = _told(error)
-        codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS]
+        # S3A calls a conflict, which says that another put is under way, a bad request.
+        codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS and self.status != CONFLICT]
         super().__init__(codes[0] if codes else errno.EHOSTDOWN, text)
 
     @property

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
+from sparkonce.spark.checkpoints.calls import CONFLICT, PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
 from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
 
@@ -28,7 +28,7 @@ _SETTINGS = {
     "fs.s3a.performance.flags": "create,delete,mkdir",
     "fs.s3a.fast.upload.buffer": "array",
 }
-_TAKEN, _CONFLICT = 412, 409
+_TAKEN = 412
 _NEVER_SENT = frozenset({"ConnectException", "UnknownHostException"})
 
 
@@ -95,7 +95,7 @@ class S3AFiles(FileSystemFiles):
             if not isinstance(answer, StoreError):
                 return answer
             # With 409 the store says that another put is under way: this one has not landed.
-            if answer.status != _CONFLICT and _NEVER_SENT.isdisjoint(answer.kinds[:1]) and answer.may_pass:
+            if answer.status != CONFLICT and _NEVER_SENT.isdisjoint(answer.kinds[:1]) and answer.may_pass:
                 doubt = str(answer.strerror)
             if not answer.may_pass or time.monotonic() > until:
                 if doubt:  # a refusal says nothing of the puts before it
