@@ -69,7 +69,6 @@ class ClusterJob(Job):
         config = replace(self.config, **changed)
         where = {"spark.driver.host": machine.host, "spark.driver.bindAddress": machine.host}
         temporary = machine.folder or config.temporary
-        where["spark.hadoop.hadoop.tmp.dir"] = temporary  # where S3A keeps what it is about to send
         config = replace(config, temporary=temporary, spark={**config.spark, **where})
         command = [*submit_words(config), PROGRAM, config.to_json()]
         self.runs.append(Submitted(config.temporary, self.folder / f"run-{len(self.runs)}.log", machine, command))

@@ -95,6 +95,7 @@ def s3_store(folder: Path) -> Iterator[Store]:
             "endpoint": server.url,
             "endpoint.region": given["region_name"],
             "path.style.access": "true",
+            "fast.upload.buffer": "bytebuffer",  # not in a folder, which users of one machine would share
             "access.key": ACCESS_KEY,
             "secret.key": SECRET_KEY,
         }

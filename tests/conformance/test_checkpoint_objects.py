@@ -50,7 +50,12 @@ class TestObjectsBehindANetwork(NetworkSuite):
         with Between(bucket().server.port).running() as between:
 
             def lose_reply() -> None:
-                between.act = lambda _: CUT_REPLY
+                lost = iter([CUT_REPLY])
+                between.act = lambda _: next(lost, GO_ON)
+
+            def lose_replies() -> None:
+                lost = iter([CUT_REPLY])
+                between.act = lambda _: next(lost, refusal(503, "SlowDown"))
 
             def cut() -> None:
                 between.act = lambda _: refusal(503, "SlowDown")
@@ -59,7 +64,7 @@ class TestObjectsBehindANetwork(NetworkSuite):
                 between.act = lambda _: GO_ON
 
             files, clean = object_files(bucket(), prefix, between.url), object_files(bucket(), prefix)
-            yield Faulty(files=files, clean=clean, lose_reply=lose_reply, cut=cut, heal=heal)
+            yield Faulty(files, clean, lose_reply, lose_replies, cut, heal)
 
 
 class TestObjectsThatAreRefused(RefusalSuite):

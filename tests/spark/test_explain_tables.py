@@ -14,6 +14,7 @@ from spark.in_process import SPARK
 from spark.injuries import ROWS, Kept, Proof, Verdict, forget_commit, once, proof, read_lines, run, write_lines
 from sparkonce import explain
 from sparkonce.analysis.checkpoint import checkpoint_facts
+from sparkonce.checkpoint.local import LocalFiles
 
 pytestmark = SPARK
 
@@ -135,7 +136,7 @@ def test_changes_that_are_ignored(tables: SparkSession, tmp_path: Path, verdict:
     run(writer)
     replace_one(tables, source, "changed")
     run(writer)
-    assert checkpoint_facts(tmp_path / "checkpoint").sources[0].format == "delta"
+    assert checkpoint_facts(LocalFiles(tmp_path / "checkpoint")).sources[0].format == "delta"
     found = delta_rows(tables, target)
     assert found == once([*ROWS, *ROWS[1:], "changed"])
 
@@ -181,6 +182,6 @@ def test_overwrites_that_are_skipped(tables: SparkSession, tmp_path: Path, verdi
     run(writer)
     tables.createDataFrame([("added",)], "value string").writeTo(table).overwrite(F.lit(True))
     run(writer)
-    assert checkpoint_facts(tmp_path / "checkpoint").sources[0].format == "iceberg"
+    assert checkpoint_facts(LocalFiles(tmp_path / "checkpoint")).sources[0].format == "iceberg"
     assert kept.values() == once()
     assert rows_of(tables, table) == once(["added"])
