@@ -42,7 +42,7 @@ COME_AND_GO = {
 }
 
 
-@pytest.mark.drawn(2, "a Spark of its own")
+@pytest.mark.drawn(3, "a Spark of its own")
 def test_an_executor_is_lost_and_the_driver_moves(
     kafka: Cluster, spark_cluster: Standalone, on_disk: Store, tmp_path: Path
 ) -> None:

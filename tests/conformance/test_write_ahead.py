@@ -65,7 +65,7 @@ class TestTransactional(WriteAheadSuite):
         self.settings = {"applies": Applies.TRANSACTIONAL, "is_applied": self.target.is_applied}
 
 
-@pytest.mark.drawn(14, "other promises of a function")
+@pytest.mark.drawn(16, "other promises of a function")
 class TestIdempotent(WriteAheadSuite):
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ class TestIdempotent(WriteAheadSuite):
         self.settings = {"applies": Applies.IDEMPOTENT, "parallel": 1}
 
 
-@pytest.mark.drawn(14, "other promises of a function")
+@pytest.mark.drawn(16, "other promises of a function")
 class TestNeither(WriteAheadSuite):
     """As long as nothing interrupts it, it is exactly once, too."""
 
@@ -87,7 +87,7 @@ class TestNeither(WriteAheadSuite):
         self.settings = {"applies": Applies.NEITHER}
 
 
-@pytest.mark.drawn(14, "other promises of a function")
+@pytest.mark.drawn(16, "other promises of a function")
 class TestWholeBatches(WriteAheadSuite):
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ class TestOnAStoreWithoutRenames(TestTransactional):
     prepared = "rows"
 
 
-@pytest.mark.drawn(14, "other promises of a function")
+@pytest.mark.drawn(16, "other promises of a function")
 class TestWholeBatchesOnAStoreWithoutRenames(TestWholeBatches):
     store = PlainStore
     prepared = "rows"

@@ -75,7 +75,7 @@ UNDECIDED, UNRECORDED = Phase.DECIDING.name, Phase.IDLE.name
 """All is prepared and nothing decided; committed, and Spark does not know of it yet."""
 
 
-DRAWN = pytest.mark.drawn(2, "a Spark of its own")
+DRAWN = pytest.mark.drawn(3, "a Spark of its own")
 """Each starts Spark, once or four times. `test_state` strikes a plan of an example each time."""
 
 

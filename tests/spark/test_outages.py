@@ -17,7 +17,7 @@ from sparkonce.rig.kafka import Cluster
 from striking.gate import Hold
 from striking.points import HALFWAY, WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
 
 ROWS, ROWS_PER_BATCH = 1_000, 400
 POINTS = ("CLAIMING", "SWEEPING", "WRITING", WRITTEN, "DECIDING", "FINISHING", HALFWAY, "SWEEPING_OWN", "IDLE")

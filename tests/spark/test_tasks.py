@@ -24,7 +24,7 @@ from startup import JVM_FLAGS
 from striking.gate import DIE, FAIL
 from striking.points import BEGIN, BEGUN, PREPARED, WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
 
 ROWS, ROWS_PER_BATCH = 2_000, 500
 TRIES = 3

@@ -18,7 +18,7 @@ from spark.processes import Run
 from sparkonce.rig.kafka import Cluster
 from striking.points import WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(2, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
 
 ROWS, ROWS_PER_BATCH = 1_200, 400
 BATCH = 1
