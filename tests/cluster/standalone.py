@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from eventually import eventually
-from spark.processes import kill, tests_path
+from spark.processes import kill, path_of_tests
 from sparkonce.rig.child import session_of
 from sparkonce.rig.kafka.jars import SCALA, find_java, spark_jars_folder
 from sparkonce.rig.process import ServerProcess
@@ -47,7 +47,7 @@ class Daemon:
             "SPARK_SCALA_VERSION": SCALA,  # else a worker looks for the folders of a build of Spark
             "SPARK_HOME": str(spark_jars_folder().parent),
             "SPARK_LOCAL_DIRS": str(self.folder),
-            **tests_path(),
+            **path_of_tests(),
         }
         command = [find_java(), *_JAVA, "-cp", f"{spark_jars_folder()}/*", f"-Dlog={log}"]
         command += [f"org.apache.spark.deploy.{self._name}", *self._arguments]

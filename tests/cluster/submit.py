@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from spark.pipeline import Config
-from spark.processes import Run, tests_path
+from spark.processes import Run, path_of_tests
 from sparkonce.rig.child import Child
 from sparkonce.rig.kafka.jars import spark_jars_folder
 
@@ -69,7 +69,7 @@ class Submitted(Run):
 
     def __init__(self, temporary: str, log: Path, machine: Machine, command: Sequence[str]) -> None:
         arguments = [json.dumps(asdict(machine)), *command]
-        own = {**tests_path(), "SPARK_HOME": "", "SPARK_LOCAL_IP": machine.host}
+        own = {**path_of_tests(), "SPARK_HOME": "", "SPARK_LOCAL_IP": machine.host}
         Child.__init__(self, arguments, log=log, temporary=Path(temporary), module="cluster.submit", env=own)
 
 

@@ -20,7 +20,7 @@ from cluster.yarn import Yarn
 from spark.harness import Job, new_name
 from spark.kills import hold_at
 from spark.pipeline import ENDED
-from spark.processes import kill, tests_path
+from spark.processes import kill, path_of_tests
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.child import session_of
 from sparkonce.rig.kafka import Cluster
@@ -89,7 +89,7 @@ def test_yarn_starts_a_lost_driver_again(kafka: Cluster, on_disk: Store, tmp_pat
             "spark.yarn.jars": f"local:{spark_jars_folder()}/*",
             "spark.yarn.stagingDir": f"file://{tmp_path}/staging",
             **{
-                f"{env}.PYTHONPATH": tests_path()["PYTHONPATH"]
+                f"{env}.PYTHONPATH": path_of_tests()["PYTHONPATH"]
                 for env in ("spark.yarn.appMasterEnv", "spark.executorEnv")
             },
         }

@@ -16,7 +16,7 @@ from sparkonce.rig.process import last_lines
 TESTS = Path(__file__).parent.parent
 
 
-def tests_path() -> dict[str, str]:
+def path_of_tests() -> dict[str, str]:
     """The environment in which Python finds the tests' modules."""
     folders = [str(TESTS), str(TESTS / "spark" / "python_daemon"), os.environ.get("PYTHONPATH")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
@@ -33,7 +33,7 @@ class Run(Child):
 
     def __init__(self, configs: Sequence[Config], log: Path, env: Mapping[str, str] | None = None) -> None:
         arguments = [config.to_json() for config in configs]
-        temporary, own = Path(configs[0].temporary), {**(env or {}), **tests_path()}
+        temporary, own = Path(configs[0].temporary), {**(env or {}), **path_of_tests()}
         super().__init__(arguments, log=log, temporary=temporary, module="spark.pipeline", env=own)
 
     def check(self) -> None:

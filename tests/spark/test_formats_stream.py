@@ -20,7 +20,7 @@ from spark import formats_struck
 from spark.formats_struck import AFTER, BEFORE, DEPOSED, DRIVER, PROCESS, StruckKafka
 from spark.harness import new_name
 from spark.in_process import MARKS, Stream, ended, travelling
-from spark.processes import tests_path
+from spark.processes import path_of_tests
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.view import LogView
@@ -175,7 +175,7 @@ def run_job(given: dict[str, str], folder: Path) -> int:
     """Runs a query in a process and session of its own, to its end, and returns its exit code."""
     with (folder / "job.log").open("ab") as log:
         command = [sys.executable, "-m", "spark.formats_job", json.dumps(given)]
-        own = {**os.environ, **tests_path(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(folder)}
+        own = {**os.environ, **path_of_tests(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(folder)}
         own["SPARK_LOCAL_IP"] = "127.0.0.1"
         done = subprocess.run(
             command, stdout=log, stderr=log, env=own, start_new_session=True, check=False, timeout=900

@@ -28,8 +28,8 @@ from tidy.sources import ROOT
 
 pytestmark = MARKS
 
-STARTED = ("README.md", "docs/from-spark.md", "docs/files.md", "docs/quickstart.md")
-"""Pages whose queries are started; the quick start's, and what the README has of it, by a test of its own."""
+STARTED = ("README.md", "docs/from-spark.md", "docs/files.md", "docs/formats.md", "docs/quickstart.md")
+"""Pages whose queries are started; the quick start's and the formats' by tests of their own."""
 
 MADE = [page for page in PAGES if python_blocks(page) and page.relative_to(ROOT).as_posix() not in STARTED]
 SLOTS, NO_DATA = "spark.sql.shuffle.partitions", "spark.sql.streaming.noDataMicroBatches.enabled"

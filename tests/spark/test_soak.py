@@ -19,7 +19,7 @@ import pytest
 from eventually import eventually
 from postgres_witness import ask, needs_postgres, prepared, running, staging_tables
 from spark.harness import AnyJob
-from spark.processes import tests_path
+from spark.processes import path_of_tests
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
 from sparkonce.files import read_manifests
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
@@ -85,7 +85,7 @@ class Soaked(AnyJob):
             log=log,
             temporary=Path(self.config.temporary),
             module="spark.soak_job",
-            env=tests_path(),
+            env=path_of_tests(),
         )
         try:
             for batch in measure:
