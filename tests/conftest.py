@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,3 +73,10 @@ def no_producer_left_behind() -> Iterator[None]:
     """What writers in this very process keep ready ends with the module, not when it has been idle for a while."""
     yield
     this_worker().stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_level_left_behind() -> Iterator[None]:
+    """Fails a module that leaves a level at our logger: the next one in this process would read no warnings."""
+    yield
+    assert logging.getLogger("sparkonce").level == logging.NOTSET, "Use caplog.set_level: it puts the level back."

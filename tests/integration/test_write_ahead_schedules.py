@@ -203,9 +203,9 @@ def inline(calls: Calls, jobs: dict[str, Job], wait_s: float) -> dict[str, Finis
 
 
 @pytest.fixture(autouse=True)
-def _without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(Calls, "run", inline)
-    logging.getLogger("sparkonce").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "sparkonce")
 
 
 class Scene(Protocol):
