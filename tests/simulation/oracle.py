@@ -274,8 +274,6 @@ class Oracle:
         if kind is errors.PrepareError:
             moved = "spread" in since and "in another order each time" in str(error)
             return deposed or moved or bool(since & _MAY_FAIL)
-        if kind is errors.TransactionLostError and deposed and self._simulation.config.spreads:
-            return True  # it judged a batch that a newer run has healed while it stood still
         if kind is errors.TransactionTooOldError and "long batch" in since:
             # It was written once more, with its rows computed first. That went wrong, or another run took as long then.
             others = any(run != start.run for run in self._claims)

@@ -314,6 +314,16 @@ def test_a_healing_run_that_is_deposed_aborts_what_it_wrote_again(world: World) 
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+def test_a_run_that_a_newer_one_has_healed_past_calls_nothing_lost(world: World) -> None:
+    """It stood still while its replay ran, and the replay gave other slots."""
+    decided(world, committed=1)
+    newer, older, work = world.start(), world.start(), world.work(0)
+    work.together, work.before = True, lambda: world.run(newer, 0)
+    with pytest.raises(errors.SupersededError, match=r"took rows for lost: .* spread otherwise"):
+        older.run_batch(asked(0), work)
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
 def test_a_batch_that_is_healed_too_slowly_is_not_decided(world: World, clock: Clock) -> None:
     decided(world, committed=1)
     world.timeouts_s["memory"] = 60.0

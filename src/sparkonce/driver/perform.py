@@ -101,6 +101,20 @@ class Performer:
             case _:
                 raise TypeError(f"no way to perform {effect!r}")
 
+    def asked_again(self, stop: do.Stop, state: State, work: BatchWork) -> do.Stop:
+        """Asks the log once more before rows are called lost: a newer run may have healed the batch meanwhile.
+
+        Raises:
+            LogError: if the log cannot be read.
+        """
+        if stop.reason is not do.StopReason.LOST:
+            return stop
+        read = self.perform(do.ReadLog(view=state.view), state, work)
+        if isinstance(read, on.LogRead) and read.view.end == state.view.end:
+            return stop
+        message = f"a newer run has claimed the query, while this one took rows for lost: {stop.message}"
+        return do.Stop(reason=do.StopReason.SUPERSEDED, message=message)
+
     def _sweep(self, effect: do.Sweep) -> on.Event:
         if effect.optional:
             self._sweeper.batch_done(effect.runs)

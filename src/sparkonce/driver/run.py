@@ -197,6 +197,8 @@ class RunDriver:
                 event = self._performer.perform(effect, self.state, work)
                 watch.spent(phase)
                 self.state, effect = step(self.state, event)
+            if isinstance(effect, do.Stop):
+                effect = self._performer.asked_again(effect, self.state, work)
         except BaseException:
             self._die()
             raise
