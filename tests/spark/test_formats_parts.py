@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import fcntl
 import os
+import subprocess
 from decimal import Decimal
 from pathlib import Path
 
@@ -138,6 +139,18 @@ def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeyp
             assert two.found is None
     finally:
         os.close(standing)
+
+
+def test_what_was_kept_for_a_driver_that_is_gone_is_deleted(folder: Path) -> None:
+    pid, (_, _, started) = os.getpid(), kept._process(os.getpid())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    alive, ended, followed = f"{pid}-{started}-ab.run", f"{gone.pid}-{started}-ab.run", f"{pid}-{started - 1}-ab.run"
+    for name in (alive, ended, followed, "other.run"):
+        (folder / name).touch()
+    with KeptRun("k") as one:
+        one.keep(CLAIM, TOKEN)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([alive, "k.run", "other.run"])
 
 
 def test_without_a_key_nothing_is_kept(folder: Path) -> None:

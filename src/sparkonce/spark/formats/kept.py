@@ -27,24 +27,27 @@ def run_key(options: Mapping[str, str]) -> str | None:
     Two runs of one query in one JVM have the same key. They cannot be at work at once: Spark runs a query once, and a
     process that is left over from the first run holds the lock.
     """
-    jvm = _jvm()
-    if jvm is None:
-        return None
-    told = json.dumps([jvm, sorted(options.items())])
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
-
-
-def _jvm() -> str | None:
-    """Returns the nearest JVM above this process, as only this one is called until the machine starts again."""
     with suppress(OSError, ValueError, IndexError):
-        boot, pid = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.getppid()
+        pid = os.getppid()
         while pid > 1:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-            fields = rest.split()
-            if name == "java":
-                return f"{boot} {pid} {fields[19]}"  # its start, in ticks since the machine's
-            pid = int(fields[1])
+            name, above, started = _process(pid)
+            if name == "java":  # the nearest one above this process
+                boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+                told = json.dumps([boot, sorted(options.items())])
+                return f"{pid}-{started}-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+            pid = above
     return None
+
+
+def _process(pid: int) -> tuple[str, int, int]:
+    """Returns a process's name, the one above it, and its start, in ticks since the machine's.
+
+    Raises:
+        OSError, ValueError, IndexError: if it is gone.
+    """
+    name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return name, int(fields[1]), int(fields[19])
 
 
 class KeptRun:
@@ -81,6 +84,8 @@ class KeptRun:
             claim = codec.decode_record(record)
             if isinstance(claim, Claim):
                 self.found = claim, Token(int(position), claim.nonce)
+        if self.found is None:
+            _tidy(self._path.parent)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
@@ -114,6 +119,20 @@ class KeptRun:
             pass
         os.close(descriptor)
         return False
+
+
+def _tidy(folder: Path) -> None:
+    """Deletes what was kept for drivers that are gone: nobody asks for it again."""
+    for path in folder.glob("*-*-*.run"):
+        pid, started, _ = path.name.split("-", 2)
+        try:
+            is_gone = _process(int(pid))[2] != int(started)
+        except (FileNotFoundError, ProcessLookupError):
+            is_gone = True
+        except (OSError, ValueError, IndexError):
+            continue
+        if is_gone:
+            path.unlink(missing_ok=True)
 
 
 def _folder() -> Path:
