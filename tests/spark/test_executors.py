@@ -20,7 +20,9 @@ from eventually import eventually
 from spark.in_process import SPARK, ended
 from sparkonce import ExactlyOnce, FilesSink
 from sparkonce.errors import PreflightError
-from sparkonce.spark.shipped import NEXT_STEPS, PACKAGE, build_of
+from sparkonce.needs import WorkerNeeds
+from sparkonce.spark import worker
+from sparkonce.spark.shipped import ADDRESS, NEXT_STEPS, PACKAGE, build_of
 from sparkonce.spark.start import executors
 
 pytestmark = SPARK
@@ -93,6 +95,27 @@ def test_an_executor_that_joins_later_is_refused_by_its_first_task(
     with pytest.raises(StreamingQueryException, match=r"sparkonce\.errors\.PrepareError: Executor on") as refused:
         ended(once.start(rows(spark), trigger={"availableNow": True}))
     assert differs(str(refused.value))
+
+
+def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The address answers once the run has said that it waits."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = server.getsockname()
+        needs = WorkerNeeds(addresses=(address,))
+        monkeypatch.setattr(worker, "is_local", lambda _: False)
+        monkeypatch.setattr(FilesSink, "worker_needs", lambda _: needs)
+        monkeypatch.setattr(executors, "_ask", lambda *_: [])
+        once = ExactlyOnce(FilesSink(tmp_path / "out", format="json"), checkpoint=str(tmp_path / "checkpoint"))
+        query = once.start(rows(spark), trigger={"availableNow": True})
+        eventually(lambda: "Waiting for at most" in caplog.text, "the run waits")
+        assert f"host {socket.gethostname()!r}: sink 'files' is not reached at 127.0.0.1:{address[1]} (" in caplog.text
+        assert NEXT_STEPS[ADDRESS] in caplog.text
+        server.listen()
+        ended(query)
+    assert spark.read.json(str(tmp_path / "out")).count() == 10
 
 
 def test_in_local_mode_the_executor_is_asked_once(

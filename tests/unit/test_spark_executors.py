@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 
 import sparkonce
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
-from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
+from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.names import ID
@@ -28,7 +28,7 @@ SOURCES = Path(sparkonce.__file__).parent
 
 
 def needs(**more: Any) -> Needs:
-    return {**needs_of(()), **more}
+    return {**needs_of((), "local[2]"), **more}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,28 @@ def test_a_worker_process_is_checked_once_for_each_query(tmp_path: Path) -> None
     code = f"import pathlib; print(list(write([1]))); pathlib.Path({str(file)!r}).unlink(); print(list(write([2])))"
     assert on_a_worker(code, path=SOURCES.parent, more=more) == "[1]\n[2]\n"
     assert "PrepareError: Executor" in on_a_worker(code, path=SOURCES.parent, more=more)
+
+
+@pytest.mark.parametrize(("modules", "kind"), [([], OutageError), (["no_client"], PrepareError)])
+def test_a_task_whose_worker_only_lacks_reach_says_so_as_of_an_outage(
+    modules: list[str], kind: type[PrepareError]
+) -> None:
+    more = needs(modules=modules, addresses=[("orders", (("127.0.0.1", 1), ("127.0.0.1", 2)))])
+    error = short_error(RuntimeError(on_a_worker("list(write([1]))", path=SOURCES.parent, more=more)))
+    assert type(error) is kind
+    assert error.message.startswith(f"Executor on host {socket.gethostname()!r}: ")
+    assert "sink 'orders' is not reached at 127.0.0.1:1 (Connection refused), 127.0.0.1:2 (Conn" in error.message
+    assert error.next_step == NEXT_STEPS[PACKAGE if modules else ADDRESS]
+
+
+def test_what_the_driver_used_on_its_own_machine_is_not_asked_for_there() -> None:
+    sink = KafkaSink({**KAFKA, "ssl.ca.location": "/ca.pem"})
+    for master in ("local", "local[2]", "local[*, 3]"):
+        assert (needs_of([sink], master)["files"], needs_of([sink], master)["addresses"]) == ([], [])
+    for master in ("local-cluster[2,1,1024]", "spark://master:7077", "yarn"):
+        there = needs_of([sink], master)
+        assert there["files"] == [("ssl.ca.location", "/ca.pem")]
+        assert there["addresses"] == [("kafka", (("one", 1), ("two", 2)))]
 
 
 def test_all_hosts_with_a_lack_are_told_and_how_to_ship() -> None:

@@ -21,7 +21,8 @@ NEXT_STEPS = {
     "cluster one that is installed on every host, or shipped by --archives (venv-pack, conda-pack). See "
     "docs/deploying.md.",
     FILE: "Put the file under this path on every host of executors, readable for the executors' user.",
-    ADDRESS: "Open the network from the executors' hosts to that address, or give an address that they reach.",
+    ADDRESS: "Look whether the server runs. If it does, open the network from the executors' hosts to that address, or "
+    "give an address that they reach.",
 }
 """The next step for each kind of a lack."""
 
@@ -59,6 +60,7 @@ def check_once(needs: Needs) -> None:
 
     Raises:
         PrepareError: naming the host and what it lacks.
+        OutageError: the same, if it only lacks the reach of a sink: that may be an outage, which the driver waits for.
     """
     key = repr(needs)
     package = sys.modules.get("sparkonce")
@@ -67,7 +69,8 @@ def check_once(needs: Needs) -> None:
     if found := lacking(needs):
         text = f"Executor on host {socket.gethostname()!r}: {'; '.join(text for _, text in found)}."
         # The class of this name may not be there. The driver reads the name, in the worker's traceback.
-        kind = type("PrepareError", (RuntimeError,), {"__module__": "sparkonce.errors"})
+        name = "OutageError" if all(kind == ADDRESS for kind, _ in found) else "PrepareError"
+        kind = type(name, (RuntimeError,), {"__module__": "sparkonce.errors"})
         raise kind(f"{' '.join(text.split())} Next: {NEXT_STEPS[found[0][0]]}")
     vars(sys.modules["sparkonce"]).setdefault("_checked", set()).add(key)
 

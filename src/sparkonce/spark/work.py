@@ -168,12 +168,14 @@ class SparkWork:
     def _write_rows(
         self, rows: DataFrame, tasks: Sequence[SinkTask], only: frozenset[tuple[str, int]] | None
     ) -> _Written:
+        needs = needs_of([task.sink for task in tasks], rows.sparkSession.sparkContext.master)
         if any(task.sink.guarantee is Guarantee.AT_MOST_ONCE for task in tasks):
             # After a loss of shuffle files Spark reruns a stage whose tasks may have written, and counts their attempts
             # from 0 again: a task cannot tell. Without a shuffle before it only tasks are tried again, which can.
             rows = rows.localCheckpoint()
+            needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
-        written = rows.mapInArrow(_slot_writer(task), "handle string, stage int, attempt int")
+        written = rows.mapInArrow(checked_first(_slot_writer(task), needs), "handle string, stage int, attempt int")
         answers = written.collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
         slots = _slots_of(written)
@@ -248,7 +250,7 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
             schema=_OUTPUT,
         )
 
-    return checked_first(write, needs_of([part.sink for part in task.sinks]))
+    return write
 
 
 def row_hash(columns: Sequence[str]) -> Column:

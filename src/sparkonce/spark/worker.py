@@ -42,15 +42,25 @@ def lighten_worker() -> None:
         _frozen = True
 
 
-def needs_of(sinks: Sequence[TwoPhaseCommitSink]) -> Needs:
-    """Returns what every Python worker needs to write to these sinks: the driver's sparkonce, modules and files."""
-    needs = [sink.worker_needs() for sink in sinks]
+def needs_of(sinks: Sequence[TwoPhaseCommitSink], master: str) -> Needs:
+    """Returns what every Python worker needs to write to these sinks: the driver's sparkonce, modules, files, reach.
+
+    On one machine there are no files and no addresses: there the sinks' preflight has read and reached them.
+    """
+    needs = {sink.name: sink.worker_needs() for sink in sinks}
+    elsewhere = {} if is_local(master) else needs
     return {
         "version": __version__,
         "build": build_of("sparkonce"),
-        "modules": sorted({*_ALWAYS, *(module for one in needs for module in one.modules)}),
-        "files": sorted({file for one in needs for file in one.files}),
+        "modules": sorted({*_ALWAYS, *(module for one in needs.values() for module in one.modules)}),
+        "files": sorted({file for one in elsewhere.values() for file in one.files}),
+        "addresses": [(name, one.addresses) for name, one in elsewhere.items() if one.addresses],
     }
+
+
+def is_local(master: str) -> bool:
+    """Tells if Spark runs its tasks on the driver's machine, in the driver's JVM."""
+    return master == "local" or master.startswith("local[")
 
 
 def checked_first(write: Callable[[Any], Iterator[Any]], needs: Needs) -> Callable[[Any], Iterator[Any]]:

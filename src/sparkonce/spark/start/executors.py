@@ -14,7 +14,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.shipped import NEXT_STEPS, REPORT, Needs, reporter
 from sparkonce.spark.show.failures import is_stop, message_and_next, short_error
-from sparkonce.spark.worker import needs_of
+from sparkonce.spark.worker import is_local, needs_of
 
 logger = logging.getLogger("sparkonce")
 
@@ -42,18 +42,13 @@ def check_executors(spark: SparkSession, sinks: Sequence[TwoPhaseCommitSink]) ->
     """
     context = spark.sparkContext
     _refuse_wheels(context)
-    needs = needs_of(sinks)
-    is_local = context.master.startswith("local") and not context.master.startswith("local-cluster")
-    if is_local:
-        needs["files"] = []  # the sinks' own preflight has read them, and reached the servers, on this machine
-    else:
-        needs["addresses"] = [(sink.name, there) for sink in sinks if (there := sink.worker_needs().addresses)]
+    needs = needs_of(sinks, context.master)
     proof = (context.applicationId, repr(needs))
     if proof in _proven:
         return
     found = _ask(spark, needs)
     _judge(found, _wheels(context.listFiles))
-    if is_local and found:
+    if is_local(context.master) and found:
         _proven.add(proof)
 
 
