@@ -8,9 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, PartitionMetadata
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient
 
 from cluster.conftest import BROKER
-from cluster.faults import LIMIT_S, Fault, Heal, Scene, kill_broker, restart_broker
+from cluster.faults import LIMIT_S, Fault, Heal, Scene, await_replicas, kill_broker, restart_broker
 from eventually import eventually
 from integration.kafka_witness import Witness
 from spark.harness import PARTITIONS, Job
@@ -61,8 +64,52 @@ def test_a_broker_is_lost_at_each_point(
         assert verdict.is_exactly_once, verdict
 
 
+def lead_by_another(bootstrap: str, topic: str) -> None:
+    """Has another replica lead each partition, by a reassignment and an election: all brokers live on."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+    def partitions() -> dict[int, PartitionMetadata]:
+        return dict(admin.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions)
+
+    before = {number: one.leader for number, one in partitions().items()}
+    assert -1 not in before.values()
+    turned = {
+        TopicPartition(topic, number): [*(each for each in one.replicas if each != before[number]), before[number]]
+        for number, one in partitions().items()
+    }
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as reassigning:
+        answers = reassigning.alter_partition_reassignments(turned)
+        assert answers == dict.fromkeys(turned), answers
+        eventually(lambda: not reassigning.list_partition_reassignments(), "the replicas are reassigned")
+        reassigning.elect_leaders(0, {topic: list(before)})
+
+    def have_moved() -> bool:
+        return all(one.leader not in (-1, before[number]) for number, one in partitions().items())
+
+    eventually(have_moved, f"{topic} has other leaders", limit_s=LIMIT_S)
+
+
+def move_coordinators(scene: Scene, _: Arrival) -> Heal:
+    """Gives each transaction another coordinator."""
+    lead_by_another(scene.kafka.bootstrap, "__transaction_state")
+    return lambda: await_replicas(scene.kafka)
+
+
+def test_coordinators_move_at_each_point(three: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
+    with new_job(three, tmp_path / "job") as job:
+        scene = Scene(job, None, three, random.Random())
+        for point in POINTS:
+            scene.strike(move_coordinators, point)
+        scene.finish()
+        verdict = job.judge()
+        say(f"coordinators moved at each of {len(POINTS)} points, {job.decided() + 1} batches: {verdict}")
+        assert verdict.is_exactly_once, verdict
+
+
 @pytest.mark.parametrize("point", [BEGUN, PREPARED, Phase.FINISHING.name])
-def test_a_partition_without_a_leader_is_waited_for(three: Cluster, tmp_path: Path, point: str) -> None:
+def test_a_partition_without_a_leader_is_waited_for(
+    three: Cluster, tmp_path: Path, say: Callable[[str], None], point: str
+) -> None:
     """The target has one replica of each partition."""
     job = new_job(three, tmp_path / "job")
     target = job.config.target
@@ -84,4 +131,5 @@ def test_a_partition_without_a_leader_is_waited_for(three: Cluster, tmp_path: Pa
             scene.strike(take_it, point)
             scene.finish()
             verdict = job.judge()
+            say(f"no leader at {point}, {job.decided() + 1} batches: {verdict}")
             assert verdict.is_exactly_once, verdict
