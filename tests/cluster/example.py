@@ -70,6 +70,10 @@ class ClusterExample:
         cluster: Where it runs.
         store: Where its checkpoint is.
         folder: A new one.
+
+    Attributes:
+        trial: What was sent to it, and what has come out.
+        program: Its file and its arguments.
     """
 
     def __init__(self, script: Script, kafka: Cluster, cluster: Standalone, store: Store, folder: Path) -> None:
@@ -89,9 +93,9 @@ class ClusterExample:
         self._stack.callback(delete_topics, bootstrap, [*sample.sources, sample.target])
         messages = self.trial.messages()
         self.trial.send(messages)
-        self._program = [str(EXAMPLES / self._script.file), "--checkpoint-every", "0", *self._script.options]
-        self._program += ["--bootstrap", bootstrap, "--checkpoint", checkpoint]
-        self._program += ["--max-offsets", str(len(messages) // 8), *(["--registry", registry] if registry else [])]
+        self.program = [str(EXAMPLES / self._script.file), "--checkpoint-every", "0", *self._script.options]
+        self.program += ["--bootstrap", bootstrap, "--checkpoint", checkpoint]
+        self.program += ["--max-offsets", str(len(messages) // 8), *(["--registry", registry] if registry else [])]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +112,7 @@ class ClusterExample:
             env: More of its environment.
         """
         files = ",".join([str(EXAMPLES / "late_rows.py"), *py_files])
-        command = [*submit_words(self.config), *words, "--py-files", files, *self._program]
+        command = [*submit_words(self.config), *words, "--py-files", files, *self.program]
         log = self._folder / f"run-{self._starts}.log"
         self._starts += 1
         run = Submitted(self.config.temporary, log, Machine(), command, env)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,22 @@ from cluster.example import SCRIPTS, ClusterExample
 from cluster.faults import LIMIT_S
 from cluster.standalone import Standalone
 from cluster.stores import Store
+from cluster.test_submit_lines import PACKAGES, line_of
+from cluster.test_submit_lines import typed as submit
+from cluster.yarn import Yarn
+from eventually import eventually
 from integration.test_quick_start import locked, needed
+from spark.example_job import EXAMPLES
+from spark.processes import kill
 from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.jars import spark_jars_folder
 from tidy.sources import ROOT
+from tryout.trial import Count
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SUM = SCRIPTS["windowed sum"]
+PACKED = "./environment/bin/python"
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
 
 
@@ -50,6 +61,16 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = f"{uv} pip install --quiet --python environment/bin/python"
     typed(f"{install} --no-deps -r locked.txt; {install} venv-pack setuptools", folder)
     return folder / "environment"
+
+
+@pytest.fixture(scope="module")
+def archive(bare: Path) -> str:
+    """What the page makes of an environment, with sparkonce from its wheel, as an argument of ``--archives``."""
+    folder = bare.parent
+    typed(f"{sys.executable} -m hatchling build -t wheel -d {folder}", ROOT)
+    typed("environment/bin/python -m pip install --no-deps *.whl", folder)
+    typed(lines_of("An archive of a virtual environment")[-1], folder)
+    return f"{folder}/environment.tar.gz#environment"
 
 
 def used(cluster: Standalone, words: str) -> int:
@@ -89,17 +110,46 @@ def test_a_zip(
 
 
 def test_an_archive_of_venv_pack(
-    kafka: Cluster, spark_cluster: Standalone, on_disk: Store, tmp_path: Path, bare: Path, say: Callable[[str], None]
+    kafka: Cluster, spark_cluster: Standalone, on_disk: Store, tmp_path: Path, archive: str, say: Callable[[str], None]
 ) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=LIMIT_S,
-    )
-    typed(f"environment/bin/python -m pip install --no-deps {tmp_path}/*.whl", bare.parent)
-    typed(lines_of("An archive of a virtual environment")[-1].replace("-o ", f"-o {tmp_path}/"), bare.parent)
     with ClusterExample(SUM, kafka, spark_cluster, on_disk, tmp_path) as example:
-        archive = f"{tmp_path}/environment.tar.gz#environment"
-        count_with(example, spark_cluster, "./environment/bin/python", say, "an archive", archives=archive)
+        count_with(example, spark_cluster, PACKED, say, "an archive", archives=archive)
+
+
+def test_an_archive_on_yarn(
+    kafka: Cluster, spark_cluster: Standalone, on_disk: Store, tmp_path: Path, archive: str, say: Callable[[str], None]
+) -> None:
+    """The driver runs by the archive's Python, too."""
+    with (
+        Yarn(tmp_path / "yarn") as yarn,
+        ClusterExample(SUM, kafka, spark_cluster, on_disk, tmp_path) as example,
+        ExitStack() as stack,
+    ):
+        own = {
+            "spark.yarn.jars": f"local:{spark_jars_folder()}/*",
+            "spark.yarn.stagingDir": f"file://{tmp_path}/staging",
+        }
+        more = " ".join(f"--conf {name}='{value}'" for name, value in own.items())
+        names = {
+            "/etc/hadoop/conf": str(yarn.conf),
+            PACKAGES: f"--jars {','.join(example.config.jars)} --py-files {EXAMPLES / 'late_rows.py'}",
+            "environment.tar.gz#environment": f"{archive} {more}",
+            "--num-executors 3 --executor-cores 2 --executor-memory 4g --driver-memory 2g": "--num-executors 2 "
+            "--executor-memory 512m --driver-memory 512m",
+            "    job.py": f"    {shlex.join(example.program)}",
+            "JOB": "job",
+        }
+        stack.callback(lambda: [kill(pid) for pid in yarn.containers("")])
+        run = submit(line_of("YARN"), names, tmp_path)
+        assert run.returncode == 0, run.stderr[-4000:]
+
+        def all_out() -> Count | None:
+            count = example.trial.count()
+            if not count.unread:
+                example.trial.close()
+            return count if count.is_done else None
+
+        count = eventually(all_out, "all has come out", limit_s=LIMIT_S)
+        assert yarn.containers(f"{PACKED} -m pyspark.daemon")
+        assert yarn.containers(f"{PACKED} windowed_sum.py")
+        say(f"an archive on YARN: {count}")

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from sparkonce.rig.kafka.jars import find_java, resolve
 from sparkonce.rig.servers.hdfs import Hdfs
 
@@ -71,6 +73,15 @@ class Yarn(Hdfs):
     def env(self) -> Mapping[str, str]:
         """With Java for its containers."""
         return {**os.environ, "JAVA_HOME": str(Path(find_java()).resolve().parents[1])}
+
+    def containers(self, words: str) -> list[int]:
+        """Returns the processes that run in containers and have these words in their command line."""
+        running = psutil.process_iter(["cwd", "cmdline"])
+        return [
+            one.pid
+            for one in running
+            if str(one.info["cwd"]).startswith(f"{self.folder}/") and words in " ".join(one.info["cmdline"] or ())
+        ]
 
     def command(self) -> Sequence[str]:
         jars = ":".join([str(self.folder), *map(str, [*self._jars, *resolve(_JARS)])])
