@@ -27,6 +27,8 @@ FOLDER = ROOT / ".versions"
 EXTRAS = "avro,hdfs,s3,postgres,mysql,redis"
 NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "psutil", "protobuf", "hypothesis", "greenlet", "duckdb")
 """What tests need beside sparkonce."""
+PATIENT = {"SPARKONCE_PATIENCE": "4"}
+"""Tests wait four times as long as elsewhere: this takes hours, on a machine that does something else meanwhile."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +50,7 @@ def run(version: Engine | Brokers, more: Sequence[str]) -> str:
         python = Path(sys.executable)
         tests = [*OF_EACH_KAFKA, "-k", "kafka or Kafka or kills or brokers", "-p", "versions.plugin", *version.options]
     began = time.monotonic()
-    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    env = {**PATIENT, **os.environ, "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]])}
     command = [
         str(python),
         "-m",
@@ -56,6 +58,7 @@ def run(version: Engine | Brokers, more: Sequence[str]) -> str:
         "-q",
         "-m",
         "versions or not slow",
+        "--timeout=3600",
         "-p",
         "no:cacheprovider",
         f"--junit-xml={report}",
@@ -63,7 +66,7 @@ def run(version: Engine | Brokers, more: Sequence[str]) -> str:
         *more,
     ]
     with report.with_suffix(".log").open("w") as log:
-        subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PATH": path})
+        subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=env)
     line = f"{version}: {told_by(report)}, {time.monotonic() - began:.0f} s"
     print(line, flush=True)
     return line

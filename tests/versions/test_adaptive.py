@@ -11,7 +11,6 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from eventually import LIMIT_S
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
@@ -22,7 +21,6 @@ from versions.table import ENGINES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.versions, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-PATIENT_S = 4 * LIMIT_S
 ROWS, ROWS_PER_BATCH, SLOTS = 3_000, 1_000, 4
 MERGING = "spark.sql.adaptive.coalescePartitions.enabled"
 SPLIT, MERGED = ({"spark.sql.adaptive.enabled": "true", MERGING: value} for value in ("false", "true"))
@@ -68,19 +66,19 @@ def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, br
             name: stack.enter_context(new_job(broker, tmp_path / name, source, is_lost=name in LOST)) for name in names
         }
         holds = {jobs[name]: hold_at(point, jobs[name], lambda batch: batch == BATCH) for name, point in points.items()}
-        start_held(holds, [*points.values()], tmp_path / "killed.log", limit_s=PATIENT_S).kill()
+        start_held(holds, [*points.values()], tmp_path / "killed.log").kill()
         at_once = [jobs[name] for name in names if name not in LOST]
-        start_together(at_once, tmp_path / "next.log", sql=MERGED).finish(limit_s=PATIENT_S)
+        start_together(at_once, tmp_path / "next.log", sql=MERGED).finish()
 
         lost = {name: what_is_lost(jobs[name], points[name]) for name in LOST}
-        start_together([jobs[name] for name in lost], tmp_path / "late.log", sql=MERGED).join(limit_s=PATIENT_S)
+        start_together([jobs[name] for name in lost], tmp_path / "late.log", sql=MERGED).join()
         part = jobs["part"]
         if MERGED_SLOTS != SLOTS:
             refused = part.gate.last(REFUSED)
             assert refused is not None
             assert refused.told["kind"] == "TransactionLostError"
             assert "spread otherwise" in refused.told["message"]
-            part.start(sql={"spark.sql.adaptive.enabled": "false"}).finish(limit_s=PATIENT_S)
+            part.start(sql={"spark.sql.adaptive.enabled": "false"}).finish()
         assert part.gate.at(ENDED, failed="")
 
         assert {name: str(job.judge()) for name, job in jobs.items() if not job.judge().is_exactly_once} == {}

@@ -15,7 +15,6 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from eventually import LIMIT_S
 from spark.harness import Job, sent, start_together
 from spark.kills import Sight, check_points, strike
 from sparkonce.protocol.state import Phase
@@ -30,7 +29,6 @@ ROUNDS = (
     (Phase.IDLE.name, HALFWAY, Phase.REPLAYING.name, Phase.SWEEPING_OWN.name),
 )
 ROWS, ROWS_PER_BATCH = 1_600, 400
-PATIENT_S = 4 * LIMIT_S
 
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 NEWEST = {
@@ -79,8 +77,8 @@ def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Call
         ]
         for number, points in enumerate(ROUNDS):
             cells = {job: (point, {}) for job, point in zip(jobs, points, strict=True)}
-            sights += strike(cells, tmp_path / f"{number}.log", read=False, limit_s=PATIENT_S).values()
-        start_together(jobs, tmp_path / "last.log").finish(limit_s=PATIENT_S)
+            sights += strike(cells, tmp_path / f"{number}.log", read=False).values()
+        start_together(jobs, tmp_path / "last.log").finish()
         verdicts = [job.judge() for job in jobs]
         assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
         check_points(sights, [point for points in ROUNDS for point in points])
