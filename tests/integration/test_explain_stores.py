@@ -46,8 +46,8 @@ def make_checkpoint(files: CheckpointFiles) -> None:
     assert DecisionLog(log_store(files)).put(0, claim) is None
 
 
-def explained(url: str) -> list[tuple[str, str]]:
-    done = CliRunner().invoke(app, ["explain", url, "--no-ask", "--json"])
+def explained(url: str, *options: str) -> list[tuple[str, str]]:
+    done = CliRunner().invoke(app, ["explain", url, "--no-ask", "--json", *options])
     assert done.exit_code == 0, done.output
     return [(part["role"], part["name"]) for part in json.loads(done.stdout)["queries"][0]["parts"]]
 
@@ -58,6 +58,23 @@ FOUND = [("source", "kafka: orders"), ("sink", "sparkonce: kafka")]
 def test_a_checkpoint_in_a_bucket(bucket: Bucket) -> None:
     make_checkpoint(object_files(bucket, "checkpoints/a%20b"))
     assert set(FOUND) <= set(explained(f"s3a://{bucket.name}/checkpoints/a%20b"))
+
+
+def test_a_store_is_reached_by_sparks_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(s3_server())
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    make_checkpoint(object_files(bucket, "checkpoints/a"))
+    own = f"spark.hadoop.fs.s3a.bucket.{bucket.name}"
+    settings = {
+        "spark.hadoop.fs.s3a.endpoint": bucket.server.url,
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        f"{own}.access.key": ACCESS_KEY,
+        f"{own}.secret.key": SECRET_KEY,
+    }
+    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    assert set(FOUND) <= set(explained(f"s3a://{bucket.name}/checkpoints/a", *options))
 
 
 @USES_HDFS

@@ -26,6 +26,28 @@ def test_the_version_is_said(command: list[str]) -> None:
     assert done.stdout == f"sparkonce {sparkonce.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("spark.hadoop.fs.s3a.secret.key", "is not KEY=VALUE"),
+        ("spark.master=yarn", "--conf spark.master: only the way to the checkpoint's store"),
+        ("spark.hadoop.fs.defaultFS=hdfs://nn", "--conf spark.hadoop.fs.defaultFS: only"),
+        ("spark.password=very-secret", "--conf spark.password: only"),
+    ],
+)
+def test_a_setting_that_is_not_the_stores_is_refused_by_name(given: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["explain", "s3a://bucket/a", "--conf", given])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+    assert "very-secret" not in done.output
+
+
+def test_the_settings_of_a_store_are_for_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "job.py").touch()
+    done = CliRunner().invoke(app, ["explain", str(tmp_path / "job.py"), "--conf", "spark.hadoop.fs.a=b"])
+    assert (done.exit_code, "--conf says how a checkpoint is reached" in done.output) == (2, True)
+
+
 def test_the_broker_has_its_old_name_beside_its_new_one() -> None:
     commands = CliRunner().invoke(app, ["--help"]).stdout
     assert " broker " in commands

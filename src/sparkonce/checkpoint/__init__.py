@@ -5,6 +5,7 @@
 - ``local``: the files of a folder on a local or mounted disk
 - ``hdfs``: the files of a folder in HDFS, by a client without a JVM
 - ``objects``: the files of a folder in an object store, by a client of our own; ``object_errors`` reads its errors
+- ``credentials``: translates Hadoop's settings of an object store for that client
 - ``opening``: opens a checkpoint without a session of Spark
 - ``proof``: proves that an object store can carry a decision log
 - ``spark``: what Spark itself keeps there: the query's id, the batches' offsets, which of them are done

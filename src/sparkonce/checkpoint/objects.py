@@ -1,7 +1,7 @@
 """The files of a folder in an object store, by a client of our own: S3, Azure and Google Cloud Storage.
 
 A put asks the store to put the object only if there is none of its name: ``If-None-Match: *``, or generation 0. The
-client reads no setting of Hadoop: `sparkonce.spark.checkpoints.credentials` translates them.
+client reads no setting of Hadoop: `sparkonce.checkpoint.credentials` translates them.
 """
 
 from __future__ import annotations

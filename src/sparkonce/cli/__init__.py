@@ -7,5 +7,6 @@
 - ``broker``: starts and stops a Kafka broker on this machine.
 - ``orphans``: lists the open transactions on a server.
 - ``demo``, ``verify``: run real queries under faults.
+- ``conf`` reads ``--conf``, the settings of a checkpoint's store.
 - ``errors``: shows sparkonce's errors without a traceback.
 """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkonce.cli.conf import Conf, hadoop_settings
 from sparkonce.cli.errors import tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee, weakest
@@ -47,6 +48,7 @@ def explain(
         str | None, typer.Option(help="Brokers to ask about topics; a query file's source says its own.")
     ] = None,
     ask: Annotated[bool, typer.Option(help="Whether brokers are asked for retention, writers and limits.")] = True,
+    conf: Conf = None,
     require: Annotated[Required | None, typer.Option(help="Exit with 1 if the level is weaker than this.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -67,8 +69,14 @@ def explain(
         known = _reader(reader)
         if "://" in target or Path(target).is_dir():
             asked = servers if ask else None
-            files = open_location(target if "://" in target else str(Path(target).absolute()))
+            location = target if "://" in target else str(Path(target).absolute())
+            files = open_location(location, hadoop_settings(conf) or None)
             found = [explain_checkpoint(files, sink=sink, reader=known, downtime=away, ask=asked)]
+        elif conf:
+            raise ConfigurationError(
+                f"--conf says how a checkpoint is reached, and {target!r} is none.",
+                next_step="Leave it out; a query file's session has its own settings.",
+            )
         elif Path(target).is_file():
             found, unseen = _of_file(
                 Path(target),

@@ -1,6 +1,5 @@
 """Reaches a checkpoint as Spark does: with the session's Hadoop settings and credentials.
 
-- ``credentials``: translates Hadoop's settings of an object store for a client without a JVM
 - ``opening``: finds the store of a checkpoint's location
 - ``planned``: compares a batch's offsets in the checkpoint with those in the query's memory
 - ``hadoop``: the files of a folder in HDFS

@@ -8,6 +8,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from sparkonce.checkpoint.credentials import object_files
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
@@ -15,7 +16,6 @@ from sparkonce.checkpoint.proof import prove
 from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.checkpoints.calls import StoreError
-from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce.spark.jvm import jvm

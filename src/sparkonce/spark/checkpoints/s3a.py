@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from sparkonce.checkpoint.credentials import object_files
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.spark.checkpoints.calls import CONFLICT, PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
-from sparkonce.spark.checkpoints.credentials import object_files
 from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"

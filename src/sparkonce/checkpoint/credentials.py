@@ -1,4 +1,4 @@
-"""Translates the session's Hadoop settings of an object store into those of a client without a JVM.
+"""Translates Hadoop's settings of an object store into those of a client without a JVM.
 
 What has no translation is refused by name, rather than answered by other credentials than Spark's own checkpoint has.
 No message has the value of a setting that may be a secret.
@@ -72,12 +72,41 @@ class HadoopSettings:
             self._configuration.set(_PROVIDER_PATH, ",".join(filter(None, (own, others))))
 
 
+class PlainSettings:
+    """Hadoop's settings without a JVM, as ``Configuration`` is asked. Its credential files cannot be read.
+
+    Args:
+        settings: By name, without ``spark.hadoop.``.
+    """
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = dict(settings)
+
+    def get(self, name: str) -> str | None:
+        """Returns a setting; None if it is not set."""
+        return self._settings.get(name)
+
+    def set(self, name: str, value: str) -> None:
+        """Sets one."""
+        self._settings[name] = value
+
+    def getPassword(self, name: str) -> str | None:  # noqa: N802 - Hadoop's name
+        """Returns a secret.
+
+        Raises:
+            ConfigurationError: if it may be in a credential file.
+        """
+        if self._settings.get(_PROVIDER_PATH):
+            raise _refused(_PROVIDER_PATH, "", "Give the keys as settings or by the environment.", "needs Spark's JVM")
+        return self._settings.get(name)
+
+
 def object_files(url: str, configuration: Any) -> ObjectFiles:
     """Returns the files of a folder in an object store, reached as the session's connector would.
 
     Args:
         url: As Hadoop qualifies it.
-        configuration: Hadoop's ``Configuration``, a copy of the session's.
+        configuration: Hadoop's ``Configuration``, a copy of the session's; or `PlainSettings`.
 
     Raises:
         ConfigurationError: if a setting has no counterpart.
