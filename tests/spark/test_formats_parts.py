@@ -59,6 +59,7 @@ def test_sparks_names_are_the_sinks_settings(tmp_path: Path) -> None:
         ("postgres", {"dbtable": "t", "url": "jdbc:mysql://db/shop"}, "url is not an address"),
         ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/"}, "url is not an address"),
         ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db:x/shop"}, "url is not an address"),
+        ("mysql", {"dbtable": "t", "url": "jdbc:mysql://db/shop?connect_timeout=5s"}, "'5s' is no number"),
     ],
 )
 def test_a_wrong_option_is_named(name: str, options: dict[str, str], words: str) -> None:
@@ -68,8 +69,17 @@ def test_a_wrong_option_is_named(name: str, options: dict[str, str], words: str)
 
 
 def test_a_target_holds_no_credentials() -> None:
-    told = NAMED["postgres"].target_of({"url": "jdbc:postgresql://db/shop", "dbTable": "t", "password": "secret"})
+    url = "jdbc:postgresql://etl:secret@db/shop?password=secret"
+    told = NAMED["postgres"].target_of({"url": url, "dbTable": "t", "password": "secret"})
     assert told == {"url": "jdbc:postgresql://db/shop", "dbtable": "t"}
+    assert NAMED["redis"].target_of({"url": "redis://:secret@r:1/2"}) == {"url": "redis://r:1/2"}
+
+
+def test_numbers_behind_an_address_are_numbers() -> None:
+    url = "jdbc:mysql://db:3307/7?connect_timeout=5&ssl_disabled=true&ssl_ca=7"
+    where = {"host": "db", "port": 3307, "database": "7", "user": "1"}
+    found = sink_of("mysql", url=url, dbtable="t", user="1").settings
+    assert found == where | {"connect_timeout": 5, "ssl_disabled": True, "ssl_ca": "7"}
 
 
 GOLDEN = [-1932887186971674146, -2393327469792342218, 7566449170750377504, 6535891309204332640]

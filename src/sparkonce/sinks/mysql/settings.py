@@ -73,13 +73,18 @@ def connection_settings(user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Reads settings from one line, see `parse_line`.
+    """Reads settings from one line, see `parse_line` and `read_texts`."""
+    return read_texts(parse_line(text))
+
+
+def read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Reads settings that are given as texts.
 
     Raises:
         ConfigurationError: naming the one that is wrong.
     """
     found: dict[str, Any] = {}
-    for name, value in parse_line(text).items():
+    for name, value in texts.items():
         if name in _NUMBERS and not value.isdecimal():
             raise ConfigurationError(f"{name}={value!r} is no number.", next_step="Give a whole number.", setting=name)
         if name in _SWITCHES and value not in {"true", "false"}:

@@ -13,6 +13,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.mysql.settings import read_texts
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
@@ -69,7 +70,14 @@ class SparkFormat:
     def target_of(self, options: Mapping[str, str]) -> dict[str, str]:
         """Returns the options that say where rows go, without a user's name or password."""
         lower = {name.lower(): value for name, value in options.items()}
-        return {name: lower[name] for name in self.target if name in lower}
+        return {name: _address(lower[name]) if name == "url" else lower[name] for name in self.target if name in lower}
+
+
+def _address(url: str) -> str:
+    """Returns a URL without user, password and parameters."""
+    start, slashes, rest = url.partition("//")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{start}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _value(name: str, text: str, kind: str) -> Any:
@@ -111,10 +119,15 @@ def _postgres(options: dict[str, str]) -> dict[str, Any]:
 
 def _mysql(options: dict[str, str]) -> dict[str, Any]:
     table = _taken(options, "dbtable").strip("`")
-    return {"settings": _jdbc(options, ("mysql", "mariadb"), "database"), "table": table}
+    return {"settings": _jdbc(options, ("mysql", "mariadb"), "database", read_texts), "table": table}
 
 
-def _jdbc(options: dict[str, str], schemes: tuple[str, ...], database: str) -> dict[str, Any]:
+def _jdbc(
+    options: dict[str, str],
+    schemes: tuple[str, ...],
+    database: str,
+    read: Callable[[dict[str, str]], dict[str, Any]] = dict,
+) -> dict[str, Any]:
     """Reads ``jdbc:…//host:port/database?name=value`` with Spark's options ``user`` and ``password``."""
     url = _taken(options, "url")
     try:
@@ -130,7 +143,7 @@ def _jdbc(options: dict[str, str], schemes: tuple[str, ...], database: str) -> d
         )
     found |= {name: options.pop(name) for name in ("user", "password") if name in options}
     options.pop("driver", None)  # JDBC's: none is used
-    return {name: value for name, value in found.items() if value} | dict(parse_qsl(parts.query))
+    return {name: value for name, value in found.items() if value} | read(dict(parse_qsl(parts.query)))
 
 
 def _taken(options: dict[str, str], name: str) -> str:
@@ -159,7 +172,7 @@ FORMATS = (
     SparkFormat(name="sparkonce-kafka", kind=KafkaSink, translate=_kafka, target=("kafka.bootstrap.servers", "topic")),
     SparkFormat(name="sparkonce-postgres", kind=PostgresSink, translate=_postgres, target=("url", "dbtable")),
     SparkFormat(name="sparkonce-mysql", kind=MySQLSink, translate=_mysql, target=("url", "dbtable")),
-    SparkFormat(name="sparkonce-redis", kind=RedisSink, translate=_as_they_are, target=("prefix", "structure")),
+    SparkFormat(name="sparkonce-redis", kind=RedisSink, translate=_as_they_are, target=("url", "prefix", "structure")),
     SparkFormat(name="sparkonce-files", kind=FilesSink, translate=_files, target=("path",)),
 )
 """All formats. Sinks that need functions or a session (write-ahead, Delta, Iceberg) have none."""
