@@ -10,17 +10,18 @@ from pyspark.sql import SparkSession
 
 import sparkonce
 from spark import formats_struck
-from spark.formats_struck import StruckKafka
 
 
 def main(given: dict[str, str]) -> None:
     """Writes so many batches of Spark's rate source, as many rows each, and ends."""
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    for name, value in json.loads(given.pop("spark", "{}")).items():
+        builder = builder.config(name, value)
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     try:
         cloudpickle.register_pickle_by_value(formats_struck)
         sparkonce.register(spark)
-        spark.dataSource.register(StruckKafka)
+        formats_struck.register_struck(spark)
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", given.pop("rows"))
         rows = rows.option("numPartitions", 3).load().selectExpr("cast(value as string) as value")
         batches = int(given.pop("batches"))

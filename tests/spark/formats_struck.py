@@ -1,52 +1,70 @@
-"""A format whose decision log strikes: it kills its own process, or the whole driver, beside the put of a decision."""
+"""Formats whose decision log strikes: it kills its own process, or the whole driver, beside the put of a decision."""
 
 from __future__ import annotations
 
 import os
 import signal
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.log.base import DecisionLog, Landed, Taken
-from sparkonce.log.local import LocalLogStore
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.records import Claim, Commit
-from sparkonce.spark.formats.sources import KafkaFormat
+from sparkonce.spark.formats.sources import FormatSource, sources
+from sparkonce.spark.formats.stores import session_settings
 
 BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
 PROCESS, DRIVER = "process", "driver"
 
 
-class StrikingStore(LocalLogStore):
+class StrikingStore(LogStore):
     """Strikes once, at the decision of one batch.
 
     Args:
-        checkpoint: Of the log.
+        store: Of the log.
         when: `BEFORE` or `AFTER` the put; `DEPOSED`: another run claims first.
         what: `PROCESS`: the one that puts. `DRIVER`: also its JVM, and all that belongs to it.
         batch: Whose.
         struck: A file that is made by the strike.
     """
 
-    def __init__(self, checkpoint: Path, when: str, what: str, batch: int, struck: Path) -> None:
-        super().__init__(checkpoint)
+    def __init__(self, store: LogStore, when: str, what: str, batch: int, struck: Path) -> None:
+        self._store = store
         self._when, self._what, self._batch, self._struck = when, what, batch, struck
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
         record = codec.decode_record(data)
         if not isinstance(record, Commit) or record.batch != self._batch or self._struck.exists():
-            return super().put(position, data)
+            return self._store.put(position, data)
         self._struck.touch()
         if self._when == DEPOSED:
             claim = Claim(nonce="0" * 8, run=str(uuid.uuid4()), query=record.query, location=self.location)
-            super().put(position, codec.encode_record(claim, at_ms=0))
-            return super().put(position, data)
+            self._store.put(position, codec.encode_record(claim, at_ms=0))
+            return self._store.put(position, data)
         if self._when == AFTER:
-            super().put(position, data)
+            self._store.put(position, data)
         for pid in [os.getpid()] if self._what == PROCESS else _session():
             os.kill(pid, signal.SIGKILL)
         raise AssertionError("this process is dead")
+
+    def read(self, position: int) -> Sequence[bytes]:
+        return self._store.read(position)
+
+    def floor(self) -> bytes | None:
+        return self._store.floor()
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        self._store.raise_floor(position, data)
+
+    def delete_below(self, position: int) -> None:
+        self._store.delete_below(position)
+
+    @property
+    def location(self) -> str:
+        return self._store.location
 
 
 def _session() -> list[int]:
@@ -62,19 +80,26 @@ def _session() -> list[int]:
     return sorted(members, key=lambda pid: pid == os.getpid())
 
 
-class StruckKafka(KafkaFormat):
-    """``struck-kafka``: as ``sparkonce-kafka``, with one option more: ``when what batch file``."""
+class Struck(FormatSource):
+    """``struck-kafka`` and so on: as ``sparkonce-kafka``, with one option more: ``when what batch file``."""
 
     @classmethod
     def name(cls) -> str:
-        return "struck-kafka"
+        return cls.of.name.replace("sparkonce", "struck")
 
     def _given(self) -> dict[str, str]:
         return {name: value for name, value in super()._given().items() if name != "strike"}
 
-    def _log_at(self, files: LocalFiles) -> DecisionLog:
+    def _log_at(self, files: CheckpointFiles) -> DecisionLog:
+        log = super()._log_at(files)
         strike = {name.lower(): value for name, value in dict(self.options).items()}.get("strike")
         if strike is None:
-            return super()._log_at(files)
+            return log
         when, what, batch, struck = strike.split(" ", 3)
-        return DecisionLog(StrikingStore(files.folder, when, what, int(batch), Path(struck)))
+        return DecisionLog(StrikingStore(log.store, when, what, int(batch), Path(struck)))
+
+
+def register_struck(spark: Any) -> None:
+    """Makes them known to a session."""
+    for source in sources(session_settings(spark)):
+        spark.dataSource.register(type(source.__name__, (Struck, source), {}))

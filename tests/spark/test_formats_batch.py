@@ -12,12 +12,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-import sparkonce
 from kafka_transactions import await_markers
-from spark import formats_struck
-from spark.formats_struck import AFTER, BEFORE, PROCESS, StruckKafka
+from spark.formats_struck import AFTER, BEFORE, PROCESS
+from spark.formats_written import register
 from spark.harness import new_name
-from spark.in_process import MARKS, travelling
+from spark.in_process import MARKS
 from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
 
@@ -28,9 +27,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 
 @pytest.fixture(scope="module")
 def formats(spark: SparkSession) -> SparkSession:
-    sparkonce.register(spark)
-    with travelling(formats_struck):
-        spark.dataSource.register(StruckKafka)
+    register(spark)
     return spark
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import fcntl
 import os
+import pickle
 import subprocess
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim
@@ -20,6 +24,7 @@ from sparkonce.spark.formats import kept
 from sparkonce.spark.formats.fingerprints import fingerprints
 from sparkonce.spark.formats.kept import KeptRun
 from sparkonce.spark.formats.options import FORMATS
+from sparkonce.spark.formats.stores import open_files
 
 NAMED = {one.name.removeprefix("sparkonce-"): one for one in FORMATS}
 
@@ -167,3 +172,55 @@ def test_without_a_key_nothing_is_kept(folder: Path) -> None:
     with KeptRun(None) as one:
         one.keep(CLAIM, TOKEN)
     assert list(folder.iterdir()) == []
+
+
+S3A = {
+    "fs.defaultFS": "s3a://lake",
+    "fs.s3a.endpoint": "http://127.0.0.1:9000",
+    "fs.s3a.access.key": "a",
+    "fs.s3a.bucket.other.secret.key": "t",
+    "fs.s3a.secret.key": "s",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "kind", "found"),
+    [
+        ("/c/%20x", "", LocalFiles, "/c/%20x"),
+        ("/c", "file:///", LocalFiles, "/c"),
+        ("file:///c", "s3a://lake", LocalFiles, "/c"),
+        ("/c/d?e", "s3a://lake", ObjectFiles, "s3a://lake/c/d?e"),
+        ("s3a://other/c/", "hdfs://nn:1", ObjectFiles, "s3a://other/c"),
+        ("/c", "hdfs://nn:1/", HdfsFiles, "hdfs://nn:1/c"),
+        ("hdfs:///c", "hdfs://nn:1", HdfsFiles, "hdfs://nn:1/c"),
+        ("hdfs://two/c", "hdfs://nn:1", HdfsFiles, "hdfs://two/c"),
+    ],
+)
+def test_a_folder_is_where_hadoop_says(given: str, default: str, kind: type, found: str) -> None:
+    files = open_files("log", given, {**S3A, "fs.defaultFS": default})
+    assert (type(files), files.location) == (kind, found)
+
+
+def test_a_store_is_reached_with_the_sessions_keys() -> None:
+    files = pickle.loads(pickle.dumps(open_files("log", "s3a://other/c", S3A)))  # noqa: S301 - our own
+    assert isinstance(files, ObjectFiles)
+    assert files._access.keys == {"access_key_id": "a", "secret_access_key": "t"}
+    assert files._access.options["endpoint"] == "http://other.127.0.0.1:9000"
+
+
+@pytest.mark.parametrize(
+    ("location", "more", "words"),
+    [
+        ("c", {"fs.defaultFS": "hdfs://nn:1"}, "relative"),
+        ("wasb://c/d", {}, "wasb: is not known"),
+        ("/c", {"fs.defaultFS": "dbfs:/"}, "dbfs: is not known"),
+        ("s3a://b/c", {"fs.s3a.delegation.token.binding": "x"}, "delegation.token.binding has no counterpart"),
+        ("s3a://b/c", {"hadoop.security.credential.provider.path": "jceks://x"}, "only a JVM reads"),
+    ],
+)
+def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(
+    location: str, more: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        open_files("log", location, {**S3A, **more})
+    assert "4.1" not in refused.value.next_step

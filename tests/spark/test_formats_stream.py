@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,18 +9,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-import sparkonce
-from kafka_transactions import await_markers
-from spark import formats_struck
-from spark.formats_struck import AFTER, BEFORE, DEPOSED, DRIVER, PROCESS, StruckKafka
-from spark.harness import new_name
-from spark.in_process import MARKS, Stream, ended, travelling
-from spark.processes import path_of_tests
+from spark.formats_struck import AFTER, BEFORE, DEPOSED, PROCESS
+from spark.formats_written import killed_three_times, register
+from spark.in_process import MARKS, Stream, ended
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.view import LogView
 from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = MARKS
 
@@ -35,9 +25,7 @@ LARGE = "00777"
 
 @pytest.fixture(scope="module")
 def formats(spark: SparkSession) -> SparkSession:
-    sparkonce.register(spark)
-    with travelling(formats_struck):
-        spark.dataSource.register(StruckKafka)
+    register(spark)
     return spark
 
 
@@ -155,29 +143,4 @@ def test_what_cannot_be_exact_is_refused(stream: Stream, tmp_path: Path) -> None
 def test_a_driver_that_is_killed_at_its_decision_loses_and_doubles_nothing(
     kafka: Cluster, tmp_path: Path, when: str
 ) -> None:
-    """A driver, its JVM and its workers (SIGKILL), three times, each in another batch; then one that ends."""
-    topic = new_name("killed")
-    create_topic(kafka.bootstrap, topic, 2)
-    given = {"rows": "200", "batches": "6", "format": "struck-kafka", "topic": topic}
-    given |= {"kafka.bootstrap.servers": kafka.bootstrap, "checkpointLocation": str(tmp_path / "checkpoint")}
-    for batch in (0, 2, 3):
-        struck = tmp_path / f"struck-{batch}"
-        assert run_job({**given, "strike": f"{when} {DRIVER} {batch} {struck}"}, tmp_path) == -signal.SIGKILL
-        assert struck.exists()
-    assert run_job(given, tmp_path) == 0, (tmp_path / "job.log").read_text()[-3000:]
-    await_markers(kafka.bootstrap)
-    values = sorted(int(record.value or b"") for record in read_committed(kafka.bootstrap, topic))
-    assert len(values) >= 1_200
-    assert values == list(range(len(values)))
-
-
-def run_job(given: dict[str, str], folder: Path) -> int:
-    """Runs a query in a process and session of its own, to its end, and returns its exit code."""
-    with (folder / "job.log").open("ab") as log:
-        command = [sys.executable, "-m", "spark.formats_job", json.dumps(given)]
-        own = {**os.environ, **path_of_tests(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(folder)}
-        own["SPARK_LOCAL_IP"] = "127.0.0.1"
-        done = subprocess.run(
-            command, stdout=log, stderr=log, env=own, start_new_session=True, check=False, timeout=900
-        )
-    return done.returncode
+    killed_three_times(kafka, tmp_path, when, checkpointLocation=str(tmp_path / "checkpoint"))

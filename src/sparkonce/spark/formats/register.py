@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkonce.spark.formats.sources import SOURCES
+from sparkonce.spark.formats.sources import sources
+from sparkonce.spark.formats.stores import session_settings
 
 
 def register(spark: Any) -> None:
@@ -16,5 +17,5 @@ def register(spark: Any) -> None:
     Args:
         spark: The session.
     """
-    for source in SOURCES:
+    for source in sources(session_settings(spark)):
         spark.dataSource.register(source)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from sparkonce.arguments import nonempty
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import checked_location, local_folder
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.proof import prove
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
@@ -22,6 +22,7 @@ from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.job import FormatJobWriter
 from sparkonce.spark.formats.kept import run_key
 from sparkonce.spark.formats.options import FORMATS, SparkFormat
+from sparkonce.spark.formats.stores import Settings, open_files
 from sparkonce.spark.formats.stream import FormatStreamWriter, RunningBatch
 from sparkonce.spark.views import arrow_schema
 
@@ -36,6 +37,8 @@ class FormatSource(DataSource):  # type: ignore[misc]
     """A format. Its subclasses say which."""
 
     of: SparkFormat
+    stores: Settings | None = None
+    """The session's settings of stores."""
     _begins = True
 
     @classmethod
@@ -62,7 +65,9 @@ class FormatSource(DataSource):  # type: ignore[misc]
         query = str(uuid.uuid5(_JOBS, target))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))
-        place = self._log_at(_files_at(LOG, folder).inside(str(uuid.uuid5(_JOBS, job))))
+        logs = open_files(LOG, folder, self.stores)
+        prove(logs)
+        place = self._log_at(logs.inside(str(uuid.uuid5(_JOBS, job))))
         ends = Ends(sink=sink, log=place, query=query, moved=_flag(options, MOVED), patience_s=_patience(options))
         return FormatJobWriter(ends, job, target, columns)
 
@@ -75,7 +80,9 @@ class FormatSource(DataSource):  # type: ignore[misc]
         self._refuse_overwriting(overwrite)
         options = self._given()
         given = nonempty("checkpointLocation", options.get(CHECKPOINT, ""), example="the query's checkpoint, absolute")
-        files = _files_at("checkpointLocation", given)
+        files = open_files("checkpointLocation", given, self.stores)
+        if self._begins:
+            prove(files)
         running = RunningBatch(checkpoint=SparkCheckpoint(files))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))
@@ -95,7 +102,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
     def _sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink:
         return self.of.sink({name: value for name, value in options.items() if name not in _OURS})
 
-    def _log_at(self, files: LocalFiles) -> DecisionLog:
+    def _log_at(self, files: CheckpointFiles) -> DecisionLog:
         return DecisionLog(log_store(files))
 
     def _refuse_overwriting(self, overwrite: bool) -> None:
@@ -111,23 +118,6 @@ def _after_tasks(source: type[FormatSource], options: Mapping[str, str]) -> Form
     made = source(options)
     made._begins = False
     return made
-
-
-def _files_at(setting: str, given: str) -> LocalFiles:
-    """Returns the files of a folder on a disk of this host.
-
-    Raises:
-        ConfigurationError: if it is relative, or elsewhere.
-    """
-    location = checked_location(given)
-    if not location.startswith(("/", "file:")):
-        raise ConfigurationError(
-            f"{setting}={given!r}: a format's log must be on a local or mounted disk, for Spark calls it in a process "
-            "without its settings of other stores.",
-            next_step="Give a folder on such a disk, or use ExactlyOnce, which keeps its log on any store.",
-            setting=setting,
-        )
-    return LocalFiles(local_folder(location))
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:
@@ -171,6 +161,12 @@ class FilesFormat(FormatSource):
     """``sparkonce-files``."""
 
     of = FORMATS[4]
+
+
+def sources(stores: Settings | None) -> Iterator[type[FormatSource]]:
+    """Yields all formats, as classes that bring a session's settings of stores to Spark's processes."""
+    for source in SOURCES:
+        yield type(source.__name__, (source,), {"stores": stores})
 
 
 SOURCES = (KafkaFormat, PostgresFormat, MySQLFormat, RedisFormat, FilesFormat)

@@ -1,0 +1,99 @@
+"""The stores of logs and checkpoints, as a process of Spark's driver finds them that has no JVM to ask."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.location import HADOOP, checked_location, local_folder
+from sparkonce.checkpoint.opening import open_location
+from sparkonce.errors import ConfigurationError
+
+Settings = Mapping[str, str]
+"""Hadoop's settings of stores, by name."""
+
+_OF_STORES = ("dfs.", "fs.", "google.cloud.", "hadoop.security.", "ipc.")
+_CREDENTIAL_FILES = "hadoop.security.credential.provider.path"
+_URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/?.*)", re.DOTALL)
+
+
+def session_settings(spark: Any) -> Settings | None:
+    """Reads a session's settings of stores; None on Spark Connect, where the server has them."""
+    if not hasattr(spark, "_jsparkSession"):
+        return None
+    from sparkonce.spark.checkpoints.opening import hadoop_settings
+    from sparkonce.spark.jvm import jvm
+
+    everything = hadoop_settings(spark).getPropsWithPrefix("")
+    told = jvm().com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(everything)
+    return {name: value for name, value in json.loads(told).items() if name.startswith(_OF_STORES)}
+
+
+def open_files(setting: str, location: str, settings: Settings | None) -> CheckpointFiles:
+    """Returns the files of a folder.
+
+    Args:
+        setting: The option that names it.
+        location: As it was given.
+        settings: Of the session; None to reach stores by the environment of this process.
+
+    Raises:
+        ConfigurationError: if it is relative, or its store cannot carry a log, or cannot be reached from here.
+    """
+    url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme == "file":
+        return LocalFiles(local_folder(url))
+    if settings is None:
+        return open_location(url)
+    if scheme in HADOOP:
+        return HdfsFiles(url, settings)
+    from sparkonce.spark.checkpoints.credentials import object_files
+
+    try:
+        return object_files(url, _Configuration(settings))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{setting}={location!r}: {error.message}",
+            next_step="Use credentials that docs/checkpoints.md lists, or ExactlyOnce, for which Spark's own connector "
+            "reaches the store.",
+            setting=setting,
+        ) from None
+
+
+def _qualified(location: str, default: str) -> str:
+    """Returns a location as Hadoop qualifies it: with the default store's scheme and host where it names none."""
+    given, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
+    scheme, authority = given["scheme"], given["authority"]
+    if not scheme and store["scheme"] not in (None, "file"):
+        scheme, authority = store["scheme"], store["authority"]
+    elif scheme == store["scheme"] and scheme != "file":
+        authority = authority or store["authority"]
+    return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{given['path']}"
+
+
+class _Configuration:
+    """Answers as Hadoop's ``Configuration`` does, without a JVM."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = dict(settings)
+
+    def get(self, name: str) -> str | None:
+        return self._settings.get(name)
+
+    def set(self, name: str, value: str) -> None:
+        self._settings[name] = value
+
+    def getPassword(self, name: str) -> str | None:  # noqa: N802 - Hadoop's name
+        if self._settings.get(_CREDENTIAL_FILES):
+            raise ConfigurationError(
+                f"{_CREDENTIAL_FILES} is set, and only a JVM reads Hadoop's credential files.",
+                next_step="Use ExactlyOnce.",
+                setting=_CREDENTIAL_FILES,
+            )
+        return self._settings.get(name)
