@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite, RefusalSuite, Refusing
+from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite
+from conformance.hdfs_refusals import HdfsRefusals
 from jvm import bare_jvm, hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
+from sparkonce.checkpoint import renaming
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.rig.proxy import FaultProxy, RequestFault
 from sparkonce.rig.servers.hdfs import Hdfs
-from sparkonce.spark.checkpoints import calls, hadoop
+from sparkonce.spark.checkpoints import calls
 
 pytestmark = [USES_HDFS, pytest.mark.drawn(4, "a checkpoint on HDFS")]
 
@@ -64,7 +65,7 @@ class TestHdfsBehindFaults(NetworkSuite):
 
             def hurry() -> None:
                 monkeypatch.setattr(calls, "DEADLINE_S", 4.0)
-                monkeypatch.setattr(hadoop, "TRIES_S", 2.0)
+                monkeypatch.setattr(renaming, "TRIES_S", 2.0)
 
             def lose_all() -> None:
                 hurry()
@@ -85,41 +86,15 @@ class TestHdfsBehindFaults(NetworkSuite):
             yield Faulty(hadoop_files(jvm, f"hdfs://{proxy.address}{folder}"), clean, lose, lose_all, cut, heal)
 
 
-class TestHdfsThatRefuses(RefusalSuite):
-    @pytest.fixture(params=["safe mode", "quota of names", "quota of space", "mode of the folder"])
-    def refusing(self, request: pytest.FixtureRequest, hdfs: Hdfs, jvm: Any) -> Refusing:
-        folder = new_folder()
-        clean = hadoop_files(jvm, f"{hdfs.url}{folder}")
-        there = jvm.org.apache.hadoop.fs.Path(f"{hdfs.url}{folder}/a")
-        admin = clean._fs
-        most = 2**63 - 1
-        files = clean
-        if request.param == "mode of the folder":
-            users = jvm.org.apache.hadoop.security.UserGroupInformation
-            ours = users.getLoginUser()
-            users.setLoginUser(users.createRemoteUser("somebody-else"))
-            files = hadoop_files(jvm, clean.location)
+class TestHdfsThatRefuses(HdfsRefusals):
+    def opened(self, url: str) -> CheckpointFiles:
+        return hadoop_files(self.jvm, url)
+
+    def as_somebody_else(self, url: str) -> CheckpointFiles:
+        users = self.jvm.org.apache.hadoop.security.UserGroupInformation
+        ours = users.getLoginUser()
+        users.setLoginUser(users.createRemoteUser("somebody-else"))
+        try:
+            return hadoop_files(self.jvm, url)
+        finally:
             users.setLoginUser(ours)
-            clean.put("a/-1", b"makes the folder")
-            admin.setPermission(there, jvm.org.apache.hadoop.fs.permission.FsPermission("777"))
-
-        @contextmanager
-        def during() -> Iterator[None]:
-            mode = jvm.org.apache.hadoop.fs.SafeModeAction
-            if request.param == "safe mode":
-                admin.setSafeMode(mode.ENTER)
-            elif request.param == "quota of names":
-                admin.setQuota(there, 2, most)
-            elif request.param == "quota of space":
-                admin.setQuota(there, most, 1)
-            else:
-                admin.setPermission(there, jvm.org.apache.hadoop.fs.permission.FsPermission("755"))
-            try:
-                yield
-            finally:
-                if request.param == "safe mode":
-                    admin.setSafeMode(mode.LEAVE)
-                elif request.param.startswith("quota"):
-                    admin.setQuota(there, -1, -1)
-
-        return Refusing(files, clean, during(), passes=request.param != "mode of the folder")

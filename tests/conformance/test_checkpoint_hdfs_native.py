@@ -4,15 +4,19 @@ import secrets
 from base64 import b64encode
 from collections.abc import Iterator
 from pickle import dumps
+from typing import Any
 
 import pytest
 
 from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite
+from conformance.hdfs_refusals import HdfsRefusals
+from jvm import bare_jvm
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.checkpoint import hdfs
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.rig.proxy import FaultProxy, RequestFault
+from sparkonce.rig.servers.hdfs import Hdfs
 
 pytestmark = [USES_HDFS, pytest.mark.drawn(3, "a checkpoint on HDFS, without a JVM")]
 
@@ -24,6 +28,12 @@ def new_url(address: str = "", folder: str = "") -> str:
 
 def new_folder() -> str:
     return f"/checkpoints/{secrets.token_hex(6)}"
+
+
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[Any]:
+    with bare_jvm() as started:
+        yield started
 
 
 class TestHdfsNative(CheckpointSuite):
@@ -62,3 +72,17 @@ class TestHdfsNativeBehindFaults(NetworkSuite):
                 monkeypatch.undo()
 
             yield Faulty(files, HdfsFiles(new_url(folder=folder)), lose_reply, lose_replies, proxy.swallow, heal)
+
+
+class TestHdfsNativeThatRefuses(HdfsRefusals):
+    @pytest.fixture
+    def hdfs(self, monkeypatch: pytest.MonkeyPatch) -> Hdfs:
+        self.environment = monkeypatch
+        return hdfs_server()
+
+    def opened(self, url: str) -> CheckpointFiles:
+        return HdfsFiles(url)
+
+    def as_somebody_else(self, url: str) -> CheckpointFiles:
+        self.environment.setenv("HADOOP_USER_NAME", "somebody-else")
+        return HdfsFiles(url)

@@ -11,9 +11,10 @@ from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, Sqlite
 from object_files import object_files
 from plain_store import PlainStore
 from s3_bucket import Bucket
-from shared_servers import s3_server
+from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle
 from sparkonce.testing.conformance import SinkConformance
@@ -126,4 +127,18 @@ class TestInABucket(TestOnAStoreWithoutRenames):
 
     def restart_server(self) -> bool:
         s3_server().restart()
+        return True
+
+
+@USES_HDFS
+@pytest.mark.drawn(4, "rows that wait on HDFS")
+class TestOnHdfs(TestInABucket):
+    """By the client that has no JVM, as Python workers have it."""
+
+    @staticmethod
+    def store(folder: Path) -> CheckpointFiles:
+        return HdfsFiles(f"{hdfs_server().url}{folder.as_posix()}")
+
+    def restart_server(self) -> bool:
+        hdfs_server().restart()
         return True

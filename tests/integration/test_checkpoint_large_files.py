@@ -15,9 +15,10 @@ from object_files import object_files
 from plain_store import PlainStore
 from s3_between import GO_ON, Between, Request, refusal
 from s3_bucket import Bucket
-from shared_servers import s3_server
+from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.checkpoint import objects
 from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.checkpoint.objects import ObjectFiles
 
 LARGE = 20 * 2**20 + 7
@@ -27,7 +28,11 @@ def in_a_bucket(folder: Path) -> CheckpointFiles:
     return object_files(Bucket(s3_server()), folder.name)
 
 
-@pytest.mark.parametrize("store", [in_a_bucket, PlainStore])
+def on_hdfs(folder: Path) -> CheckpointFiles:
+    return HdfsFiles(f"{hdfs_server().url}{folder}")
+
+
+@pytest.mark.parametrize("store", [in_a_bucket, PlainStore, pytest.param(on_hdfs, marks=USES_HDFS)])
 def test_a_large_file_is_read_as_it_was_put(tmp_path: Path, store: Callable[[Path], CheckpointFiles]) -> None:
     files, data = store(tmp_path), os.urandom(LARGE)
     assert not files.exists("rows/a")

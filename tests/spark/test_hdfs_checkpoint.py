@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -12,13 +12,16 @@ from hdfs_native import Client
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from conformance.write_ahead_targets import AppendingTarget
 from shared_servers import hdfs_server
 from spark.in_process import SPARK, crash_at, stopped
-from sparkonce import ExactlyOnce, FilesSink
+from sparkonce import DeltaSink, ExactlyOnce, FilesSink, WriteAheadSink
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.write_ahead import Applies
 
-pytestmark = [*SPARK, pytest.mark.drawn(1, "a query with its checkpoint in HDFS")]
+pytestmark = [*SPARK, pytest.mark.drawn(2, "a query with its checkpoint in HDFS")]
 
 ROWS = 10
 
@@ -40,10 +43,10 @@ def hdfs_by_default(spark: SparkSession, hdfs: Hdfs) -> Iterator[Hdfs]:
     spark.conf.unset("fs.defaultFS")
 
 
-def start(once: ExactlyOnce, spark: SparkSession, until: int) -> None:
+def start(once: ExactlyOnce, spark: SparkSession, until: int, column: str = "value") -> None:
     """Runs until so many batches are done, or the query fails."""
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2).load()
-    query = once.start(rows.select("value"))
+    query = once.start(rows.selectExpr(f"value AS {column}"))
     try:
         while not once.progress() or once.progress()[-1].batch < until:
             assert not query.awaitTermination(1)
@@ -71,6 +74,46 @@ def test_a_run_that_ends_after_the_decision(spark: SparkSession, hdfs: Hdfs, fol
     assert found == list(range(len(found)))
     assert len(found) >= 4 * ROWS
     assert [name for name in records(hdfs, folder) if name.startswith(".")] == []
+
+
+def test_rows_wait_there_for_a_function(spark: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
+    target = AppendingTarget(tmp_path / "target")
+    crash_and_go_on(
+        spark, hdfs, folder, lambda: WriteAheadSink(target, applies=Applies.NEITHER), lambda: sorted(target.visible())
+    )
+
+
+def test_rows_wait_there_for_a_table(tables: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    tables.createDataFrame([], "number bigint").write.format("delta").save(table)
+
+    def visible() -> list[int]:
+        return sorted(row[0] for row in tables.read.format("delta").load(table).collect())
+
+    crash_and_go_on(tables, hdfs, folder, lambda: DeltaSink(table, name="write-ahead"), visible)
+
+
+def crash_and_go_on(
+    spark: SparkSession,
+    hdfs: Hdfs,
+    folder: str,
+    sink: Callable[[], TwoPhaseCommitSink],
+    visible: Callable[[], list[int]],
+) -> None:
+    """Neither is given a folder for its rows."""
+    checkpoint = f"{hdfs.url}{folder}"
+    with pytest.raises(StreamingQueryException, match="FINISHING of batch 1"):
+        start(ExactlyOnce(sink(), checkpoint=checkpoint, listener=crash_at(Phase.FINISHING, 1)), spark, 9, "number")
+    assert visible() == list(range(ROWS)), "batch 1 is decided, and not committed"
+    assert waiting(hdfs, folder), "its rows wait"
+    start(ExactlyOnce(sink(), checkpoint=checkpoint), spark, 2, "number")
+    found = visible()
+    assert found == list(range(len(found)))
+    assert len(found) >= 3 * ROWS
+
+
+def waiting(hdfs: Hdfs, folder: str) -> list[str]:
+    return [one.path for one in Client(hdfs.url).list_status(f"{folder}/sparkonce-write-ahead/write-ahead/rows")]
 
 
 def test_a_path_is_in_the_default_store(

@@ -14,6 +14,7 @@ from pyspark import cloudpickle
 
 import sparkonce
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
+from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.sink import TwoPhaseCommitSink
@@ -79,6 +80,12 @@ def test_what_each_sinks_writers_need(sink: TwoPhaseCommitSink, found: tuple[Any
     assert (tuple(name for name, _ in told.files), told.addresses) == found
     assert lacking(needs(modules=told.modules)) == []
     assert "secret" not in repr(told)
+
+
+def test_rows_that_wait_on_a_store_need_its_client() -> None:
+    sink = WriteAheadSink(print, applies=Applies.NEITHER)
+    sink.use_checkpoint(HdfsFiles("hdfs://name:9000/checkpoint"))
+    assert sink.worker_needs() == WorkerNeeds(modules=("hdfs_native",))
 
 
 def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:

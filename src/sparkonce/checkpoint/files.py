@@ -33,7 +33,12 @@ class CheckpointFiles(abc.ABC):
     missing. Every call has a deadline, and may be made by several threads at once.
 
     Every method raises OSError if the store cannot be asked, or refuses. A missing file is an answer, and no error.
+
+    Attributes:
+        modules: The modules of the client, which a Python worker needs.
     """
+
+    modules: tuple[str, ...] = ()
 
     @property
     @abc.abstractmethod

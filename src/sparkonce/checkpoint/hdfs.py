@@ -1,61 +1,71 @@
-"""The files of a folder in HDFS, by a client without a JVM: for Python workers and the command line.
-
-A put writes a temporary file, and gives it its name by a rename that fails if the name is taken. The name node carries
-that out in one step.
-"""
+"""The files of a folder in HDFS, by a client without a JVM: for Python workers and the command line."""
 
 from __future__ import annotations
 
 import errno
 import os
-import queue
-import threading
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 from sparkonce.arguments import missing_package
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.checkpoint.deadlines import within
+from sparkonce.checkpoint.files import Landed, Taken
+from sparkonce.checkpoint.parts import opened
+from sparkonce.checkpoint.renaming import RenamingFiles, is_stale, pieces_of
 from sparkonce.errors import ConfigurationError
 
 DEADLINE_S = 30.0
-_STALE_S = 3600
+_NO_HOSTS = "No NameNode hosts found"
+_PORT = 8020
+"""Hadoop's, of a name node that is given without one."""
 _ERRNO = {
     "AccessControlException": errno.EACCES,
+    "AuthorizationException": errno.EACCES,
+    "SASLError(": errno.EACCES,
+    "NoSASLMechanism": errno.EACCES,
+    "GSSAPIError(": errno.EACCES,
     "NSQuotaExceededException": errno.EDQUOT,
     "DSQuotaExceededException": errno.EDQUOT,
+    "QuotaByStorageTypeExceededException": errno.EDQUOT,
     "could only be written to": errno.ENOSPC,
     "SafeModeException": errno.EBUSY,
-    "StandbyException": errno.EHOSTDOWN,
-    "RetriableException": errno.EAGAIN,
     "ParentNotDirectoryException": errno.ENOTDIR,
+    "InvalidPathException": errno.EINVAL,
+    "InvalidArgument(": errno.EINVAL,
+    "NotImplementedError": errno.ENOTSUP,
 }
 """The nearest errors of a POSIX disk. What is not listed is no answer of the name node, and is waited for."""
 
 Answer = TypeVar("Answer")
 
 
-class HdfsFiles(CheckpointFiles):
+class HdfsFiles(RenamingFiles):
     """See `CheckpointFiles`. It can be pickled, and makes a client in each process.
 
     Args:
         location: The folder's URL, ``hdfs://…``, as Hadoop qualifies it.
         settings: Hadoop's settings; missing ones are read from ``HADOOP_CONF_DIR``.
+        user: The user in a process whose environment has no ``HADOOP_USER_NAME``; by default that of the process.
     """
 
-    def __init__(self, location: str, settings: Mapping[str, str] | None = None) -> None:
+    modules = ("hdfs_native",)
+
+    def __init__(self, location: str, settings: Mapping[str, str] | None = None, user: str = "") -> None:
         self._location = location.rstrip("/")
         self._settings = dict(settings or {})
-        scheme, authority = urlsplit(location)[:2]
-        self._root = self._location.removeprefix(f"{scheme}://{authority}")
-        self._cluster = f"{scheme}://{authority}"
+        self._user = user
+        self._scheme, self._authority = urlsplit(location)[:2]
+        self._root = self._location.removeprefix(f"{self._scheme}://{self._authority}")
         self._clients: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"location": self._location, "settings": self._settings}
+        return {"location": self._location, "settings": self._settings, "user": self._user}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         HdfsFiles.__init__(self, **state)
@@ -67,10 +77,16 @@ class HdfsFiles(CheckpointFiles):
 
     def read(self, path: str) -> bytes | None:
         """See `CheckpointFiles.read`."""
-        try:
-            return self._ask(path, lambda client, full: bytes(client.read(full).read()))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return self._read(path)
+
+    def exists(self, path: str) -> bool:
+        """See `CheckpointFiles.exists`."""
+        return self._exists(path)
+
+    def open(self, path: str) -> BinaryIO | None:
+        """See `CheckpointFiles.open`. Reads a part at a time."""
+        size = self._size(path)
+        return None if size is None else opened(partial(self._part, path), size)
 
     def names(self, folder: str) -> Sequence[str]:
         """See `CheckpointFiles.names`."""
@@ -78,21 +94,15 @@ class HdfsFiles(CheckpointFiles):
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
         """See `CheckpointFiles.put`."""
-        temporary = self._written(path, data)
-        try:
-            self._ask(temporary, lambda client, full: client.rename(full, self._full(path), False))
-        except FileExistsError:
-            with suppress(OSError):  # `tidy` deletes it later
-                self._delete(temporary)
-            return self._standing(path)
-        except OSError as error:
-            return self._settled(path, temporary, error)
-        return Landed()
+        return self._put(path, data)
+
+    def put_large(self, path: str, file: BinaryIO) -> None:
+        """See `CheckpointFiles.put_large`. Blocks before the last one are durable as far as Hadoop's settings say."""
+        self._replace(path, pieces_of(file))
 
     def replace(self, path: str, data: bytes) -> None:
         """See `CheckpointFiles.replace`."""
-        temporary = self._written(path, data)
-        self._ask(temporary, lambda client, full: client.rename(full, self._full(path), True))
+        self._replace(path, [data])
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `CheckpointFiles.delete`."""
@@ -101,118 +111,90 @@ class HdfsFiles(CheckpointFiles):
 
     def sync(self, folder: str) -> None:
         """See `CheckpointFiles.sync`."""
-        # The name node shows a rename before its journal has it, and answers a change when the journal has all before.
-        now_ms = time.time_ns() // 1_000_000
-        with suppress(FileNotFoundError, PermissionError):  # who may not write here decides nothing
-            self._ask(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
+        self._sync(folder)
 
     def tidy(self, folder: str) -> None:
         """See `CheckpointFiles.tidy`."""
         for name, modified_ms in self._listed(folder):
-            if name.startswith(".") and name.endswith(".tmp") and time.time() - modified_ms / 1000 > _STALE_S:
+            if is_stale(name, modified_ms):
                 self._delete(f"{folder}/{name}")
 
     def check(self) -> None:
         """See `CheckpointFiles.check`."""
         one, two = (f".{uuid.uuid4().hex}.tmp" for _ in range(2))
-        existed = self._exists("")
         try:
-            self._write(one, b"")
-            self._ask(one, lambda client, full: client.rename(full, self._full(two), False))
+            existed = self._exists("")
+            self._write(one, [b""])
+            self._rename(one, two)
             self._delete(two)
             if not existed:
                 self._delete("")
         except OSError as error:
             raise ConfigurationError(
                 f"checkpoint={self.location!r} cannot be written to: {error.strerror}.",
-                next_step="See whether the name node runs, the address is right, and this user may write there.",
+                next_step="See whether the name node runs, the address and HADOOP_CONF_DIR are right, and this user "
+                "may write there.",
                 setting="checkpoint",
             ) from error
 
     def inside(self, folder: str) -> HdfsFiles:
         """See `CheckpointFiles.inside`."""
-        found = HdfsFiles(f"{self._location}/{folder}" if folder else self._location, self._settings)
+        found = HdfsFiles(self._shown(folder), self._settings, self._user)
         found._clients = self._clients
         return found
 
+    def _read(self, path: str) -> bytes | None:
+        return self._unless_missing(path, lambda client, full: bytes(client.read(full).read()))
+
+    def _size(self, path: str) -> int | None:
+        found = self._unless_missing(path, lambda client, full: client.get_file_info(full))
+        return None if found is None else int(found.length)
+
     def _exists(self, path: str) -> bool:
-        try:
-            self._ask(path, lambda client, full: client.get_file_info(full))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        return self._size(path) is not None
 
-    def _written(self, path: str, data: bytes) -> str:
-        """Writes a temporary file beside another one. Returns its path."""
-        temporary = f"{path.rpartition('/')[0]}/.{uuid.uuid4().hex}.tmp".lstrip("/")
-        try:
-            self._write(temporary, data)
-        except OSError:
-            with suppress(OSError):  # `tidy` deletes it later
-                self._delete(temporary)
-            raise
-        return temporary
+    def _part(self, path: str, start: int, length: int) -> bytes:
+        return self._ask(path, lambda client, full: bytes(client.read(full).read_range(start, length)))
 
-    def _write(self, path: str, data: bytes) -> None:
-        """Writes a new file whose content is on the data nodes' disks."""
+    def _write(self, path: str, pieces: Iterable[bytes]) -> None:
         from hdfs_native import WriteOptions
 
-        def attempt(client: Any, full: str) -> None:
-            file = client.create(full, WriteOptions(overwrite=False, create_parent=True))
-            file.write(data)
+        options = WriteOptions(overwrite=False, create_parent=True)
+
+        def finish(_client: Any, _full: str) -> None:
             file.hsync()
             file.close()
 
-        self._ask(path, attempt)
+        file = self._ask(path, lambda client, full: create(client, full, options))
+        for piece in pieces:
+            self._ask(path, lambda _client, _full, piece=piece: file.write(piece))  # type: ignore[misc]
+        self._ask(path, finish)
 
-    def _settled(self, path: str, temporary: str, failed: OSError) -> Taken:
-        """Makes sure of a rename that may have been carried out, by deleting what it would rename.
-
-        Raises:
-            OSError: `failed`, if the rename was not carried out; it cannot be any more.
-            PutUnknownError: if that cannot be learned.
-        """
-        try:
-            deleted = self._delete(temporary)
-        except OSError as error:
-            raise PutUnknownError(
-                f"rename to {self._shown(path)}: {failed.strerror}; then {error.strerror}"
-            ) from failed
-        if deleted:
-            raise failed
-        return self._standing(path)
-
-    def _standing(self, path: str) -> Taken:
-        """Returns the file under a name that is taken, once it is durable. It may be this very put's.
-
-        Raises:
-            PutUnknownError: if it cannot be read.
-        """
-        try:
-            standing = self.read(path)
-            self.sync(path.rpartition("/")[0])
-        except OSError as error:
-            raise PutUnknownError(f"{self._shown(path)} is taken, and could not be read: {error}") from error
-        if standing is None:
-            raise PutUnknownError(f"{self._shown(path)} was taken, and nothing stands there now")
-        return Taken(standing=standing)
+    def _rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        self._ask(source, lambda client, full: client.rename(full, self._full(target), overwrite))
 
     def _delete(self, path: str) -> bool:
-        """Returns True if there was such a file."""
-        try:
-            return bool(self._ask(path, lambda client, full: client.delete(full)))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return bool(self._unless_missing(path, lambda client, full: client.delete(full)))
+
+    def _sync(self, folder: str) -> None:
+        # The name node shows a rename before its journal has it, and answers a change when the journal has all before.
+        now_ms = time.time_ns() // 1_000_000
+        with suppress(PermissionError):  # who may not write here decides nothing
+            self._unless_missing(folder, lambda client, full: client.set_times(full, now_ms, now_ms))
 
     def _listed(self, folder: str) -> list[tuple[str, int]]:
         """Returns the name, and the time of change, of each file in a subfolder."""
-        try:
-            found = self._ask(folder, lambda client, full: list(client.list_status(full)))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        found = self._unless_missing(folder, lambda client, full: list(client.list_status(full))) or []
         # A file is listed as the only one in itself.
         files = [one for one in found if not one.isdir and not self._full(folder).endswith(one.path)]
         return [(one.path.rpartition("/")[2], int(one.modification_time)) for one in files]
+
+    def _unless_missing(self, path: str, request: Callable[[Any, str], Answer]) -> Answer | None:
+        """Returns the answer to a request; None if there surely is no such file."""
+        try:
+            return self._ask(path, request)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def _ask(self, path: str, request: Callable[[Any, str], Answer]) -> Answer:
         """Waits up to the deadline for one answer.
@@ -221,31 +203,23 @@ class HdfsFiles(CheckpointFiles):
             OSError: if none came, or a refusal.
         """
         client = self._client()
-        answered: queue.SimpleQueue[tuple[Answer | None, BaseException | None]] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                answered.put((request(client, self._full(path)), None))
-            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
-                answered.put((None, error))
-
-        # A thread that does not keep the process alive, since a call of the client may hang.
-        threading.Thread(target=work, name="hdfs", daemon=True).start()
-        try:
-            answer, error = answered.get(timeout=DEADLINE_S)
-        except queue.Empty:
-            raise OSError(errno.ETIMEDOUT, f"No answer within {DEADLINE_S:g} s", self._shown(path)) from None
-        if error is not None:
-            raise self._error(error, path) from None
-        return answer  # type: ignore[return-value]
+        (answer,) = within(DEADLINE_S, [lambda: request(client, self._full(path))])
+        if isinstance(answer, TimeoutError) and answer.errno is None:
+            # The client would ask the same name node again, which may be frozen.
+            self._clients.pop(os.getpid(), None)
+            raise OSError(errno.ETIMEDOUT, f"No answer within {DEADLINE_S:g} s", self._shown(path))
+        if isinstance(answer, BaseException):
+            raise self._error(answer, path) from None
+        return answer
 
     def _error(self, error: BaseException, path: str) -> OSError:
         text = str(error).split("\\n")[0].split("\n")[0]
         if isinstance(error, FileNotFoundError | FileExistsError):
             number = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EEXIST
             return OSError(number, text, self._shown(path))
-        number = next((known for words, known in _ERRNO.items() if words in text), errno.EHOSTDOWN)
-        return OSError(number, f"{type(error).__name__}: {text}", self._shown(path))
+        told = f"{type(error).__name__}: {text}"
+        number = next((known for words, known in _ERRNO.items() if words in told), errno.EHOSTDOWN)
+        return OSError(number, told, self._shown(path))
 
     def _client(self) -> Any:
         """Returns this process's client, which is never shared over a fork."""
@@ -254,18 +228,58 @@ class HdfsFiles(CheckpointFiles):
                 from hdfs_native import Client
             except ImportError as error:
                 raise missing_package(f"checkpoint={self._location!r}", "hdfs-native", "hdfs") from error
+            if self._user:
+                os.environ.setdefault("HADOOP_USER_NAME", self._user)
+            # Each new client begins with any name node, so that one that does not answer is not asked for ever.
+            settings = {f"dfs.client.failover.random.order.{self._authority}": "true", **self._settings}
+            cluster = f"{self._scheme}://{self._authority}"
             try:
-                self._clients[os.getpid()] = Client(self._cluster, self._settings)
+                try:
+                    client = Client(cluster, settings)
+                except RuntimeError as error:
+                    if _NO_HOSTS not in str(error) or ":" in self._authority:
+                        raise
+                    self._resolve()
+                    client = Client(f"{cluster}:{_PORT}", settings)
             except (ValueError, RuntimeError) as error:
                 raise ConfigurationError(
                     f"checkpoint={self._location!r} cannot be used: {error}.",
                     next_step="Correct the address, or HADOOP_CONF_DIR, the folder of Hadoop's XML files.",
                     setting="checkpoint",
                 ) from error
+            self._clients[os.getpid()] = client
         return self._clients[os.getpid()]
+
+    def _resolve(self) -> None:
+        """Raises OSError if what is no name service is no host either: the client would ask for it for minutes."""
+        try:
+            socket.getaddrinfo(self._authority, _PORT)
+        except socket.gaierror as error:
+            raise OSError(
+                errno.EHOSTDOWN,
+                f"{self._authority!r} is no name service, for dfs.ha.namenodes.{self._authority} is not set with "
+                f"addresses, and no host: {error.strerror}",
+                self._location,
+            ) from None
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/") or "/"
 
     def _shown(self, path: str) -> str:
         return f"{self._location}/{path}" if path else self._location
+
+
+def create(client: Any, path: str, options: Any) -> Any:
+    """Creates a file, and returns the object that the client's own wraps."""
+    # The wrapper is an io.RawIOBase, which Python closes when it is collected: a call without a deadline, in whatever
+    # thread the collection happens to run, for each file that could not be closed.
+    wrapper = client.create(path, options)
+    file, wrapper.inner = wrapper.inner, _Closed()
+    return file
+
+
+class _Closed:
+    """The placeholder in the client's object once its file was taken out."""
+
+    def close(self) -> None:
+        pass

@@ -7,7 +7,6 @@ client reads no setting of Hadoop: `sparkonce.checkpoint.credentials` translates
 from __future__ import annotations
 
 import errno
-import io
 import os
 import secrets
 import threading
@@ -18,11 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, BinaryIO, Literal, TypeVar, cast
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from sparkonce.arguments import missing_package
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.checkpoint.object_errors import is_missing_file, read_error
+from sparkonce.checkpoint.parts import PART_BYTES, opened
 from sparkonce.errors import ConfigurationError
 
 CONNECT_S, REQUEST_S = 5, 20
@@ -32,7 +32,7 @@ _PUTS_IN_DOUBT = 4
 """The tries of a put whose answers are lost. Each one that is repeated may meet the bytes of an earlier one."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _AT_ONCE = 8
-_PART_BYTES, _PARTS_AT_ONCE = 8 * 2**20, 4
+_PARTS_AT_ONCE = 4
 
 Answer = TypeVar("Answer")
 
@@ -105,6 +105,8 @@ class ObjectFiles(CheckpointFiles):
         access: The way to the bucket.
     """
 
+    modules = ("obstore",)
+
     def __init__(self, location: str, prefix: str, access: ObjectAccess) -> None:
         self._location = location
         self._prefix = prefix
@@ -148,17 +150,16 @@ class ObjectFiles(CheckpointFiles):
         size = self._size(path)
         if size is None:
             return super().open(path)
-        return cast("BinaryIO", io.BufferedReader(_Parts(self, path, size), _PART_BYTES))
+        return opened(partial(self._part, path), size)
 
-    def read_part(self, path: str, start: int, length: int) -> bytes:
-        """Returns a part of a file, which is there. Raises OSError if it is not."""
+    def _part(self, path: str, start: int, length: int) -> bytes:
         return self._ask(
             path, lambda client: bytes(_obstore().get_range(client, self._key(path), start=start, length=length))
         )
 
     def put_large(self, path: str, file: BinaryIO) -> None:
         """See `CheckpointFiles.put_large`. A large object is put in parts, and stands once all are there."""
-        parts = {"chunk_size": _PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
+        parts = {"chunk_size": PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
         self._ask(path, lambda client: _obstore().put(client, self._key(path), file, **parts))
 
     def names(self, folder: str) -> Sequence[str]:
@@ -283,39 +284,6 @@ class ObjectFiles(CheckpointFiles):
 
     def _shown(self, path: str) -> str:
         return f"{self._location}/{path}" if path else self._location
-
-
-class _Parts(io.RawIOBase):
-    """An object, read by its ranges."""
-
-    def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
-        super().__init__()
-        self._files = files
-        self._path = path
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._size - self._at)
-        if length <= 0:
-            return 0
-        part = self._files.read_part(self._path, self._at, length)
-        buffer[: len(part)] = part
-        self._at += len(part)
-        return len(part)
 
 
 def _obstore() -> Any:

@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from crashes.target import OnSmallDisk, ServerOnSmallDisk, new_name
 from s3_bucket import s3_client
+from sparkonce.checkpoint.deadlines import within
 from sparkonce.errors import SparkonceError
 from sparkonce.rig.disk import SmallDisk
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.s3 import S3Server, find_versitygw
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.files.hdfs.deadlines import within
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.testing.systems.files import FilesWitness
 from sparkonce.testing.systems.s3 import S3Witness

@@ -15,6 +15,7 @@ from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.location import SCHEMES
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
+from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.write_ahead.apply import CONDITIONS, Applies, Apply, IsApplied, Per
@@ -164,6 +165,11 @@ class WriteAheadSink(TwoPhaseCommitSink):
                     "last batch is finished.",
                 )
         return facts
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`."""
+        files = self._rows or self._shared
+        return WorkerNeeds(modules=() if files is None else files.modules)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """See `TwoPhaseCommitSink.writer`."""

@@ -9,14 +9,11 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from sparkonce.checkpoint.deadlines import within
 from sparkonce.checkpoint.files import PutUnknownError
-from sparkonce.sinks.files.hdfs.deadlines import within
 
 DEADLINE_S = 30.0
 """The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
-TRIES_S = 15.0
-"""The time for which a put whose outcome is not known is tried again."""
-PAUSE_S = 0.2
 
 _ERRNOS = {
     "AccessControlException": errno.EACCES,

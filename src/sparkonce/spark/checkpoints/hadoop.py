@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.checkpoint.renaming import RenamingFiles, is_stale
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.checkpoints.calls import PAUSE_S, TRIES_S, Decisive, StoreError, called, each_in_time, in_time
+from sparkonce.spark.checkpoints.calls import Decisive, StoreError, called, each_in_time, in_time
+from sparkonce.spark.checkpoints.workers import hdfs_files
 
 _SETTINGS = {
     "ipc.client.connect.max.retries": "2",
@@ -29,12 +30,6 @@ _SETTINGS = {
     "dfs.datanode.socket.write.timeout": "10000",
 }
 """The settings of our client only: by default it may ask a name node that is away for many minutes."""
-_STALE_S = 3600
-_REFUSED = frozenset(
-    {"AccessControlException", "SafeModeException", "ParentNotDirectoryException", "NSQuotaExceededException"}
-    | {"DSQuotaExceededException", "QuotaExceededException", "UnsupportedOperationException"}
-)
-"""Refusals of a rename, which it is of no use to ask for again at once."""
 
 
 class FileSystemFiles(CheckpointFiles):
@@ -58,7 +53,7 @@ class FileSystemFiles(CheckpointFiles):
 
     def read(self, path: str) -> bytes | None:
         """See `CheckpointFiles.read`."""
-        return in_time(lambda: self._read(self._path(path)))
+        return in_time(lambda: self._read(path))
 
     def names(self, folder: str) -> Sequence[str]:
         """See `CheckpointFiles.names`."""
@@ -66,7 +61,7 @@ class FileSystemFiles(CheckpointFiles):
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `CheckpointFiles.delete`."""
-        each_in_time([partial(self._delete, self._path(path)) for path in paths])
+        each_in_time([partial(self._delete, path) for path in paths])
 
     def check(self) -> None:
         """See `CheckpointFiles.check`."""
@@ -82,16 +77,7 @@ class FileSystemFiles(CheckpointFiles):
 
     def exists(self, path: str) -> bool:
         """See `CheckpointFiles.exists`."""
-        return in_time(lambda: bool(called(lambda: self._fs.exists(self._path(path)))))
-
-    def for_workers(self) -> CheckpointFiles:
-        """See `CheckpointFiles.for_workers`."""
-        raise ConfigurationError(
-            f"checkpoint={self.location!r} is reached through the driver's JVM, which Python workers do not have, and "
-            "a sink's workers write rows there.",
-            next_step="Give that sink folder=, the path of a mounted disk or the s3a: URL of a folder for its rows.",
-            setting="checkpoint",
-        )
+        return in_time(lambda: self._exists(path))
 
     def _try_out(self) -> None:
         raise NotImplementedError
@@ -99,13 +85,16 @@ class FileSystemFiles(CheckpointFiles):
     def _path(self, path: str) -> Any:
         return called(lambda: self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{path}" if path else self._folder))
 
-    def _delete(self, path: Any) -> bool:
-        """Returns True if there was such a file."""
-        return bool(called(lambda: self._fs.delete(path, False)))
+    def _exists(self, path: str) -> bool:
+        return bool(called(lambda: self._fs.exists(self._path(path))))
 
-    def _read(self, path: Any) -> bytes | None:
+    def _delete(self, path: str) -> bool:
+        """Returns True if there was such a file."""
+        return bool(called(lambda: self._fs.delete(self._path(path), False)))
+
+    def _read(self, path: str) -> bytes | None:
         try:
-            stream = called(lambda: self._fs.open(path))
+            stream = called(lambda: self._fs.open(self._path(path)))
             try:
                 return bytes(called(stream.readAllBytes))
             finally:
@@ -131,7 +120,7 @@ class FileSystemFiles(CheckpointFiles):
         return named
 
 
-class HadoopFiles(FileSystemFiles):
+class HadoopFiles(FileSystemFiles, RenamingFiles):
     """See `CheckpointFiles`.
 
     Args:
@@ -139,11 +128,13 @@ class HadoopFiles(FileSystemFiles):
         filesystem: A ``FileSystem`` of our own.
         context: A ``FileContext`` of the same store, whose rename is the only one that refuses to overwrite.
         folder: The folder's URL, as Hadoop qualifies it.
+        settings: Hadoop's, from which a client for Python workers gets its own.
     """
 
-    def __init__(self, jvm: Any, filesystem: Any, context: Any, folder: str) -> None:
+    def __init__(self, jvm: Any, filesystem: Any, context: Any, folder: str, settings: Any) -> None:
         super().__init__(jvm, filesystem, folder)
         self._context = context
+        self._settings = settings
 
     @classmethod
     def opened(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
@@ -156,20 +147,21 @@ class HadoopFiles(FileSystemFiles):
         hadoop = jvm.org.apache.hadoop.fs
         uri = called(lambda: hadoop.Path(folder).toUri())
         filesystem = called(lambda: hadoop.FileSystem.newInstance(uri, own))
-        return cls(jvm, filesystem, called(lambda: hadoop.FileContext.getFileContext(uri, own)), folder)
+        context = called(lambda: hadoop.FileContext.getFileContext(uri, own))
+        return cls(jvm, filesystem, context, folder, settings)
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
         """See `CheckpointFiles.put`."""
         decisive = Decisive()
-        return in_time(lambda: self._put(path, data, decisive), decisive)
+        return in_time(lambda: self._put(path, data, decisive.begin), decisive)
 
     def replace(self, path: str, data: bytes) -> None:
         """See `CheckpointFiles.replace`."""
-        in_time(lambda: self._replace(path, data))
+        in_time(lambda: self._replace(path, [data]))
 
     def sync(self, folder: str) -> None:
         """See `CheckpointFiles.sync`."""
-        in_time(lambda: self._sync(self._path(folder)))
+        in_time(lambda: self._sync(folder))
 
     def tidy(self, folder: str) -> None:
         """See `CheckpointFiles.tidy`."""
@@ -177,90 +169,17 @@ class HadoopFiles(FileSystemFiles):
 
     def inside(self, folder: str) -> HadoopFiles:
         """See `CheckpointFiles.inside`."""
-        return HadoopFiles(self._jvm, self._fs, self._context, f"{self._folder}/{folder}")
+        return HadoopFiles(self._jvm, self._fs, self._context, f"{self._folder}/{folder}", self._settings)
 
-    def _put(self, path: str, data: bytes, decisive: Decisive) -> Landed | Taken:
-        final = self._path(path)
-        temporary = self._temporary(final)
-        try:
-            self._write(temporary, data)
-            decisive.begin()
-        except OSError:
-            self._discard(temporary)
-            raise
-        until = time.monotonic() + TRIES_S
-        while (answer := self._named(temporary, final, until)) is None:
-            time.sleep(PAUSE_S)
-        return answer
+    def for_workers(self) -> CheckpointFiles:
+        """See `CheckpointFiles.for_workers`."""
+        return hdfs_files(self._jvm, self._settings, self._folder)
 
-    def _named(self, temporary: Any, final: Any, until: float) -> Landed | Taken | None:
-        """Gives a file its name. Returns None if the same rename is to be tried again.
-
-        Raises:
-            PutUnknownError: see `put`.
-            StoreError: see `put`.
-        """
-        try:
-            self._rename(temporary, final)
-        except StoreError as error:
-            # Either name tells how the rename ended, also if Hadoop's own client has asked a second time.
-            if "FileNotFoundException" in error.kinds:
-                return self._standing(final, "its temporary file is gone")
-            if "FileAlreadyExistsException" in error.kinds:
-                taken = self._standing(final, "its name is taken")
-                self._discard(temporary)
-                return taken
-            if not _REFUSED.isdisjoint(error.kinds) or time.monotonic() > until:
-                return self._settled(temporary, final, error)
-            return None
-        return Landed()
-
-    def _settled(self, temporary: Any, final: Any, failed: StoreError) -> Taken:
-        """Makes sure of a rename that may have been carried out, by deleting what it would rename.
-
-        Raises:
-            StoreError: `failed`, if the rename was not carried out; it cannot be any more.
-            PutUnknownError: if that cannot be learned.
-        """
-        try:
-            deleted = self._delete(temporary)
-        except StoreError as error:
-            raise PutUnknownError(f"rename to {final.toString()}: {failed.strerror}; then {error.strerror}") from failed
-        if deleted:
-            raise failed
-        return self._standing(final, "its temporary file is gone")
-
-    def _standing(self, final: Any, why: str) -> Taken:
-        """Returns the file under a name that is taken, once it is durable. It may be this very put's.
-
-        Raises:
-            PutUnknownError: if it cannot be read.
-        """
-        try:
-            standing = self._read(final)
-            if standing is not None:
-                self._sync(called(final.getParent))
-                return Taken(standing=standing)
-            reason = "nothing stands there"
-        except StoreError as error:
-            reason = str(error.strerror)
-        raise PutUnknownError(f"{final.toString()}: {why}, and it could not be read: {reason}")
-
-    def _replace(self, path: str, data: bytes) -> None:
-        final = self._path(path)
-        temporary = self._temporary(final)
-        try:
-            self._write(temporary, data)
-            self._rename(temporary, final, overwrite=True)
-        except StoreError:
-            self._discard(temporary)
-            raise
-
-    def _sync(self, folder: Any) -> None:
+    def _sync(self, folder: str) -> None:
         # The name node shows a rename before its journal has it. It answers a change when the journal has that change
         # and all before it: this is the cheapest one (1.5 ms) that is always journalled, even if it changes nothing.
         try:
-            called(lambda: self._fs.setTimes(folder, time.time_ns() // 1_000_000, -1))
+            called(lambda: self._fs.setTimes(self._path(folder), time.time_ns() // 1_000_000, -1))
         except StoreError as error:
             # Who may not write here decides nothing by what it reads.
             if "AccessControlException" not in error.kinds:
@@ -268,46 +187,39 @@ class HadoopFiles(FileSystemFiles):
 
     def _tidy(self, folder: str) -> None:
         for name, status in self._listed(folder):
-            if name.startswith(".") and name.endswith(".tmp"):
-                age_s = time.time() - called(status.getModificationTime) / 1000
-                if age_s > _STALE_S:
-                    self._delete(status.getPath())
+            if name.startswith(".") and is_stale(name, int(called(status.getModificationTime))):
+                self._delete(f"{folder}/{name}")
 
     def _try_out(self) -> None:
         there = self._path("")
         while not called(partial(self._fs.exists, there)):
             there = called(there.getParent)
-        one, two = (self._temporary(self._jvm.org.apache.hadoop.fs.Path(there, "x")) for _ in range(2))
+        nearest = HadoopFiles(self._jvm, self._fs, self._context, str(there.toString()), self._settings)
+        one, two = (f".{uuid.uuid4().hex}.tmp" for _ in range(2))
         try:
-            self._write(one, b"")
-            self._rename(one, two)
+            nearest._write(one, [b""])
+            nearest._rename(one, two)
         finally:
-            self._discard(one)
-            self._discard(two)
+            nearest._discard(one)
+            nearest._discard(two)
 
-    def _temporary(self, final: Any) -> Any:
-        return called(lambda: self._jvm.org.apache.hadoop.fs.Path(final.getParent(), f".{uuid.uuid4().hex}.tmp"))
-
-    def _write(self, temporary: Any, data: bytes) -> None:
+    def _write(self, path: str, pieces: Iterable[bytes]) -> None:
         fs = self._jvm.org.apache.hadoop.fs
         # The flag makes `close` flush block and folder to the data nodes' disks, and is four times faster than `hsync`,
         # after which `close` waits for the data node's next report.
         flags = self._jvm.java.util.EnumSet.of(fs.CreateFlag.CREATE, fs.CreateFlag.SYNC_BLOCK)
         parents = _array(self._jvm, fs.Options.CreateOpts, fs.Options.CreateOpts.createParent())
-        stream = called(lambda: self._context.create(temporary, flags, parents))
+        stream = called(lambda: self._context.create(self._path(path), flags, parents))
         try:
-            called(lambda: stream.write(data))
+            for piece in pieces:
+                called(partial(stream.write, piece))
         finally:
             called(stream.close)
 
-    def _rename(self, source: Any, target: Any, *, overwrite: bool = False) -> None:
+    def _rename(self, source: str, target: str, *, overwrite: bool = False) -> None:
         kinds = self._jvm.org.apache.hadoop.fs.Options.Rename
         options = _array(self._jvm, kinds, kinds.OVERWRITE if overwrite else kinds.NONE)
-        called(lambda: self._context.rename(source, target, options))
-
-    def _discard(self, temporary: Any) -> None:
-        with suppress(StoreError):  # `tidy` deletes it later
-            self._delete(temporary)
+        called(lambda: self._context.rename(self._path(source), self._path(target), options))
 
 
 def bounded(jvm: Any, settings: Any, bounds: dict[str, str]) -> Any:

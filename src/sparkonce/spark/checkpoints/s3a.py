@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 from sparkonce.checkpoint.credentials import object_files
+from sparkonce.checkpoint.deadlines import PAUSE_S, TRIES_S
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.spark.checkpoints.calls import CONFLICT, PAUSE_S, TRIES_S, Decisive, StoreError, called, in_time
+from sparkonce.spark.checkpoints.calls import CONFLICT, Decisive, StoreError, called, in_time
 from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -87,11 +88,10 @@ class S3AFiles(FileSystemFiles):
         return object_files(self._folder, self._settings).for_workers()
 
     def _put(self, path: str, data: bytes, decisive: Decisive) -> Landed | Taken:
-        final = self._path(path)
         decisive.begin()
         until, doubt = time.monotonic() + TRIES_S, ""
         while True:
-            answer = self._tried(final, data)
+            answer = self._tried(path, data)
             if not isinstance(answer, StoreError):
                 return answer
             # With 409 the store says that another put is under way: this one has not landed.
@@ -99,13 +99,13 @@ class S3AFiles(FileSystemFiles):
                 doubt = str(answer.strerror)
             if not answer.may_pass or time.monotonic() > until:
                 if doubt:  # a refusal says nothing of the puts before it
-                    raise PutUnknownError(f"{final.toString()}: {doubt}") from answer
+                    raise PutUnknownError(f"{self._folder}/{path}: {doubt}") from answer
                 raise answer
             time.sleep(PAUSE_S)
 
-    def _tried(self, final: Any, data: bytes) -> Landed | Taken | StoreError:
+    def _tried(self, path: str, data: bytes) -> Landed | Taken | StoreError:
         try:
-            self._write(called(lambda: self._fs.createFile(final).must(CONDITIONAL, "true")), data)
+            self._write(called(lambda: self._fs.createFile(self._path(path)).must(CONDITIONAL, "true")), data)
         except StoreError as error:
             if error.status != _TAKEN and not {"RemoteFileChangedException", "FileAlreadyExistsException"} & {
                 *error.kinds
@@ -113,20 +113,20 @@ class S3AFiles(FileSystemFiles):
                 return error
         else:
             return Landed()
-        return self._standing(final)
+        return self._standing(path)
 
-    def _standing(self, final: Any) -> Taken:
+    def _standing(self, path: str) -> Taken:
         """Returns the object under a name that is taken. It may be this very put's, from a try without an answer.
 
         Raises:
             PutUnknownError: if it cannot be read.
         """
         try:
-            standing = self._read(final)
+            standing = self._read(path)
         except StoreError as error:
-            raise PutUnknownError(f"{final.toString()} is taken, and could not be read: {error.strerror}") from error
+            raise PutUnknownError(f"{self._folder}/{path} is taken, and could not be read: {error.strerror}") from error
         if standing is None:
-            raise PutUnknownError(f"{final.toString()} was taken, and nothing stands there now")
+            raise PutUnknownError(f"{self._folder}/{path} was taken, and nothing stands there now")
         return Taken(standing=standing)
 
     @staticmethod
@@ -144,4 +144,4 @@ class S3AFiles(FileSystemFiles):
         try:
             self._put(name, b"", Decisive())
         finally:
-            self._delete(self._path(name))
+            self._delete(name)

@@ -8,7 +8,6 @@ name node's own log. So a sealed file always has exactly one of its two names.
 - ``writing``: one file while it is being staged
 - ``finish``: publishes and discards staged files
 - ``outcomes``: maps the client's errors to outcomes
-- ``deadlines``: waits for calls that may hang
 
 The client repeats requests for minutes on its own. Each request is waited for up to a deadline. A request without an
 answer may still be applied later, which does no harm: it does what was decided, or nothing.

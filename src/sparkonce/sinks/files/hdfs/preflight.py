@@ -8,7 +8,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkonce.sinks.files.hdfs.writing import create
+from sparkonce.checkpoint.hdfs import create
 from sparkonce.sinks.files.names import HIDDEN, ID, STALE_S, TEMPORARY
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.arguments import missing_package
+from sparkonce.checkpoint.deadlines import within
+from sparkonce.checkpoint.hdfs import create
 from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeError
 from sparkonce.sinks.files.hdfs import preflight
-from sparkonce.sinks.files.hdfs.deadlines import within
 from sparkonce.sinks.files.hdfs.finish import Finisher
 from sparkonce.sinks.files.hdfs.outcomes import first_line, prepare_error
-from sparkonce.sinks.files.hdfs.writing import HdfsStagedFile, create
+from sparkonce.sinks.files.hdfs.writing import HdfsStagedFile
 from sparkonce.sinks.files.names import HIDDEN, check_lengths, name_in
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 

@@ -5,32 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from sparkonce.checkpoint.deadlines import within
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.files.hdfs.deadlines import within
 from sparkonce.sinks.files.hdfs.outcomes import prepare_error
 from sparkonce.sinks.files.store import Fields, StagedFile
 from sparkonce.sinks.files.streams import ChecksumStream
 
 if TYPE_CHECKING:
-    from hdfs_native import Client, WriteOptions
+    from hdfs_native import Client
 
 _BUFFER_BYTES = 1 << 20
-
-
-def create(client: Client, path: str, options: WriteOptions) -> Any:
-    """Creates a file, and returns the object that the client's own wraps."""
-    # The wrapper is an io.RawIOBase, which Python closes when it is collected: a call without a deadline, in whatever
-    # thread the collection happens to run, for each file that could not be closed.
-    wrapper = client.create(path, options)
-    file, wrapper.inner = wrapper.inner, _Closed()
-    return file
-
-
-class _Closed:
-    """The placeholder in the client's object once its file was taken out."""
-
-    def close(self) -> None:
-        pass
 
 
 class HdfsStagedFile(StagedFile):

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+TRIES_S = 15.0
+"""The time for which a put whose outcome is not known is tried again."""
+PAUSE_S = 0.2
 _THREADS = 8
 
 Answer = TypeVar("Answer")

@@ -1,0 +1,200 @@
+"""The clients of a checkpoint on HDFS: what a Python worker is given, and what each says that it cannot have."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import pytest
+from hdfs_native import Client
+
+from eventually import eventually
+from jvm import bare_jvm, hadoop_conf, hadoop_files
+from shared_servers import USES_HDFS, hdfs_server
+from sparkonce.checkpoint import hdfs
+from sparkonce.checkpoint.files import Landed
+from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.driver.outage import is_store_outage
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark.checkpoints import workers
+
+pytestmark = [USES_HDFS, pytest.mark.drawn(2, "clients of HDFS")]
+
+PROVIDERS = "org.apache.hadoop.hdfs.server.namenode.ha"
+
+
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[Any]:
+    with bare_jvm() as started:
+        yield started
+
+
+def new_url() -> str:
+    return f"{hdfs_server().url}/checkpoints/{secrets.token_hex(6)}"
+
+
+def test_a_worker_has_the_drivers_files_settings_and_user(jvm: Any) -> None:
+    settings = {"dfs.replication": "1", "dfs.ha.namenodes.pair": "nn1", "fs.s3a.secret.key": "very-secret"}
+    of_driver = hadoop_files(jvm, new_url(), settings)
+    of_driver.put("a/one", b"by the driver")
+    pickled = pickle.dumps(of_driver.inside("a").for_workers())
+    assert b"very-secret" not in pickled
+    program = (
+        "import os, pickle, sys\n"
+        "files = pickle.loads(sys.stdin.buffer.read())\n"
+        "assert files.read('one') == b'by the driver'\n"
+        "files.put('two', os.environ['HADOOP_USER_NAME'].encode())"
+    )
+    subprocess.run([sys.executable, "-c", program], input=pickled, check=True, timeout=120)
+    user = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser().getShortUserName()
+    assert of_driver.read("a/two") == user.encode()
+    assert pickle.loads(pickled)._settings == {"dfs.replication": "1", "dfs.ha.namenodes.pair": "nn1"}  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("hadoop.security.authentication", "kerberos"),
+        ("dfs.client.failover.proxy.provider.pair", f"{PROVIDERS}.IPFailoverProxyProvider"),
+        ("dfs.client.failover.proxy.provider", f"{PROVIDERS}.ObserverReadProxyProvider"),
+    ],
+)
+def test_what_a_worker_cannot_do_as_the_driver_does(jvm: Any, setting: str, value: str) -> None:
+    conf = hadoop_conf(jvm, {setting: value})
+    with pytest.raises(ConfigurationError) as refused:
+        workers.hdfs_files(jvm, conf, "hdfs://pair/checkpoints/a")
+    assert f"{setting}={value!r}" in str(refused.value)
+    assert "folder=" in str(refused.value.next_step)
+
+
+def test_a_driver_without_the_package(jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match="needs the package hdfs-native") as refused:
+        hadoop_files(jvm, new_url()).for_workers()
+    assert "sparkonce[hdfs]" in str(refused.value.next_step)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client itself asks for minutes, whatever it hears."""
+    monkeypatch.setattr(hdfs, "DEADLINE_S", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_port_that_nobody_listens_on() -> None:
+    assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{unused_port()}/a"))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_name_node_that_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{silent.getsockname()[1]}/a"))
+
+
+def assert_waited_for(files: HdfsFiles) -> None:
+    with pytest.raises(OSError, match="No answer within 1 s") as caught:
+        files.read("one")
+    assert is_store_outage(caught.value)
+    with pytest.raises(ConfigurationError, match="No answer within 1 s") as refused:
+        files.check()
+    assert f"checkpoint={files.location!r}" in str(refused.value)
+
+
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.parametrize("more", [{}, {"dfs.ha.namenodes.no-such": "nn1"}], ids=["unknown", "without addresses"])
+def test_a_name_service_that_the_settings_do_not_have(more: dict[str, str]) -> None:
+    files = HdfsFiles("hdfs://no-such/a", {"dfs.nameservices": "pair", **more})
+    with pytest.raises(
+        OSError, match=r"'no-such' is no name service, for dfs\.ha\.namenodes\.no-such is not set"
+    ) as caught:
+        files.read("one")
+    assert is_store_outage(caught.value), "a name that cannot be resolved may be known later"
+    with pytest.raises(ConfigurationError, match="hdfs://no-such/a") as refused:
+        files.check()
+    assert "HADOOP_CONF_DIR" in str(refused.value.next_step)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_name_node_without_a_port_listens_on_hadoops(monkeypatch: pytest.MonkeyPatch) -> None:
+    url, port = f"hdfs://127.0.0.1/checkpoints/{secrets.token_hex(6)}", hdfs_server().port
+    monkeypatch.setattr(hdfs, "_PORT", port)
+    assert HdfsFiles(url).put("one", b"x") == Landed()
+    assert HdfsFiles(url.replace("127.0.0.1", f"127.0.0.1:{port}")).read("one") == b"x"
+
+
+def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
+    """The name node lets it hold its lease for an hour more. It has a temporary name, which nobody else uses."""
+    url = new_url()
+    program = (
+        "import sys\nfrom hdfs_native import Client, WriteOptions\n"
+        f"file = Client({hdfs_server().url!r}).create({url.removeprefix(hdfs_server().url) + '/a/.dead.tmp'!r},"
+        " WriteOptions(overwrite=False, create_parent=True))\n"
+        "file.write(b'half')\nprint('open', flush=True)\nsys.stdin.read()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "open\n"
+    writer.kill()
+    writer.communicate(timeout=60)
+    files, client = HdfsFiles(url), Client(hdfs_server().url)
+    folder = files._full("a")
+    assert [one.path for one in client.list_status(folder)] == [f"{folder}/.dead.tmp"]
+    assert files.put("a/one", b"by another") == Landed()
+    assert list(files.names("a")) == ["one"]
+    files.tidy("a")
+    assert len(list(client.list_status(folder))) == 2, "it might still be written"
+    client.set_times(f"{folder}/.dead.tmp", 1, 1)
+    files.tidy("a")
+    eventually(lambda: [one.path for one in client.list_status(folder)] == [f"{folder}/one"], "it is deleted")
+
+
+@pytest.mark.parametrize("client", ["by the JVM", "native"])
+def test_a_store_that_stands_still_for_a_moment_is_waited_for(jvm: Any, client: str) -> None:
+    files = HdfsFiles(new_url()) if client == "native" else hadoop_files(jvm, new_url())
+    assert files.put("a/0", b"before") == Landed()
+    server = hdfs_server()
+    server.pause()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            putting = pool.submit(files.put, "a/1", b"record")
+            with pytest.raises(FutureTimeoutError):
+                putting.result(2)
+            server.resume()
+            assert putting.result(120) == Landed()
+    finally:
+        server.resume()
+    assert files.read("a/1") == b"record"
+
+
+def test_a_folder_that_is_not_there_is_an_answer() -> None:
+    files = HdfsFiles(new_url())
+    assert (files.read("a/b"), files.exists("a"), files.open("a"), list(files.names("a"))) == (None, False, None, [])
+    files.sync("a")
+    files.tidy("a")
+    files.delete(["a/b"])
+
+
+def test_a_user_who_may_not_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = new_url()
+    HdfsFiles(url).put("one", b"x")
+    monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
+    files = HdfsFiles(url)
+    with pytest.raises(PermissionError, match="somebody-else") as caught:
+        files.put("two", b"x")
+    assert caught.value.errno == errno.EACCES
+    assert not is_store_outage(caught.value)
+    with pytest.raises(ConfigurationError, match="AccessControlException"):
+        files.check()
