@@ -66,6 +66,8 @@ class Hdfs(Server):
         ConfigurationError: if there is no Java.
     """
 
+    up_within_s = 240.0  # Java compiles it first, on a machine that may be busy
+
     def __init__(
         self, folder: Path, port: int | None = None, *, permissions: bool = False, blocks: Path | None = None
     ) -> None:
