@@ -25,6 +25,7 @@ from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.driver.outage import is_store_outage
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints import workers
+from sparkonce.spark.checkpoints.calls import StoreError
 
 pytestmark = [USES_HDFS, pytest.mark.drawn(2, "clients of HDFS")]
 
@@ -125,6 +126,11 @@ def test_a_name_service_that_the_settings_do_not_have(more: dict[str, str]) -> N
     with pytest.raises(ConfigurationError, match="hdfs://no-such/a") as refused:
         files.check()
     assert "HADOOP_CONF_DIR" in str(refused.value.next_step)
+
+
+def test_a_name_service_that_the_sessions_settings_do_not_have(jvm: Any) -> None:
+    with pytest.raises(StoreError, match="UnknownHostException: no-such"):
+        hadoop_files(jvm, "hdfs://no-such/a")
 
 
 @pytest.mark.usefixtures("impatient")

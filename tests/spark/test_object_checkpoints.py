@@ -21,6 +21,7 @@ from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import FilesLogStore
 from sparkonce.protocol.ownership import short_query
@@ -36,12 +37,20 @@ ROWS, ROWS_PER_BATCH = 1_200, 400
 SUPERSEDED, STALE, BY_SPARK = "SupersededError", "StaleBatchError", "oncurrent"
 
 
-class ObjectJob(Job):
-    """A job whose checkpoint is in a new bucket."""
+class StoreJob(Job):
+    """A job whose checkpoint is in a store.
 
-    def __init__(self, kafka: Cluster, folder: Path, **config: Any) -> None:
-        self.bucket = Bucket(s3_server())
-        url = f"s3a://{self.bucket.name}/checkpoints/to%20tals"
+    Args:
+        kafka: The broker.
+        folder: A new one.
+        files: The files of the checkpoint.
+        spark: Spark's settings for the store.
+        config: More of the job's.
+    """
+
+    def __init__(
+        self, kafka: Cluster, folder: Path, files: CheckpointFiles, spark: Mapping[str, str], **config: Any
+    ) -> None:
         super().__init__(
             kafka.bootstrap,
             folder,
@@ -49,22 +58,11 @@ class ObjectJob(Job):
             again=False,
             rows_per_batch=ROWS_PER_BATCH,
             plan="spark.plans:stateless",
-            spark=self._settings(),
-            checkpoint=url,
+            spark=spark,
+            checkpoint=files.location,
             **config,
         )
-        self.files = object_files(self.bucket, "checkpoints/to%20tals")
-
-    def _settings(self) -> Mapping[str, str]:
-        return {
-            # On the class path, and not in spark.jars: Spark copies those, and they are large.
-            "spark.driver.extraClassPath": ":".join(map(str, resolve((HADOOP_AWS,)))),
-            "spark.hadoop.fs.s3a.endpoint": self.bucket.server.url,
-            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-            "spark.hadoop.fs.s3a.path.style.access": "true",
-            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.access.key": ACCESS_KEY,
-            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.secret.key": SECRET_KEY,
-        }
+        self.files = files
 
     def log(self) -> LogView:
         return DecisionLog(FilesLogStore(self.files)).read(LogView())
@@ -76,6 +74,25 @@ class ObjectJob(Job):
     @property
     def query(self) -> str:
         return short_query(str(json.loads(self.files.read("metadata") or b"")["id"]))
+
+
+class ObjectJob(StoreJob):
+    """A job whose checkpoint is in a new bucket."""
+
+    def __init__(self, kafka: Cluster, folder: Path, **config: Any) -> None:
+        self.bucket = Bucket(s3_server())
+        super().__init__(kafka, folder, object_files(self.bucket, "checkpoints/to%20tals"), self._settings(), **config)
+
+    def _settings(self) -> Mapping[str, str]:
+        return {
+            # On the class path, and not in spark.jars: Spark copies those, and they are large.
+            "spark.driver.extraClassPath": ":".join(map(str, resolve((HADOOP_AWS,)))),
+            "spark.hadoop.fs.s3a.endpoint": self.bucket.server.url,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.access.key": ACCESS_KEY,
+            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.secret.key": SECRET_KEY,
+        }
 
 
 def why_it_ended(job: Job, run: Run) -> str:
