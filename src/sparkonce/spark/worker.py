@@ -21,7 +21,8 @@ cloudpickle.register_pickle_by_value(shipped)
 _ALWAYS = ("numpy", "pandas", "pyarrow")
 """The modules that a batch's tasks import in every query; Spark's own Arrow functions refuse to run without pandas."""
 
-_frozen = False
+_frozen = 0
+"""The number of modules when objects were last hidden from the garbage collector."""
 
 
 def lighten_worker() -> None:
@@ -31,15 +32,16 @@ def lighten_worker() -> None:
     archive's directory again (``pyspark.zip``: some 2,000 entries). It calls ``gc.collect`` after each task, which
     walks every object that pandas and pyarrow made at import. Together they cost 50 to 100 ms a task on a slow core.
     Python makes the dropped importers again when it needs them. Frozen objects are hidden from the collector; reference
-    counts still free them.
+    counts still free them. A later task may import more, for another sink or in the user's function: then it is done
+    again.
     """
     global _frozen
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
-    if not _frozen:  # gc.get_freeze_count() would walk all frozen objects, 10 ms
+    if len(sys.modules) != _frozen:  # gc.get_freeze_count() would walk all frozen objects, 10 ms
         gc.freeze()
-        _frozen = True
+        _frozen = len(sys.modules)
 
 
 def needs_of(sinks: Sequence[TwoPhaseCommitSink], master: str) -> Needs:
