@@ -124,6 +124,28 @@ class CheckpointSuite(abc.ABC):
         assert files.put("one", b"first") == Taken(standing=b"first"), "a repeated put meets its own bytes"
         assert files.read("one") == b"first"
 
+    def test_a_name_never_stands_before_its_content(self, files: CheckpointFiles) -> None:
+        other, content, failed = self.another(files), bytes(range(256)) * 1_000, threading.Event()
+        names = [f"a/{number}" for number in range(self.races)]
+        seen: list[bytes | None] = []
+
+        def look() -> None:
+            for name in names:
+                while (found := other.read(name)) is None and not failed.is_set():
+                    pass
+                seen.append(found)
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        try:
+            assert [files.put(name, content) for name in names] == [Landed()] * len(names)
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            reader.join(120)
+        assert seen == [content] * len(names)
+
     def test_names_are_those_of_files(self, files: CheckpointFiles) -> None:
         assert list(files.names("")) == list(files.names("a")) == []
         for name in ("a/1", "a/2", "a/deeper/3", "b/4"):
