@@ -162,7 +162,8 @@ class BatchWriter:
         self._sweeper.expect_losers()
         if work.is_stopped():
             return None  # the write says so, in Spark's words
-        if not self._outage.pause(self._reason):
+        cause = self._trouble.cause
+        if not self._outage.pause(str(cause) if isinstance(cause, errors.SparkonceError) else self._reason):
             return on.PrepareFailed(reason=f"{self._reason} ({self._outage.in_vain()})")
         if self._log.went_on(state.view):
             return on.PrepareFailed(reason=self._reason, superseded=True)
