@@ -215,7 +215,7 @@ def test_a_store_is_reached_with_the_sessions_keys() -> None:
         ("wasb://c/d", {}, "wasb: is not known"),
         ("/c", {"fs.defaultFS": "dbfs:/"}, "dbfs: is not known"),
         ("s3a://b/c", {"fs.s3a.delegation.token.binding": "x"}, "delegation.token.binding has no counterpart"),
-        ("s3a://b/c", {"hadoop.security.credential.provider.path": "jceks://x"}, "only a JVM reads"),
+        ("s3a://b/c", {"hadoop.security.credential.provider.path": "jceks://x"}, "needs Spark.s JVM"),
     ],
 )
 def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import HADOOP, checked_location, local_folder
+from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.checkpoint.opening import open_location
 from sparkonce.errors import ConfigurationError
 
@@ -18,7 +17,6 @@ Settings = Mapping[str, str]
 """Hadoop's settings of stores, by name."""
 
 _OF_STORES = ("dfs.", "fs.", "google.cloud.", "hadoop.security.", "ipc.")
-_CREDENTIAL_FILES = "hadoop.security.credential.provider.path"
 _URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/?.*)", re.DOTALL)
 
 
@@ -49,14 +47,8 @@ def open_files(setting: str, location: str, settings: Settings | None) -> Checkp
     scheme, colon, _ = url.partition(":")
     if not colon or scheme == "file":
         return LocalFiles(local_folder(url))
-    if settings is None:
-        return open_location(url)
-    if scheme in HADOOP:
-        return HdfsFiles(url, settings)
-    from sparkonce.spark.checkpoints.credentials import object_files
-
     try:
-        return object_files(url, _Configuration(settings))
+        return open_location(url, settings)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{setting}={location!r}: {error.message}",
@@ -75,25 +67,3 @@ def _qualified(location: str, default: str) -> str:
     elif scheme == store["scheme"] and scheme != "file":
         authority = authority or store["authority"]
     return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{given['path']}"
-
-
-class _Configuration:
-    """Answers as Hadoop's ``Configuration`` does, without a JVM."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = dict(settings)
-
-    def get(self, name: str) -> str | None:
-        return self._settings.get(name)
-
-    def set(self, name: str, value: str) -> None:
-        self._settings[name] = value
-
-    def getPassword(self, name: str) -> str | None:  # noqa: N802 - Hadoop's name
-        if self._settings.get(_CREDENTIAL_FILES):
-            raise ConfigurationError(
-                f"{_CREDENTIAL_FILES} is set, and only a JVM reads Hadoop's credential files.",
-                next_step="Use ExactlyOnce.",
-                setting=_CREDENTIAL_FILES,
-            )
-        return self._settings.get(name)
