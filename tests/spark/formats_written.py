@@ -102,7 +102,7 @@ class Written:
     def stream(self, strike: str = "") -> None:
         name, options = self._how(strike)
         rows = self._rows(self.spark.readStream.option("maxFilesPerTrigger", 1))
-        writer = rows.writeStream.format(name).options(**options).trigger(availableNow=True)
+        writer = rows.writeStream.format(name).options(**options).trigger(availableNow=True).queryName(new_name("q"))
         ended(writer.option("checkpointLocation", self.checkpoint).start())
 
     def job(self, strike: str = "", name: str = "one") -> None:

@@ -28,7 +28,7 @@ from sparkonce.spark.views import arrow_schema
 
 CHECKPOINT, JOB, LOG = "checkpointlocation", "job", "log"
 MOVED, PATIENCE = "checkpoint_moved", "outage_patience_s"
-_OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE)
+_OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE, "queryname")  # the last one is what Spark makes of queryName("…")
 _JOBS = uuid.UUID("6c7d6b0e-5f0a-4b56-9a6e-0a3f5b1f7f11")
 """The namespace of the ids that jobs have by their names."""
 
