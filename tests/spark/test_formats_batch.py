@@ -122,6 +122,19 @@ def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Jo
 
 
 @pytest.mark.drawn(2, "formats")
+def test_sql_writes_once_for_each_job_that_an_insert_names(job: Job) -> None:
+    job.spark.sql("CREATE TABLE formats_orders (key STRING, value STRING) USING `sparkonce-kafka`")
+    options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "log": str(job.log)}
+    try:
+        for name in ("one", "one", "two"):
+            given = ", ".join(f"'{option}' '{value}'" for option, value in {**options, "job": name}.items())
+            job.spark.sql(f"INSERT INTO formats_orders WITH ({given}) VALUES ('a', 'x'), ('b', 'y')")  # noqa: S608
+    finally:
+        job.spark.sql("DROP TABLE formats_orders")
+    assert job.keys() == ["a", "a", "b", "b"]
+
+
+@pytest.mark.drawn(2, "formats")
 def test_sql_writes_once_for_the_job_that_a_view_names(job: Job) -> None:
     options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "job": job.topic, "log": str(job.log)}
     given = ", ".join(f"'{name}' '{value}'" for name, value in options.items())
