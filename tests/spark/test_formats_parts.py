@@ -9,6 +9,8 @@ import pickle
 import subprocess
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -17,11 +19,15 @@ from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats import kept
+from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.fingerprints import fingerprints
+from sparkonce.spark.formats.job import FormatJobWriter
 from sparkonce.spark.formats.kept import KeptRun
 from sparkonce.spark.formats.options import FORMATS
 from sparkonce.spark.formats.stores import open_files
@@ -224,3 +230,9 @@ def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(
     with pytest.raises(ConfigurationError, match=words) as refused:
         open_files("log", location, {**S3A, **more})
     assert "4.1" not in refused.value.next_step
+
+
+def test_a_job_that_is_decided_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = SimpleNamespace(log=DecisionLog(LocalLogStore(tmp_path)), query="q", sink=None, begin=lambda _: None)
+    FormatJobWriter(cast(Ends, known), "nightly", "{}", ["key"])
+    assert "job='nightly' is decided already" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from sparkonce.spark.formats.task import BatchTask, SlotWritten
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger("sparkonce")
 
 _BATCH = 0
 """The one batch of a job."""
@@ -45,6 +48,8 @@ class FormatJobWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 setting="job",
             )
         self._handover = ends.begin(self._asked)
+        if self._handover is None:
+            logger.warning("job=%r is decided already: its rows are not written again. Next: name each run anew.", job)
         self._task = BatchTask(
             sink=ends.sink, columns=tuple(columns), handover=self._handover, batch=_BATCH, query=None
         )
