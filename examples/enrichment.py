@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -93,9 +92,9 @@ def main(
     bootstrap: Annotated[
         str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
     ] = None,
-    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, state and decisions. Never delete it.")] = Path(
-        "checkpoints/paid-orders"
-    ),
+    checkpoint: Annotated[
+        str, typer.Option(help="A path or a URL: keeps positions, state and decisions. Never delete it.")
+    ] = "",
     checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 5.0,
     lateness: Annotated[str, typer.Option(help="How much later than the newest event another may come.")] = "2 minutes",
     max_offsets: Annotated[int | None, typer.Option(help="At most so many records a topic and batch.")] = None,
@@ -115,7 +114,7 @@ def main(
     orders = read_kafka(spark, kafka, topics=ORDERS, starting="earliest", max_offsets_per_trigger=max_offsets)
     payments = read_kafka(spark, kafka, topics=PAYMENTS, starting="earliest", max_offsets_per_trigger=max_offsets)
     sink = KafkaSink(kafka, topic=TARGET, prefix="paid-orders")
-    query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
+    query = ExactlyOnce(sink, checkpoint=checkpoint).start(
         plan(orders, payments, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},
         query_name="paid-orders",

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import sys
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -112,9 +111,9 @@ def main(
         str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
     ] = None,
     registry: Annotated[str, typer.Option(help="URL of the Schema Registry.")] = "http://localhost:8081",
-    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, state and decisions. Never delete it.")] = Path(
-        "checkpoints/etl"
-    ),
+    checkpoint: Annotated[
+        str, typer.Option(help="A path or a URL: keeps positions, state and decisions. Never delete it.")
+    ] = "",
     checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 60.0,
     clock: Annotated[Clock, typer.Option(help="Which time puts a row into a window.")] = Clock.RECORD,
     window: Annotated[str, typer.Option(help="How long a window is.")] = "20 seconds",
@@ -139,7 +138,7 @@ def main(
         topic=TARGET,
         prefix="identify-etl",
     )
-    exactly_once = ExactlyOnce(sink, checkpoint=str(checkpoint), group_offsets=GroupOffsets(GROUP, kafka))
+    exactly_once = ExactlyOnce(sink, checkpoint=checkpoint, group_offsets=GroupOffsets(GROUP, kafka))
     query = exactly_once.start(
         plan(records, SchemaRegistry({"url": registry}), clock=clock, window=window, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},

@@ -50,18 +50,18 @@ class BulkApi:
         # Any other error, such as a cut connection, says nothing: the sink sends the rows again, with the same key.
 
 
-def run(orders: Path, url: str, checkpoint: Path) -> None:
+def run(orders: Path, url: str, checkpoint: str) -> None:
     """Sends all orders that are there now."""
     spark = SparkSession.builder.appName("http-bulk").config("spark.sql.shuffle.partitions", 3).getOrCreate()
     rows = spark.readStream.schema(ORDER).option("maxFilesPerTrigger", 2).json(str(orders))
     sink = WriteAheadSink(BulkApi(url), applies=Applies.IDEMPOTENT, name="bulk-api")
-    ExactlyOnce(sink, checkpoint=str(checkpoint)).start(rows, trigger={"availableNow": True}).awaitTermination()
+    ExactlyOnce(sink, checkpoint=checkpoint).start(rows, trigger={"availableNow": True}).awaitTermination()
 
 
 def main(
     url: Annotated[str | None, typer.Option(help="Your API. Without: one of its own, for a try.")] = None,
     orders: Annotated[Path, typer.Option(help="A folder of JSON lines.")] = Path("orders"),
-    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, rows that wait, and decisions.")] = Path("state"),
+    checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
 ) -> None:
     """Orders to an HTTP API that knows an idempotency key."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -72,7 +72,7 @@ def main(
 
     with tempfile.TemporaryDirectory() as folder, BulkServer() as api:
         sent = make_orders(Path(folder) / "orders")
-        run(Path(folder) / "orders", api.url, Path(folder) / "state")
+        run(Path(folder) / "orders", api.url, f"{folder}/state")
         print(f"{api.requests} requests, of which {api.cut} were taken and their replies cut off")
         raise typer.Exit(show(sent, [row["id"] for row in api.rows]))
 

@@ -68,17 +68,17 @@ def sink_of(target: Totals) -> WriteAheadSink:
     )
 
 
-def run(orders: Path, sink: WriteAheadSink, checkpoint: Path) -> None:
+def run(orders: Path, sink: WriteAheadSink, checkpoint: str) -> None:
     """Adds up all orders that are there now."""
     spark = SparkSession.builder.appName("sqlite-upsert").getOrCreate()
     rows = spark.readStream.schema(ORDER).option("maxFilesPerTrigger", 2).json(str(orders))
-    ExactlyOnce(sink, checkpoint=str(checkpoint)).start(rows, trigger={"availableNow": True}).awaitTermination()
+    ExactlyOnce(sink, checkpoint=checkpoint).start(rows, trigger={"availableNow": True}).awaitTermination()
 
 
 def main(
     orders: Annotated[Path | None, typer.Option(help="A folder of JSON lines. Without: a sample, for a try.")] = None,
     database: Annotated[Path, typer.Option(help="The SQLite file.")] = Path("totals.db"),
-    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, rows that wait, and decisions.")] = Path("state"),
+    checkpoint: Annotated[str, typer.Option(help="A path or a URL: keeps positions, waiting rows, decisions.")] = "",
 ) -> None:
     """What each customer has ordered in all, in SQLite."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -92,7 +92,7 @@ def main(
         target = Totals(f"{folder}/totals.db")
         sink = sink_of(target)
         sink.apply = forgetful = Forgetful(target, every=3)
-        run(Path(folder) / "orders", sink, Path(folder) / "state")
+        run(Path(folder) / "orders", sink, f"{folder}/state")
         print(f"{forgetful.calls} calls, of which {forgetful.failed} were committed and then failed")
         wanted, found = totals_of(sent), target.read()
         raise typer.Exit(show(sorted(wanted.items()), sorted(found.items())))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import sys
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -81,9 +80,9 @@ def main(
     bootstrap: Annotated[
         str | None, typer.Option(help="Your brokers. Without: a broker of its own, for a try.")
     ] = None,
-    checkpoint: Annotated[Path, typer.Option(help="Keeps positions, state and decisions. Never delete it.")] = Path(
-        "checkpoints/sums"
-    ),
+    checkpoint: Annotated[
+        str, typer.Option(help="A path or a URL: keeps positions, state and decisions. Never delete it.")
+    ] = "",
     checkpoint_every: Annotated[float, typer.Option(help="Seconds from one batch, and commit, to the next.")] = 5.0,
     clock: Annotated[Clock, typer.Option(help="Which time puts a payment into a window.")] = Clock.EVENT,
     window: Annotated[str, typer.Option(help="How long a window is.")] = "10 seconds",
@@ -106,7 +105,7 @@ def main(
     kafka = {"bootstrap.servers": bootstrap}
     records = read_kafka(spark, kafka, topics=SOURCE, starting="earliest", max_offsets_per_trigger=max_offsets)
     sink = KafkaSink(kafka, topic=TARGET, prefix="windowed-sum")
-    query = ExactlyOnce(sink, checkpoint=str(checkpoint)).start(
+    query = ExactlyOnce(sink, checkpoint=checkpoint).start(
         plan(records, clock=clock, window=window, lateness=lateness),
         trigger={"processingTime": f"{checkpoint_every} seconds"},
         query_name="windowed-sum",

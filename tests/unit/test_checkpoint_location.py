@@ -67,6 +67,13 @@ def test_places_that_may_not_put_a_file_once_are_refused(given: str, advice: str
     assert advice in caught.value.next_step
 
 
+@pytest.mark.parametrize("given", [Path("s3a://bucket/c"), "s3a:///bucket/c", "abfss:/b@a.net/c", Path("gs://b/c")])
+def test_a_url_whose_bucket_is_lost_is_refused(given: str | Path) -> None:
+    with pytest.raises(ConfigurationError, match="names no bucket: two slashes") as caught:
+        checked_location(given)
+    assert f"'{str(given).partition(':')[0]}://bucket/" in caught.value.next_step
+
+
 @pytest.mark.parametrize("given", ["c", "c/d", "./c", "file:c"])
 def test_a_place_that_depends_on_the_working_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str

@@ -56,6 +56,12 @@ def checked_location(given: str | os.PathLike[str]) -> str:
             + ". See docs/operations.md#which-disks-carry-a-checkpoint.",
             setting="checkpoint",
         )
+    if location.scheme in OBJECT_STORES and not location.netloc:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} names no bucket: two slashes must stand before it. A pathlib.Path has one.",
+            next_step=f"Give the URL as a str, such as '{location.scheme}://bucket/checkpoints/totals'.",
+            setting="checkpoint",
+        )
     if location.scheme in ("", "file"):
         folder = local_folder(checkpoint)
         if not folder.is_absolute():
