@@ -42,6 +42,7 @@ from sparkonce.spark.start.classic import check_classic, never_pickled
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.start.given import accepted, check_frame, groups, location_of, new_writer
+from sparkonce.spark.start.slots import SlotAdvice
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -124,6 +125,7 @@ class ExactlyOnce:
             look_out_every_s=LOOK_OUT_EVERY_S,
         )
         self._rows_per_slot = None if rows_per_slot is None else whole_number("rows_per_slot", rows_per_slot, least=1)
+        self._advice = SlotAdvice(is_needed=rows_per_slot is None)
         self._listener = (
             None if listener is None else function("listener", listener, example="a function of (phase, batch)")
         )
@@ -220,6 +222,7 @@ class ExactlyOnce:
             raise without_causes(error) from None
         logger.info("%s", line := done.line())
         self._display.show(done, line)
+        self._advice.look(df.sparkSession, asked, done)
 
     def progress(self) -> list[BatchProgress]:
         """Returns the last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""

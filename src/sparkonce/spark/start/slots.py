@@ -1,4 +1,4 @@
-"""Counts the slots of a query's batches by its plan, and warns if they are too many."""
+"""Counts the slots of a query's batches, by its plan or as they were, and warns if they are too many."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from sparkonce.driver.ages import offsets_between
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.protocol.events import BatchAsked
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import SHUFFLES, is_leaf
 
@@ -18,6 +21,9 @@ SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _SLOTS_A_CORE = 4
 _ALWAYS_FINE = 16
 _GOOD_A_CORE = 2
+_FEW_ROWS = 1000
+"""The rows of a slot that cost less than a twentieth of the slot itself (docs/benchmark.md)."""
+_GOOD_ROWS = 10_000
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 
 
@@ -64,7 +70,7 @@ def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
         sinks: The number of the query's sinks that write transactions.
     """
     cores = int(spark.sparkContext.defaultParallelism)
-    if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
+    if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= _fine(cores):
         return
     shuffled = slots == int(spark.conf.get(SHUFFLE_PARTITIONS, "200"))
     good = _GOOD_A_CORE * cores
@@ -82,3 +88,28 @@ def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
         if shuffled
         else f"Give the sink fewer of them, for example by repartition({good}, …)",
     )
+
+
+class SlotAdvice:
+    """Warns once if a batch had many slots and few rows: `rows_per_slot` helps at any time, other settings do not."""
+
+    def __init__(self, *, is_needed: bool) -> None:
+        self._is_needed = is_needed
+
+    def look(self, spark: SparkSession, asked: BatchAsked, done: BatchProgress) -> None:
+        """Looks at a batch that is done."""
+        if not self._is_needed or done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
+            return
+        rows = offsets_between(asked.previous_offsets, asked.offsets)
+        if rows is None or rows >= _FEW_ROWS * done.transactions:
+            return
+        self._is_needed = False
+        logger.warning(
+            "Batch %d read %d rows, and wrote %d transactions: they cost more than the rows. Next: Group small batches "
+            "to fewer slots, by ExactlyOnce(..., rows_per_slot=%d).",
+            *(done.batch, rows, done.transactions, _GOOD_ROWS),
+        )
+
+
+def _fine(cores: int) -> int:
+    return max(_SLOTS_A_CORE * cores, _ALWAYS_FINE)
