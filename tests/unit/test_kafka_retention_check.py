@@ -11,6 +11,8 @@ import pytest
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from golden.stand_ins import kafka_committer
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.retention import RetentionCheck
@@ -26,6 +28,8 @@ class Cluster:
         starts: Where partitions start.
         stable: Their last stable offsets.
         begins: Where transactions begin, by number.
+        leaderless: The partitions without a leader.
+        ended: The transactions that were committed.
         codes: Errors by partition, as answers to all but metadata.
         silent: Leaders that do not answer.
         described: The transactions that were described, one list a request.
@@ -38,6 +42,8 @@ class Cluster:
         self.codes: dict[int, int] = {}
         self.silent: set[int] = set()
         self.described: list[list[int]] = []
+        self.leaderless: set[int] = set()
+        self.ended: list[int] = []
 
     def describe_transactions(
         self, asked: Sequence[Transaction], *, deadline_s: float
@@ -47,8 +53,15 @@ class Cluster:
 
     def request(self, request: Any, *, deadline_s: float) -> Any:
         assert isinstance(request, MetadataRequest)
-        found = [SimpleNamespace(partition_index=one, error_code=0, leader_id=one) for one in self.starts]
+        found = [
+            SimpleNamespace(partition_index=one, error_code=0, leader_id=-1 if one in self.leaderless else one)
+            for one in {*self.starts, *self.leaderless}
+        ]
         return SimpleNamespace(topics=[SimpleNamespace(name="t", error_code=0, partitions=found)])
+
+    def end_transactions(self, asked: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[BrokerAnswer]:
+        self.ended += [one.producer_id for one in asked]
+        return [BrokerAnswer(0) for _ in asked]
 
     def gather(self, requests: Sequence[tuple[Any, int]], *, deadline_s: float) -> list[Any]:
         return [
@@ -131,3 +144,28 @@ def test_what_was_damaged_is_looked_at_again_however_young() -> None:
     check = check_on(cluster)
     for _ in range(2):
         assert cluster.held(check, of_1=1_000) == {1: Outcome.DAMAGED}
+
+
+@pytest.mark.parametrize(("topic", "at_first"), [("t", {1: Outcome.COMMITTED, 2: Outcome.RETRY}), (None, {})])
+def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_has_one(
+    topic: str | None, at_first: Mapping[int, Outcome]
+) -> None:
+    """Kafka 4.3 and 4.4 may forget the marker there, and the rows stay hidden (KAFKA-20734)."""
+    cluster = Cluster(1, 2)
+    committer = kafka_committer(
+        request=cluster.request,
+        describe_transactions=cluster.describe_transactions,
+        end_transactions=cluster.end_transactions,
+    )
+    committer._topic = topic
+    wanted = {one: Handle(sink="kafka", slot=0, rows=1, transaction={}) for one in cluster.transactions}
+
+    def outcomes() -> dict[int, Outcome]:
+        return {one.producer_id: finished.outcome for one, finished in committer.commit_all(wanted).items()}
+
+    cluster.leaderless = {2, 3}
+    assert outcomes() == (at_first or dict.fromkeys((1, 2), Outcome.COMMITTED))
+    assert cluster.ended == ([1] if topic else [1, 2])
+    cluster.leaderless, cluster.ended = {3}, []
+    assert outcomes() == dict.fromkeys((1, 2), Outcome.COMMITTED)
+    assert cluster.ended == [1, 2]

@@ -32,8 +32,9 @@ from sparkonce.sinks.kafka.outcomes import (
     is_behind,
     is_undescribed,
     still_open,
+    undescribed_outcome,
 )
-from sparkonce.sinks.kafka.partitions import metadata_request
+from sparkonce.sinks.kafka.partitions import leaderless, metadata_request
 from sparkonce.sinks.kafka.retention import RetentionCheck
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.topic import (
@@ -67,13 +68,24 @@ class KafkaCommitter(HandleCommitter[Transaction]):
     Args:
         settings: The sink's settings, in librdkafka's names.
         name: The sink's name, for the handles that `list_lingering` makes.
+        topic: The topic of all rows; None if they name their own.
         attempt_timeout_s: The time for which one call may wait for brokers.
 
     Raises:
         ConfigurationError: for a setting that the driver's connection cannot follow.
     """
 
-    def __init__(self, settings: Mapping[str, Any], name: str, *, attempt_timeout_s: float = ATTEMPT_TIMEOUT_S) -> None:
+    _topic: str | None = None
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        name: str,
+        *,
+        topic: str | None = None,
+        attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
+    ) -> None:
+        self._topic = topic
         self._client = TransactionClient(admin_settings(settings))
         self._name = name
         self._attempt_timeout_s = attempt_timeout_s
@@ -90,11 +102,13 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         """Commits these transactions. COMMITTED stands for the second commit too, which Kafka answers alike.
 
         COMMITTED means that the coordinator has the decision in its log. The markers that release readers are written
-        afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition without a leader (KAFKA-20734). With one
-        replica, a crash of its broker right after a commit can leave rows hidden.
+        afterwards, and Kafka 4.3 and 4.4 forget the marker of a partition without a leader (KAFKA-20734). So the leader
+        is waited for. With one replica, a crash of its broker right after a commit can still leave rows hidden.
         """
         deadline_s = self._deadline_s()
-        held = self._retention.held_back({one: handle.opened_ms for one, handle in wanted.items()}, deadline_s)
+        held = self._without_leader(list(wanted), deadline_s)
+        begun_ms = {one: handle.opened_ms for one, handle in wanted.items() if one not in held}
+        held |= self._retention.held_back(begun_ms, deadline_s)
         ready = [one for one in wanted if one not in held]
         answers = self._client.end_transactions(ready, commit=True, deadline_s=deadline_s) if ready else []
         verdicts = [commit_outcome(answer) for answer in answers]
@@ -242,6 +256,21 @@ class KafkaCommitter(HandleCommitter[Transaction]):
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+
+    def _without_leader(self, wanted: Sequence[Transaction], deadline_s: float) -> dict[Transaction, Finished]:
+        """Returns those that have written to a partition of the topic that has no leader, or of which nobody tells."""
+        if self._topic is None:
+            return {}
+        metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
+        if isinstance(metadata, BrokerAnswer) or not (alone := leaderless(metadata)):
+            return {}
+        views = self._client.describe_transactions(wanted, deadline_s=deadline_s)
+        held = {one: undescribed_outcome(view) for one, view in zip(wanted, views, strict=True) if is_undescribed(view)}
+        for view in still_open(wanted, views):
+            if without := sorted(alone.keys() & set(view.partitions)):
+                reason = f"It is committed once all that it has written to has a leader: {alone[without[0]]}."
+                held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
+        return held
 
     def _confirm(
         self, doubtful: list[int], transactions: list[Transaction], verdicts: list[Finished], deadline_s: float

@@ -40,6 +40,15 @@ def leaders_of(metadata: Response) -> dict[Partition, int | BrokerAnswer]:
     return found
 
 
+def leaderless(metadata: Response) -> dict[Partition, BrokerAnswer]:
+    """Returns the partitions that have no leader now, each with words that name it."""
+    return {
+        place: told
+        for place, told in leaders_of(metadata).items()
+        if isinstance(told, BrokerAnswer) and told.code == _LEADER_NOT_AVAILABLE
+    }
+
+
 def ask_leaders(
     client: TransactionClient, leaders: Mapping[Partition, int], *requests: MakeRequest, deadline_s: float
 ) -> list[dict[Partition, Any]]:

@@ -168,4 +168,4 @@ class KafkaSink(TwoPhaseCommitSink):
         """Makes the committer, which ends transactions from the driver."""
         from sparkonce.sinks.kafka.committer import KafkaCommitter
 
-        return KafkaCommitter(self.settings, self.name)
+        return KafkaCommitter(self.settings, self.name, topic=self.topic)
