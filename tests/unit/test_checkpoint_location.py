@@ -1,4 +1,4 @@
-"""Where a checkpoint is: as Spark reads its location."""
+"""The location of a checkpoint, and of a folder in which rows wait, as Spark reads it."""
 
 from __future__ import annotations
 
@@ -95,3 +95,18 @@ def test_what_names_no_folder_is_refused(given: str, told: str) -> None:
 def test_a_place_that_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="is no URL: Invalid IPv6"):
         checked_location("file://[x/checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("", "names no folder"),
+        ("rows", "another folder would not find the rows"),
+        ("s3://bucket/rows", "a sink whose rows wait there needs that"),
+        ("file://[x/rows", "is no URL"),
+    ],
+)
+def test_a_folder_of_rows_is_called_by_its_own_setting(given: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{re.escape(repr(given))}.* {told}") as caught:
+        checked_location(given, "folder")
+    assert str(caught.value).startswith("folder=")

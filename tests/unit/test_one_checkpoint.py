@@ -87,6 +87,15 @@ def test_a_store_that_workers_do_not_reach_is_refused_unless_the_rows_are_elsewh
     pickle.dumps(elsewhere)
 
 
+def test_a_folder_of_rows_that_cannot_be_opened_is_called_by_its_own_setting() -> None:
+    def open_folder(url: str) -> CheckpointFiles:
+        raise ConfigurationError(f"checkpoint={url!r} cannot be written to.", setting="checkpoint")
+
+    with pytest.raises(ConfigurationError, match=r"^folder='s3a://b/rows' cannot be written to") as refused:
+        WriteAheadSink(print, applies=Applies.NEITHER, folder="s3a://b/rows").use_folders(open_folder)
+    assert refused.value.details == {"setting": "folder"}
+
+
 def test_a_path_that_depends_on_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given in (str(tmp_path / "one"), f"file:{tmp_path}/one"):

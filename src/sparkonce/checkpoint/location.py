@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError
@@ -21,13 +22,22 @@ _OTHERS = {
     "refuses it then",
 }
 _SPARKS = "metadata"
+_NEEDED_BY = {"checkpoint": "the decision log", "folder": "a sink whose rows wait there"}
+_ELSEWHERE = {
+    "checkpoint": "begin a new query, and write all rows again",
+    "folder": "not find the rows that wait there",
+}
 
 
-def checked_location(given: str | os.PathLike[str]) -> str:
+def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint", "folder"] = "checkpoint") -> str:
     """Returns a checkpoint's location as Spark is given it: an absolute path, or a URL.
 
     ``%20`` is three characters, also in a URL, as it is for Spark. Which disk a path without a scheme is on, Hadoop's
     setting ``fs.defaultFS`` says.
+
+    Args:
+        given: The location.
+        setting: The name of the argument; ``folder`` is where a sink's rows wait.
 
     Raises:
         ConfigurationError: if it names no folder, is relative, or is on a store that is not known to put a file only if
@@ -37,24 +47,24 @@ def checked_location(given: str | os.PathLike[str]) -> str:
     checkpoint = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     if not checkpoint or checkpoint.startswith("~"):
         raise ConfigurationError(
-            f"checkpoint={given!r} "
+            f"{setting}={given!r} "
             + ("would be a folder that is called '~': nobody expands it." if checkpoint else "names no folder."),
             next_step="Give an absolute path, such as '/data/checkpoints/totals'.",
-            setting="checkpoint",
+            setting=setting,
         )
     try:
         location = urlsplit(checkpoint)
     except ValueError as error:
         raise ConfigurationError(
-            f"checkpoint={checkpoint!r} is no URL: {error}.", next_step="Give a path or a file: URL."
+            f"{setting}={checkpoint!r} is no URL: {error}.", next_step="Give a path or a file: URL."
         ) from None
     if location.scheme and location.scheme not in SCHEMES:
         raise ConfigurationError(
-            f"checkpoint={checkpoint!r}: {location.scheme}: is not known to put a file only if there is none of its "
-            "name, and the decision log needs that.",
+            f"{setting}={checkpoint!r}: {location.scheme}: is not known to put a file only if there is none of its "
+            f"name, and {_NEEDED_BY[setting]} needs that.",
             next_step=_OTHERS.get(location.scheme, f"Give a path, or a URL with one of {', '.join(SCHEMES)}")
             + ". See docs/operations.md#which-disks-carry-a-checkpoint.",
-            setting="checkpoint",
+            setting=setting,
         )
     if location.scheme in OBJECT_STORES and not location.netloc:
         raise ConfigurationError(
@@ -66,14 +76,20 @@ def checked_location(given: str | os.PathLike[str]) -> str:
         folder = local_folder(checkpoint)
         if not folder.is_absolute():
             raise ConfigurationError(
-                f"checkpoint={checkpoint!r} is relative to this process's working folder. A driver that is started in "
-                "another folder would begin a new query, and write all rows again.",
+                f"{setting}={checkpoint!r} is relative to this process's working folder. A driver that is started in "
+                f"another folder would {_ELSEWHERE[setting]}.",
                 next_step=f"Give the absolute path: {str(folder.absolute())!r}.",
-                setting="checkpoint",
+                setting=setting,
             )
         if location.scheme:
             _check_not_decoded(checkpoint, folder, Path(unquote(location.path)))
     return checkpoint.rstrip("/") or "/"
+
+
+def about_folder(error: ConfigurationError) -> ConfigurationError:
+    """Returns an error of a checkpoint's store as one of a folder where a sink's rows wait."""
+    message = error.message.replace("checkpoint=", "folder=")
+    return ConfigurationError(message, next_step=error.next_step, **{**error.details, "setting": "folder"})
 
 
 def local_folder(location: str) -> Path:

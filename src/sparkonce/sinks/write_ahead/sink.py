@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from sparkonce.arguments import function, member, number, one_of, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import SCHEMES
+from sparkonce.checkpoint.location import about_folder, checked_location, local_folder
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
@@ -80,10 +80,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self.parallel = whole_number("parallel", parallel, least=1)
         self.wait_s = number("wait_s", wait_s, above=0)
         self._prefix = _file_name(name)
-        self._rows_url = None if folder is None else _location(str(folder))
+        self._rows_url = None if folder is None else checked_location(folder, "folder")
         self._rows: CheckpointFiles | None = None
-        if self._rows_url is not None and self._rows_url.startswith("/"):
-            self._rows = LocalFiles(Path(self._rows_url))
+        if self._rows_url is not None and self._rows_url.startswith(("/", "file:")):
+            self._rows = LocalFiles(local_folder(self._rows_url))
         self._checkpoint: CheckpointFiles | None = None
         self._shared: CheckpointFiles | None = None
         self._check()
@@ -104,7 +104,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:
         """Opens the folder in which rows wait, if it was given by URL."""
         if self._rows_url is not None and self._rows is None:
-            self.use_rows(open_folder(self._rows_url))
+            try:
+                self.use_rows(open_folder(self._rows_url))
+            except ConfigurationError as error:
+                raise about_folder(error) from None
 
     def use_rows(self, files: CheckpointFiles) -> None:
         """Lets rows wait there, in place of the checkpoint."""
@@ -270,27 +273,3 @@ def _file_name(name: str) -> str:
 
 def _resolved(files: CheckpointFiles) -> str:
     return str(files.folder.resolve()) if isinstance(files, LocalFiles) else files.location
-
-
-def _location(folder: str) -> str:
-    """Returns the absolute path of a folder on a disk, and the URL of any other."""
-    if not folder or folder.startswith("~"):
-        raise ConfigurationError(
-            f"folder={folder!r} names no folder: nobody expands it.",
-            next_step="Give an absolute path, or leave it out.",
-        )
-    try:
-        location = urlsplit(folder)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"folder={folder!r} is no URL: {error}.", next_step="Give a path or a file: URL."
-        ) from None
-    if location.scheme not in ("", *SCHEMES):
-        raise ConfigurationError(
-            f"folder={folder!r}: {location.scheme}: is not known to put a file only if there is none of its name, and "
-            "rows that wait need that.",
-            next_step=f"Give a path, or a URL with one of {', '.join(SCHEMES)}.",
-        )
-    if location.scheme in ("", "file"):
-        return str(Path(unquote(location.path) if location.scheme else folder).absolute())
-    return folder.rstrip("/")
