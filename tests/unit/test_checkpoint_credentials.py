@@ -9,6 +9,7 @@ import pytest
 from sparkonce.checkpoint.credentials import PlainSettings, object_files
 from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark.checkpoints.s3a import S3AFiles
 
 HADOOP = "org.apache.hadoop.fs.s3a"
 AMAZON = "software.amazon.awssdk.auth.credentials"
@@ -218,3 +219,13 @@ def test_settings_without_a_jvm_are_read_alike_and_credential_files_refused() ->
     assert object_files(url, PlainSettings(given))._access == object_files(url, Configuration(given))._access
     with pytest.raises(ConfigurationError, match="needs Spark's JVM"):
         object_files(url, PlainSettings({**given, "hadoop.security.credential.provider.path": "jceks://file/a"}))
+
+
+def test_python_workers_are_not_sent_to_a_newer_spark() -> None:
+    """Spark's own connector is in the JVM, also on a newer Spark: workers put rows by our client on any."""
+    settings = Configuration({PROVIDERS: f"{HADOOP}.auth.AssumedRoleCredentialProvider"})
+    files = S3AFiles(None, None, "s3a://bkt/ck", settings)
+    with pytest.raises(ConfigurationError, match=r"Python workers .*AssumedRoleCredentialProvider has no") as caught:
+        files.for_workers()
+    assert "newer" not in caught.value.next_step
+    assert "Or give that sink folder=" in caught.value.next_step

@@ -27,11 +27,12 @@ _REGION_ELSEWHERE = "us-east-2"
 _ENCRYPTIONS = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
 _KMS_KEY, _CUSTOMER_KEY = "sse_kms_key_id", "sse_customer_key_base64"
 _PROVIDER_PATH = "hadoop.security.credential.provider.path"
-_NEWER_SPARK = (
+NEWER_SPARK = (
     "Use Spark 4.1 or newer, where Spark's own connector puts the log's objects and no setting is translated, or "
     "credentials that docs/checkpoints.md lists."
 )
-_LISTED = "Use credentials that docs/checkpoints.md lists."
+"""The advice where the log has no other client, but not where Python workers need one."""
+LISTED = "Use credentials that docs/checkpoints.md lists."
 
 _REFUSED_OF_S3 = ("delegation.token.binding", "accesspoint.arn", "custom.signers", "proxy.username", "endpoint.fips")
 """Settings of S3A that lead to other requests or other credentials, and have no counterpart."""
@@ -125,7 +126,7 @@ def _s3(bucket: str, configuration: Any) -> ObjectAccess:
     settings.add_credential_files("fs.s3a.security.credential.provider.path")
     for name in _REFUSED_OF_S3:
         if settings.get(f"fs.s3a.{name}") not in ("", "false"):
-            raise _refused(f"fs.s3a.{name}", "", _NEWER_SPARK)
+            raise _refused(f"fs.s3a.{name}", "", NEWER_SPARK)
     options = {**_endpoint_of_s3(bucket, settings), **_encryption(settings)}
     if settings.is_on("fs.s3a.requester.pays.enabled", default=False):
         options["request_payer"] = True
@@ -168,7 +169,7 @@ def _encryption(settings: HadoopSettings) -> dict[str, str]:
     if not algorithm:
         return {}
     if algorithm not in _ENCRYPTIONS:
-        raise _refused(name, algorithm, _NEWER_SPARK)
+        raise _refused(name, algorithm, NEWER_SPARK)
     key = settings.secret("fs.s3a.encryption.key") or settings.secret("fs.s3a.server-side-encryption.key")
     setting = _CUSTOMER_KEY if algorithm == "SSE-C" else _KMS_KEY
     return {"server_side_encryption": _ENCRYPTIONS[algorithm], **({setting: key} if key else {})}
@@ -184,7 +185,7 @@ def _credentials_of_s3(settings: HadoopSettings) -> tuple[dict[str, str] | None,
     for provider in re.split(r"[\s,]+", settings.get(name) or _DEFAULT_PROVIDERS):
         short = provider.rpartition(".")[2]
         if short not in _PROVIDERS:
-            raise _refused(name, provider, _NEWER_SPARK)
+            raise _refused(name, provider, NEWER_SPARK)
         if (found := _PROVIDERS[short](settings)) is not None:
             return found
     raise _refused(name, "", "Set keys, or a provider that has some.", why="gives no credentials")
@@ -221,7 +222,7 @@ def _default_chain(settings: HadoopSettings) -> _Found:
     if (found := _environment(settings) or _web_identity(settings)) is not None:
         return found
     if os.environ.get("AWS_PROFILE") or Path("~/.aws/credentials").expanduser().exists():
-        raise _refused("~/.aws/credentials", "", "Set fs.s3a.access.key and fs.s3a.secret.key. " + _NEWER_SPARK)
+        raise _refused("~/.aws/credentials", "", "Set fs.s3a.access.key and fs.s3a.secret.key. " + NEWER_SPARK)
     return _instance(settings)
 
 
@@ -257,7 +258,7 @@ def _azure(authority: str, configuration: Any) -> ObjectAccess:
     name = "fs.azure.account.auth.type"
     kind = settings.get(name) or "SharedKey"
     if kind not in _AZURE_KINDS:
-        raise _refused(name, kind, _LISTED)
+        raise _refused(name, kind, LISTED)
     options = _AZURE_KINDS[kind](settings)
     endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
     account = {"account_name": host.partition(".")[0], "endpoint": endpoint}
@@ -271,7 +272,7 @@ def _shared_key(settings: HadoopSettings) -> dict[str, Any]:
 def _sas(settings: HadoopSettings) -> dict[str, Any]:
     name = "fs.azure.sas.token.provider.type"
     if (provider := settings.get(name)) and not provider.endswith(".FixedSASTokenProvider"):
-        raise _refused(name, provider, _LISTED)
+        raise _refused(name, provider, LISTED)
     return {"sas_key": _needed(settings, "fs.azure.sas.fixed.token")}
 
 
@@ -295,7 +296,7 @@ def _oauth(settings: HadoopSettings) -> dict[str, Any]:
             "tenant_id": _needed(settings, "fs.azure.account.oauth2.msi.tenant"),
             "federated_token_file": _needed(settings, "fs.azure.account.oauth2.token.file"),
         }
-    raise _refused(name, provider, _LISTED)
+    raise _refused(name, provider, LISTED)
 
 
 _AZURE_KINDS: Mapping[str, Callable[[HadoopSettings], dict[str, Any]]] = {
@@ -314,7 +315,7 @@ def _google(bucket: str, configuration: Any) -> ObjectAccess:
     kind = settings.get("fs.gs.auth.type")
     _without(("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"))
     if kind not in ("", "SERVICE_ACCOUNT_JSON_KEYFILE", "APPLICATION_DEFAULT", "COMPUTE_ENGINE"):
-        raise _refused("fs.gs.auth.type", kind, _LISTED)
+        raise _refused("fs.gs.auth.type", kind, LISTED)
     options = {"service_account": file} if file and kind in ("", "SERVICE_ACCOUNT_JSON_KEYFILE") else {}
     return ObjectAccess(kind="gcs", bucket=bucket, options=options)
 

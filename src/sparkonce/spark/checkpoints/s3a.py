@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sparkonce.checkpoint.credentials import object_files
+from sparkonce.checkpoint.credentials import LISTED, NEWER_SPARK, object_files
 from sparkonce.checkpoint.deadlines import PAUSE_S, TRIES_S
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.calls import CONFLICT, Decisive, StoreError, called, in_time
 from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
 
@@ -85,7 +86,16 @@ class S3AFiles(FileSystemFiles):
 
     def for_workers(self) -> CheckpointFiles:
         """See `CheckpointFiles.for_workers`."""
-        return object_files(self._folder, self._settings).for_workers()
+        try:
+            return object_files(self._folder, self._settings).for_workers()
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"checkpoint={self.location!r}: Python workers put a sink's rows there without Spark's connector. "
+                + error.message,
+                next_step=f"{error.next_step.replace(NEWER_SPARK, LISTED)} Or give that sink folder=, the path of a "
+                "mounted disk for its rows.",
+                **error.details,
+            ) from None
 
     def _put(self, path: str, data: bytes, decisive: Decisive) -> Landed | Taken:
         decisive.begin()
