@@ -149,7 +149,7 @@ def test_each_lack_of_a_worker_is_named(changed: Mapping[str, Any], kind: str, t
 
 
 def on_a_worker(code: str, *, path: Path | None = None, more: Needs | None = None) -> str:
-    """What a new process prints that has the pickled function as ``write``, with no or another sparkonce."""
+    """Returns what a new process prints that has the pickled function as ``write``, with no or another sparkonce."""
     pickled = cloudpickle.dumps(checked_first(lambda rows: iter([sum(rows)]), more or needs(modules=[])))
     before = "sys.modules['sparkonce'] = None" if path is None else f"sys.path.insert(0, {str(path)!r})"
     code = f"import sys, pickle; {before}; write = pickle.loads({pickled!r})\n{code}"
@@ -226,7 +226,7 @@ def test_all_hosts_with_a_lack_are_told_and_how_to_ship() -> None:
 
 
 class Context:
-    """What is asked of a context."""
+    """A context, as far as it is asked."""
 
     def __init__(self, master: str, files: str | None) -> None:
         self.master = master
