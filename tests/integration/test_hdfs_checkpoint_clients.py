@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from hdfs_native import Client
 
-from eventually import eventually
 from jvm import bare_jvm, hadoop_conf, hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.checkpoint import hdfs
@@ -164,7 +163,7 @@ def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
     assert len(list(client.list_status(folder))) == 2, "it might still be written"
     client.set_times(f"{folder}/.dead.tmp", 1, 1)
     files.tidy("a")
-    eventually(lambda: [one.path for one in client.list_status(folder)] == [f"{folder}/one"], "it is deleted")
+    assert [one.path for one in client.list_status(folder)] == [f"{folder}/one"]
 
 
 @pytest.mark.parametrize("client", ["by the JVM", "native"])
