@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce.rig.kafka.jars import spark_jars_folder, spark_s3a_jars
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
@@ -101,7 +101,7 @@ def s3_store(folder: Path) -> Iterator[Store]:
         }
         spark = {f"spark.hadoop.fs.s3a.{name}": value for name, value in settings.items()}
         # Not by --jars, which every executor copies. Spark's own come first: Amazon's client brings another SLF4J.
-        classes = ":".join([f"{spark_jars_folder()}/*", *s3a_jars()])
+        classes = ":".join([f"{spark_jars_folder()}/*", *map(str, spark_s3a_jars())])
         spark |= dict.fromkeys(("spark.driver.extraClassPath", "spark.executor.extraClassPath"), classes)
         yield Store(kind="s3", url="s3a://cluster/jobs", read=read, names=names, spark=spark)
 
@@ -130,13 +130,6 @@ def hdfs_store(folder: Path) -> Iterator[Store]:
                 return []
 
         yield Store(kind="hdfs", url=f"{server.url}/jobs", read=read, names=names)
-
-
-def s3a_jars() -> tuple[str, ...]:
-    """Fetches S3A for the Hadoop that Spark has, the first time half a gigabyte of Amazon's client."""
-    in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
-    return tuple(str(jar) for jar in resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=in_spark))
 
 
 STORES: Mapping[str, Callable[[Path], AbstractContextManager[Store]]] = {

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.ask import Asked, options_of
+from sparkonce.lab.checkpoint import with_connector
 from sparkonce.lab.conduct import RunLimits
 from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
 from sparkonce.lab.history import Kind, Recorder
@@ -20,6 +25,7 @@ from sparkonce.lab.strike import choices
 from sparkonce.lab.systems.files import FilesSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.systems.store import CheckpointStore
 from sparkonce.lab.workload import Workload
 from sparkonce.protocol.state import Phase
 
@@ -90,6 +96,59 @@ def test_what_contradicts_itself_is_refused_by_name(more: dict[str, Any], named:
     assert named in refused(tmp_path, **more)
 
 
+# --- the checkpoint ---------------------------------------------------------------------------------------------------
+
+KEYS = {"spark.hadoop.fs.s3a.access.key": "AKIA", "spark.hadoop.fs.s3a.secret.key": "hidden"}
+
+
+def place(tmp_path: Path, **more: Any) -> CheckpointFiles:
+    store = ask(tmp_path, **more).store
+    assert store is not None
+    return store.files
+
+
+def test_a_checkpoint_is_a_new_folder_in_the_users(tmp_path: Path) -> None:
+    assert ask(tmp_path).store is None
+    for given, kind, conf in (
+        ("s3a://bucket/a%20b/", ObjectFiles, KEYS),
+        ("hdfs://nn:8020/a", HdfsFiles, {}),
+        (str(tmp_path), LocalFiles, {}),
+    ):
+        files = place(tmp_path, checkpoint=given, conf=conf)
+        assert isinstance(files, kind)
+        assert files.location.startswith(f"{given.rstrip('/')}/sparkonce-verify-")
+        assert files.location != place(tmp_path, checkpoint=given, conf=conf).location
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"conf": {"spark.hadoop.fs.a": "hidden"}}, "--conf spark.hadoop.fs.a: the checkpoint is on a disk of our own"),
+        ({"checkpoint": "s3", "conf": KEYS}, "the store of the checkpoint is a server of our own"),
+        ({"checkpoint": "here"}, "checkpoint='here/sparkonce-verify-"),
+        ({"checkpoint": "s3://bucket/a"}, "s3: is not known to put a file only if there is none"),
+        (
+            {"checkpoint": "s3a://b/a", "conf": {"spark.hadoop.fs.s3a.aws.credentials.provider": "com.mine.Keys"}},
+            "fs.s3a.aws.credentials.provider=com.mine.Keys has no counterpart",
+        ),
+    ],
+)
+def test_a_place_for_the_checkpoint_that_cannot_be_used_is_refused(
+    more: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    said = refused(tmp_path, **more)
+    assert named in said
+    assert "hidden" not in said
+
+
+def test_a_store_needs_its_connector() -> None:
+    with pytest.raises(ConfigurationError, match="Spark needs the connector of gs:"):
+        with_connector("gs://bucket/a", {})
+    for named in ({"spark.jars.packages": "a:b:1"}, {"spark.driver.extraClassPath": "/a.jar"}):
+        assert with_connector("gs://bucket/a", named) == named
+    assert with_connector("hdfs://nn/a", {}) == with_connector("/a", {}) == {}
+
+
 # --- replay ---------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +201,13 @@ def test_it_is_done_on_the_same_systems(tmp_path: Path) -> None:
     assert isinstance(options.systems[1], FilesSystem)
     assert str(options.systems[1].folder).startswith("/data/out/")
     assert ask(tmp_path, replay=old, bootstrap="c:9092").places["kafka"] == "c:9092"
+
+
+def test_a_checkpoint_is_in_the_same_place_again(tmp_path: Path) -> None:
+    old = record(tmp_path / "old", checkpoint="s3a://bucket/a", conf=sorted(KEYS))
+    assert f"reached s3a://bucket/a with --conf {', '.join(sorted(KEYS))}" in refused(tmp_path, replay=old)
+    assert place(tmp_path, replay=old, conf=KEYS).location.startswith("s3a://bucket/a/sparkonce-verify-")
+    assert isinstance(place(tmp_path, replay=old, checkpoint=str(tmp_path)), LocalFiles)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +270,12 @@ def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.M
     postgres = struck(PostgresSystem("host=db"), Fault.CUT)
     found = hindrances([postgres], users, disk=True)
     assert (Fault.LOG_DISK_FULL, "") not in found
+    store = struck(CheckpointStore("hdfs://nn/a", {}))
+    found = hindrances([postgres], users, disk=False, store=store)
+    assert found[Fault.LOG_DISK_FULL, ""] == "the checkpoint is in a store"
+    assert found[Fault.SERVER_PAUSED, "checkpoint"] == "it is your own"
+    assert found[Fault.REPLY_LOST, "checkpoint"] == "its connections are encrypted, or not those of S3"
+    assert not [one for one in choices([postgres], users, disk=False, store=store) if one.system == "checkpoint"]
     assert "kafka" in found[Fault.EXPIRED, ""]
     assert "advertise" in found[Fault.CUT, "kafka"]
     assert found[Fault.COORDINATOR_MOVED, "kafka"] == found[Fault.SERVER_KILLED, "postgres"] == "it is your own"

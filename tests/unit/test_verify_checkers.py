@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparkonce import errors
 from sparkonce.lab.checkers.growth import most_log_files
 from sparkonce.lab.checkers.stops import EXPLAINED_BY
-from sparkonce.lab.faults import Fault
+from sparkonce.lab.faults import STORE, Fault
 from sparkonce.lab.history import OBSERVED, History, Kind
 from sparkonce.lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
@@ -428,11 +428,11 @@ def test_one_recovery_of_two_faults() -> None:
 # --- stops ----------------------------------------------------------------------------------------------------------
 
 
-def struck(fault: Fault) -> Run:
+def struck(fault: Fault, system: str = "") -> Run:
     """The good run, with another fault than a kill."""
     run = good_run()
     at = run.place(Kind.FAULT)
-    run.events[at] = noted(Kind.FAULT, step=1, fault=fault.value, system="", driver=1, phase="WRITING", batch=1)
+    run.events[at] = noted(Kind.FAULT, step=1, fault=fault.value, system=system, driver=1, phase="WRITING", batch=1)
     run.drop(Kind.ENDED)
     return run
 
@@ -509,6 +509,34 @@ def test_nothing_explains_what_must_never_be(error: type[Exception], fault: Faul
     run = struck(fault)
     run.insert(run.place(Kind.FAULT) + 1, stopped(1, error.__name__))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+@pytest.mark.parametrize("error", ["ConfigurationError", "LogError"])
+def test_a_fault_of_the_checkpoints_store_explains_that_it_could_not_be_asked(error: str) -> None:
+    run = struck(Fault.SERVER_KILLED, system=STORE)
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error), noted(Kind.ENDED, driver=1, code=1))
+    assert run.found() == {}
+    run.insert(run.place(Kind.OPEN), stopped(2, error))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "checkpoint", "message", "found"),
+    [
+        (Fault.TWO_DRIVERS, "s3a://bucket/a", "The running query has planned batch 1 with …", 0),
+        (Fault.TWO_DRIVERS, "", "The running query has planned batch 1 with …", 1),
+        (Fault.TWO_DRIVERS, "s3a://bucket/a", "the checkpoint is of another query", 1),
+        (Fault.DRIVER_KILLED, "s3a://bucket/a", "The running query has planned batch 1 with …", 1),
+    ],
+)
+def test_two_drivers_may_plan_a_batch_otherwise_in_a_store(
+    fault: Fault, checkpoint: str, message: str, found: int
+) -> None:
+    run = struck(fault)
+    began = run.events[run.place(Kind.BEGAN)]
+    run.events[run.place(Kind.BEGAN)] = noted(Kind.BEGAN, **{**began.fields, "checkpoint": checkpoint})
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, "CheckpointMismatchError", message))
+    assert run.found().get((Anomaly.STOPPED, RUN), 0) == found
 
 
 def test_the_names_in_the_table_are_names_of_errors() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.history import Event, Kind, Recorder, load
@@ -52,6 +53,7 @@ def conduct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conduct
         )
         conductor = Conductor(
             config,
+            checkpoint=LocalFiles(tmp_path / "checkpoint"),
             module="a_query",
             folder=tmp_path,
             recorder=recorder,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
 from sparkonce.lab import run as module
 from sparkonce.lab.checkpoint import checkpoint_disk, keep_logs
@@ -165,14 +166,14 @@ def test_ctrl_c_is_not_taken_for_an_answer(tmp_path: Path) -> None:
 
 
 def checkpoint(folder: Path) -> Path:
-    for name in ("sparkonce", "offsets", "commits", "state"):
+    for name in ("sparkonce/records", "offsets", "commits", "state"):
         (folder / name).mkdir(parents=True)
         (folder / name / "0").write_text(name)
     (folder / "metadata").write_text("{}")
     return folder
 
 
-LOGS = ["commits/0", "metadata", "offsets/0", "sparkonce/0"]
+LOGS = ["commits/0", "metadata", "offsets/0", "sparkonce/records/0"]
 
 
 def files(folder: Path) -> list[str]:
@@ -180,17 +181,23 @@ def files(folder: Path) -> list[str]:
 
 
 def test_the_logs_of_a_checkpoint_outlive_its_disk(tmp_path: Path) -> None:
-    with checkpoint_disk(tmp_path / "checkpoint", [].append) as disk:
+    with checkpoint_disk(tmp_path / "checkpoint", [].append) as place:
         checkpoint(tmp_path / "checkpoint" / "query")
-        is_small = disk.is_small
+        is_small = place.disk is not None
     assert files(tmp_path) == [f"checkpoint/query/{name}" for name in (LOGS if is_small else [*LOGS, "state/0"])]
 
 
 def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path: Path) -> None:
+    class Unread(LocalFiles):
+        def read(self, path: str) -> bytes | None:
+            if path == "offsets/1":
+                raise OSError("as the test says")
+            return super().read(path)
+
     made = checkpoint(tmp_path / "query")
-    (made / "offsets" / "1").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(OSError, match="offsets: "):
-        keep_logs(made, tmp_path / "kept")
+    (made / "offsets" / "1").touch()
+    with pytest.raises(OSError, match="offsets/1: as the test says"):
+        keep_logs(Unread(made), tmp_path / "kept")
     assert files(tmp_path / "kept") == LOGS
 
 

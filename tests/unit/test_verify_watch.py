@@ -10,8 +10,9 @@ from unittest import mock
 
 import pytest
 
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.lab.history import Event, Kind, Recorder, load
-from sparkonce.lab.watch import Readers, note_violation
+from sparkonce.lab.watch import Readers, has_log, note_sizes, note_violation
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token
@@ -45,7 +46,7 @@ def noted(recorder: Recorder) -> Sequence[Event]:
 
 def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
     log.put(2, decision(OLD))
-    note_violation(recorder, tmp_path, 3)
+    note_violation(recorder, LocalFiles(tmp_path), 3)
     (found,) = noted(recorder)
     assert (found.kind, found["driver"], found["error"]) == (Kind.STOPPED, 3, "LogViolation")
     assert "for a run that was superseded" in found["message"]
@@ -53,14 +54,29 @@ def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorde
 
 def test_a_record_that_cannot_be_read_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
     log.store.put(2, b"{")
-    note_violation(recorder, tmp_path, 3)
+    note_violation(recorder, LocalFiles(tmp_path), 3)
     assert [event["error"] for event in noted(recorder)] == ["CorruptRecordError"]
 
 
 def test_nothing_is_found_in_a_log_as_it_must_be(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
     log.put(2, decision(NEW))
-    note_violation(recorder, tmp_path, 3)
+    note_violation(recorder, LocalFiles(tmp_path), 3)
     assert not noted(recorder)
+
+
+def test_only_the_files_of_a_log_elsewhere_are_counted(recorder: Recorder, log: DecisionLog, tmp_path: Path) -> None:
+    log.put(2, decision(NEW))
+    here = LocalFiles(tmp_path)
+    assert has_log(here)
+    elsewhere: Any = mock.Mock(names=here.names)
+    assert not has_log(LocalFiles(tmp_path / "none"))
+    note_sizes(recorder, here)
+    note_sizes(recorder, elsewhere)
+    first, _, away = noted(recorder)
+    assert (first["name"], first["files"], away["name"], away["files"]) == ("log", 3, "log", 3)
+    assert "bytes" not in away.fields
+    note_sizes(recorder, mock.Mock(names=mock.Mock(side_effect=OSError)))
+    assert len(noted(recorder)) == 3, "a store that does not answer is asked again later"
 
 
 def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
@@ -81,7 +97,7 @@ def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, reco
     seen = threading.Event()
     system: Any = mock.Mock(newest=newest)
     system.name = "a system"
-    readers = Readers([system], tmp_path, recorder)
+    readers = Readers([system], LocalFiles(tmp_path), recorder)
     readers.start()
     assert seen.wait(60.0)
     readers.stop()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkonce.cli.conf import Conf, read_conf
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 
@@ -39,6 +40,15 @@ def verify(
         typer.Option("--kafka-config", metavar="FILE", help="librdkafka's settings for your own Kafka, as JSON."),
     ] = None,
     brokers: Annotated[int | None, typer.Option(help="How many brokers to start: 1 or 3.", show_default="1")] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A folder of yours, as Spark names it (s3a://…, hdfs://…, a path), in which a new one is made for the "
+            "query's checkpoint; or s3 for a server that is started for it. By default it is on a disk of its own.",
+        ),
+    ] = None,
+    conf: Conf = None,
     faults: Annotated[int | None, typer.Option(min=0, help="How many faults to inject.", show_default="12")] = None,
     fault: Annotated[
         list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault; see --list-faults.")
@@ -104,6 +114,8 @@ def verify(
             bootstrap=source,
             kafka_settings=_settings(kafka_config),
             brokers=brokers,
+            checkpoint=checkpoint,
+            conf=read_conf(conf),
             faults=faults,
             wanted=tuple(fault or ()),
             every_s=every,

@@ -9,7 +9,7 @@ Nothing here but ``query`` imports Spark. Nothing below ``sparkonce.cli`` import
 - ``conduct`` keeps the query running and brings it to where it is struck; ``strike`` injects the faults.
 - ``systems`` are the servers that the query writes to.
 - ``watch`` looks on while the query runs, ``reading`` reads all systems in the end.
-- ``checkpoint`` is the disk of the checkpoint, ``clock`` a fake clock.
+- ``checkpoint`` is the disk of the checkpoint, or the user's store; ``clock`` is a fake clock.
 - ``history`` records a run; ``checkers`` judge it and give ``verdicts``; ``report`` shows it.
 - ``demo`` is a short run with a fixed schedule, beside Spark's own sink.
 """

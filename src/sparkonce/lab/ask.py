@@ -16,6 +16,7 @@ from sparkonce.lab.schedule import Step
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.names import parse
 from sparkonce.lab.systems.places import holds_credentials, without_credentials
+from sparkonce.lab.systems.store import CheckpointStore
 from sparkonce.lab.workload import Workload
 
 FAULTS, ROWS, RATE, BROKERS = 12, 20_000, 1_000, 1
@@ -39,6 +40,8 @@ class Asked:
     bootstrap: str | None = None
     kafka_settings: Mapping[str, Any] = field(default_factory=dict)
     brokers: int | None = None
+    checkpoint: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
     faults: int | None = None
     wanted: Sequence[str] = ()
     every_s: float | None = None
@@ -81,6 +84,7 @@ def options_of(asked: Asked) -> Options:
         schedule=[Step.of_json(step) for step in began["schedule"]] if "schedule" in began else None,
         limits=_recorded("limits", RunLimits, began) or RunLimits(),
         places=users,
+        store=_store(asked, began),
     )
 
 
@@ -196,6 +200,25 @@ def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSys
     nodes = _first(asked.brokers, began.get("brokers"), BROKERS)
     more = {name: value for name, value in asked.kafka_settings.items() if name != _BOOTSTRAP}
     return KafkaSystem(bootstrap, settings=more, nodes=nodes, partitions=partitions)
+
+
+def _store(asked: Asked, began: Mapping[str, Any]) -> CheckpointStore | None:
+    """Returns the store of the checkpoint, None for a disk of our own."""
+    location = asked.checkpoint or began.get("checkpoint")
+    if not location:
+        if asked.conf:
+            raise ConfigurationError(
+                f"--conf {' and '.join(asked.conf)}: the checkpoint is on a disk of our own.",
+                next_step="Name its place by --checkpoint, or leave --conf out.",
+            )
+        return None
+    missing = began.get("conf")
+    if missing and not asked.conf and asked.checkpoint is None:
+        raise ConfigurationError(
+            f"The history to be replayed reached {location} with --conf {', '.join(missing)}.",
+            next_step="Give the same --conf.",
+        )
+    return CheckpointStore(location, asked.conf)
 
 
 def _fault(name: str) -> Fault:

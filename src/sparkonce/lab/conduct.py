@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.lab.child import Driver, fields_of
 from sparkonce.lab.clock import FakeClock, find_faketime
 from sparkonce.lab.errors import RunFailedError
@@ -18,7 +17,7 @@ from sparkonce.lab.faults import ENDS_THE_DRIVER, Fault
 from sparkonce.lab.history import Kind, Recorder
 from sparkonce.lab.query import QueryConfig
 from sparkonce.lab.schedule import FIRST_BATCH, Step
-from sparkonce.lab.watch import LOG_FOLDER, note_folder
+from sparkonce.lab.watch import note_sizes
 from sparkonce.protocol.state import Phase
 
 _POLL_S = 0.01
@@ -61,6 +60,7 @@ class Conductor:
 
     Args:
         config: Of the query; masters, slots and phases to be held at vary from start to start.
+        checkpoint: Its checkpoint.
         module: The query's module.
         folder: For the drivers' logs.
         recorder: Takes what happens.
@@ -75,6 +75,7 @@ class Conductor:
         self,
         config: QueryConfig,
         *,
+        checkpoint: CheckpointFiles,
         module: str,
         folder: Path,
         recorder: Recorder,
@@ -87,7 +88,7 @@ class Conductor:
         self.driver: Driver | None = None
         self.finished = 0
         """How many batches were finished, by all drivers."""
-        self.checkpoint = SparkCheckpoint(LocalFiles(Path(config.checkpoint)))
+        self._checkpoint = checkpoint
         self._module = module
         self._folder = folder
         self._look = look
@@ -271,10 +272,7 @@ class Conductor:
                 rss_mib=used.rss_mib,
                 handles=used.handles,
             )
-        checkpoint = Path(self.config.checkpoint)
-        for name, folder in (("log", checkpoint / LOG_FOLDER), ("checkpoint", checkpoint)):
-            if folder.is_dir():
-                note_folder(self.recorder, name, folder)
+        note_sizes(self.recorder, self._checkpoint)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,9 @@ class Fault(str, Enum):
         return self not in OF_THE_QUERY
 
 
+STORE = "checkpoint"
+"""The name by which schedules call the store of the checkpoint, as they name systems."""
+
 OF_THE_QUERY = frozenset(
     {
         Fault.DRIVER_KILLED,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.clock import find_faketime
-from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, STORE, Fault
 from sparkonce.lab.schedule import Choice, Step
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import Strikable, System
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.rig.disk import cannot_mount
 
@@ -18,29 +18,30 @@ Hindrances = Mapping[tuple[Fault, str], str]
 _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 
 
-def hindrances(systems: Sequence[System], source: System, *, disk: bool) -> Hindrances:
+def hindrances(systems: Sequence[System], source: System, *, disk: bool, store: Strikable | None = None) -> Hindrances:
     """Returns the faults that cannot be injected here and could be elsewhere, with the reasons.
 
     Args:
         systems: What the query writes to; they are started.
         source: What it reads from, perhaps one of them.
         disk: Whether the disk of checkpoint and log can be filled.
+        store: Of the checkpoint, if that is not on a disk of our own.
     """
     ours = source in systems and Fault.SERVER_KILLED in source.faults()
     of_query = {
-        Fault.LOG_DISK_FULL: "" if disk else cannot_mount(),
+        Fault.LOG_DISK_FULL: "" if disk else cannot_mount() if store is None else "the checkpoint is in a store",
         Fault.CLOCK_JUMPED: "" if find_faketime() else "libfaketime is not installed",
         Fault.EXPIRED: "" if ours else "it needs the system kafka, with brokers of our own",
     }
     found = {(fault, ""): why for fault, why in of_query.items()}
-    for system in dict.fromkeys([*systems, source]):
+    for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault in Fault:
             if fault not in OF_THE_QUERY and fault not in system.faults():
                 found[fault, system.name] = _why_not(fault, system)
     return {one: why for one, why in found.items() if why}
 
 
-def _why_not(fault: Fault, system: System) -> str:
+def _why_not(fault: Fault, system: Strikable) -> str:
     """Returns why a system lacks a fault, or an empty string if it never has it."""
     is_kafka, is_files = isinstance(system, KafkaSystem), system.name == "files"
     is_ours = Fault.SERVER_KILLED in system.faults()
@@ -52,7 +53,9 @@ def _why_not(fault: Fault, system: System) -> str:
         return ""
     if fault in _OF_SERVERS:
         return "it is your own"
-    return "clients go to the addresses that its brokers advertise" if is_kafka else "its connections are encrypted"
+    if is_kafka:
+        return "clients go to the addresses that its brokers advertise"
+    return "its connections are encrypted" + (", or not those of S3" if system.name == STORE else "")
 
 
 def words_of(why: Hindrances) -> str:

@@ -16,11 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.lab.clock import adapt_python, let_java_start, only_the_drivers
 from sparkonce.protocol.state import Phase
@@ -54,10 +52,11 @@ class QueryConfig:
         source: librdkafka's settings of how to connect to the source.
         topic: The source.
         sinks: Of each system by name: what its `System.build` makes the sink of.
-        checkpoint: The query's folder.
+        checkpoint: The query's folder, a path or a URL.
         temporary: For what Spark leaves behind when it is killed.
         jars: For ``spark.jars``.
         window_ms: Width of the windows.
+        conf: Spark's settings for the checkpoint's store.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
         slots: How many slots each system's sink has; 0 for as many as the plan has.
@@ -77,6 +76,7 @@ class QueryConfig:
     temporary: str
     jars: tuple[str, ...]
     window_ms: int
+    conf: Mapping[str, str] = field(default_factory=dict)
     trigger: str = "500 milliseconds"
     master: str = LOCAL
     slots: int = 0
@@ -212,16 +212,18 @@ def main(start: Start) -> int:
     if error is not None:
         tell("failed", error=type(error).__name__, message=str(error)[:2000])
         return 1
-    _tell_state(query, config.checkpoint)
+    _tell_state(spark, query, config.checkpoint)
     query.stop()
     spark.stop()
     tell("stopped")
     return 0
 
 
-def _tell_state(query: StreamingQuery, checkpoint: str) -> None:
+def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> None:
     """Tells the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
-    newest = SparkCheckpoint(LocalFiles(Path(checkpoint))).finished()
+    from sparkonce.spark.checkpoints.opening import open_checkpoint
+
+    newest = SparkCheckpoint(open_checkpoint(spark, checkpoint)).finished()
     give_up_at = time.monotonic() + _PROGRESS_S
     while time.monotonic() < give_up_at:
         progress = query.lastProgress
@@ -299,7 +301,9 @@ def session(config: QueryConfig) -> SparkSession:
     let_java_start()
     java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
     spark = (
-        SparkSession.builder.master(config.master)
+        SparkSession.builder.config(map=dict(config.conf))
+        .config("spark.hadoop.fs.defaultFS", "file:///")  # a path is one of this machine
+        .master(config.master)
         .appName("sparkonce verify")
         .config("spark.jars", ",".join(config.jars))
         .config("spark.driver.extraJavaOptions", java)

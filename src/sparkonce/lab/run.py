@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.checkers import judge
-from sparkonce.lab.checkpoint import QUERY, checkpoint_disk
+from sparkonce.lab.checkpoint import Place, checkpoint_away, checkpoint_disk, with_connector
 from sparkonce.lab.child import Driver
 from sparkonce.lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce.lab.errors import RunFailedError
@@ -29,9 +31,9 @@ from sparkonce.lab.schedule import Step, draw
 from sparkonce.lab.strike import Striker, choices
 from sparkonce.lab.systems.base import System
 from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.watch import LOG_FOLDER, Readers, note_violation
+from sparkonce.lab.systems.store import CheckpointStore
+from sparkonce.lab.watch import Readers, has_log, note_violation
 from sparkonce.lab.workload import Workload
-from sparkonce.rig.disk import SmallDisk
 from sparkonce.rig.kafka import spark_kafka_jars
 from sparkonce.rig.process import end_on_signals
 
@@ -39,6 +41,7 @@ _FIRST_BATCH_S = 300.0
 _DRAIN_S = 300.0
 _SLOWEST_ROWS_PER_S = 2_000
 _UNDISTURBED_S = 900.0
+_ASK_EVERY_S = 0.2
 
 Say = Callable[[str], None]
 
@@ -61,6 +64,7 @@ class Options:
         fresh_end: Whether a new driver finishes what was written last, and not the one that runs.
         undisturbed: Whether to compare the rows with those of an undisturbed query.
         limits: How long to wait.
+        store: Of the checkpoint; None for a disk of our own.
         module: The query's module.
         java_flags: Of the drivers' JVMs.
         places: Where the user's own systems are, by name; without credentials.
@@ -79,6 +83,7 @@ class Options:
     fresh_end: bool = True
     undisturbed: bool = True
     limits: RunLimits = field(default_factory=RunLimits)
+    store: CheckpointStore | None = None
     module: str = "sparkonce.lab.query"
     java_flags: str = FAST_START
     places: Mapping[str, str] = field(default_factory=dict)
@@ -105,13 +110,23 @@ def run(options: Options, say: Say) -> History:
             say(f"{system.name} starts")
             stack.callback(_stop, system, say)
             _start(system, options.folder / system.name)
-        disk = stack.enter_context(checkpoint_disk(options.folder / "checkpoint", say))
+        if options.store is not None:
+            stack.callback(_stop, options.store, say)
+            _start(options.store, options.folder / "store")
+        place = stack.enter_context(_place(options, options.folder / "checkpoint", say))
         stack.callback(_try, lambda: _keep_what_was_found(load(options.folder), options, say), say)
-        _Run(options, recorder, disk, say, versions).carry_out()
+        _Run(options, recorder, place, say, versions).carry_out()
     return load(options.folder)
 
 
-def _start(system: System, folder: Path) -> None:
+def _place(options: Options, folder: Path, say: Say) -> AbstractContextManager[Place]:
+    if options.store is None:
+        return checkpoint_disk(folder, say)
+    say(f"the checkpoint is in {options.store.files.location}")
+    return checkpoint_away(options.store.files, folder, say)
+
+
+def _start(system: System | CheckpointStore, folder: Path) -> None:
     try:
         system.start(folder)
     except ModuleNotFoundError as error:
@@ -121,7 +136,7 @@ def _start(system: System, folder: Path) -> None:
         ) from error
 
 
-def _stop(system: System, say: Say) -> None:
+def _stop(system: System | CheckpointStore, say: Say) -> None:
     """Stops a system. A failure is told, and changes neither the verdict nor an earlier error."""
     _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
 
@@ -160,20 +175,21 @@ def _all(options: Options) -> list[System]:
 
 class _Run:
     def __init__(
-        self, options: Options, recorder: Recorder, disk: SmallDisk, say: Say, versions: Mapping[str, str]
+        self, options: Options, recorder: Recorder, place: Place, say: Say, versions: Mapping[str, str]
     ) -> None:
         self._versions = versions
         self._options = options
         self._recorder = recorder
         self._say = say
-        self._checkpoint = disk.folder / QUERY
-        self._disk = disk if disk.is_small else None
+        self._checkpoint = place.files
+        self._disk = place.disk
+        disk, store = place.disk is not None, options.store
         source = options.source
-        why = hindrances(options.systems, source, disk=disk.is_small)
+        why = hindrances(options.systems, source, disk=disk, store=store)
         wanted = options.wanted or list(Fault)
         if told := words_of({one: reason for one, reason in why.items() if one[0] in wanted}):
             say(f"cannot be injected here: {told}")
-        found = choices(options.systems, source, disk=disk.is_small, wanted=wanted)
+        found = choices(options.systems, source, disk=disk, wanted=wanted, store=store)
         drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
         self._steps = list(drawn)
         check_steps(self._steps, found, why)
@@ -186,7 +202,8 @@ class _Run:
             source={**source.settings, "bootstrap.servers": source.client_bootstrap},
             topic=source.source,
             sinks={system.name: system.sink_settings() for system in options.systems},
-            checkpoint=str(self._checkpoint),
+            checkpoint=self._checkpoint.location,
+            conf=with_connector(self._checkpoint.location, store.conf) if store is not None else {},
             temporary=str(options.folder / "tmp"),
             jars=tuple(str(jar) for jar in spark_kafka_jars()),
             window_ms=options.workload.window_ms,
@@ -196,6 +213,7 @@ class _Run:
         logs.mkdir()
         self._conductor = Conductor(
             self._config,
+            checkpoint=self._checkpoint,
             module=options.module,
             folder=logs,
             recorder=recorder,
@@ -210,6 +228,7 @@ class _Run:
         striker = Striker(
             conductor,
             {system.name: system for system in _all(self._options)},
+            store=self._options.store,
             seed=self._options.seed,
             disk=self._disk,
             expiry_s=self._options.source.transaction_timeout_s or 0.0,
@@ -264,19 +283,35 @@ class _Run:
         self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
         if self._options.fresh_end:
             conductor.start(slots=0)
-        end_ms = self._feeder.closed_at_ms()
         conductor.need(
-            lambda: conductor.checkpoint.finished_watermark_ms() >= end_ms,
+            self._has_come_to(self._feeder.closed_at_ms()),
             _DRAIN_S + self._feeder.written / _SLOWEST_ROWS_PER_S,
             "every window is given out",
         )
         return conductor.stop()
 
+    def _has_come_to(self, watermark_ms: int) -> Callable[[], bool]:
+        """Returns a function that asks whether a batch is done with such a watermark, but not at every call."""
+        checkpoint, asked_at = SparkCheckpoint(self._checkpoint), 0.0
+
+        def has_come() -> bool:
+            nonlocal asked_at
+            if time.monotonic() - asked_at < _ASK_EVERY_S:
+                return False
+            with suppress(OSError):  # the store is asked again
+                if checkpoint.finished_watermark_ms() >= watermark_ms:
+                    return True
+            asked_at = time.monotonic()
+            return False
+
+        return has_come
+
     def _read(self) -> None:
         self._say("reading what readers see")
         self._readers.stop()
-        if (self._checkpoint / LOG_FOLDER).is_dir():
-            note_violation(self._recorder, self._checkpoint, self._conductor.started)
+        with noting("the decision log", self._recorder, self._say):
+            if has_log(self._checkpoint):
+                note_violation(self._recorder, self._checkpoint, self._conductor.started)
         self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
         read_systems(self._options.systems, self._recorder, self._say)
 
@@ -322,6 +357,8 @@ class _Run:
             every_s=self._options.every_s,
             brokers=self._options.source.nodes,
             places=dict(self._options.places),
+            checkpoint=self._options.store.location if self._options.store else "",
+            conf=self._options.store.given if self._options.store else [],
             kafka_config=sorted(self._options.source.settings.keys() - {"bootstrap.servers"}),
             limits=self._options.limits.to_json(),
         )

@@ -17,7 +17,7 @@ from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
 from sparkonce.lab.query import LOCAL
 from sparkonce.lab.schedule import Choice, Step
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import Strikable, System
 
 _SPRUNG_S = 60.0
 _EXPIRY_MARGIN_S = 60.0
@@ -43,6 +43,7 @@ class Striker:
         systems: By name.
         seed: For choices that a step leaves open: which worker.
         disk: The disk of checkpoint and log, if it can be filled.
+        store: Of the checkpoint, if that is not on a disk of our own.
         expiry_s: After how many seconds a transaction of the query expires.
         every_s: From one fault to the next, at least.
     """
@@ -54,11 +55,13 @@ class Striker:
         *,
         seed: int,
         disk: Disk | None,
+        store: Strikable | None = None,
         expiry_s: float,
         every_s: float = 0.0,
     ) -> None:
         self._conductor = conductor
         self._systems = systems
+        self._struck: dict[str, Strikable] = {**systems, **({store.name: store} if store else {})}
         self._dice = random.Random(seed)  # noqa: S311 - which worker is killed, nothing secret
         self._disk = disk
         self._expiry_s = expiry_s
@@ -226,7 +229,7 @@ class Striker:
     # --- systems ------------------------------------------------------------------------------------------------------
 
     def _strike_system(self, step: Step, driver: Driver, _: Sequence[Step]) -> None:
-        conductor, system = self._conductor, self._systems[step.system]
+        conductor, system = self._conductor, self._struck[step.system]
         if step.fault in OF_REQUESTS:
             self._strike_request(step, driver, system)
             return
@@ -245,7 +248,7 @@ class Striker:
                 system.lift(step.fault)
         conductor.note_over(step)
 
-    def _strike_request(self, step: Step, driver: Driver, system: System) -> None:
+    def _strike_request(self, step: Step, driver: Driver, system: Strikable) -> None:
         conductor = self._conductor
         system.inject(step.fault, request=step.request)
         try:
@@ -279,7 +282,14 @@ def _ask(system: System, give_up_at: float) -> Sequence[str]:
         time.sleep(_EXPIRY_POLL_S)
 
 
-def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Sequence[Fault] = ()) -> list[Choice]:
+def choices(
+    systems: Sequence[System],
+    source: System,
+    *,
+    disk: bool,
+    wanted: Sequence[Fault] = (),
+    store: Strikable | None = None,
+) -> list[Choice]:
     """Lists the faults that can be injected into these systems and their query.
 
     Args:
@@ -287,6 +297,7 @@ def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Se
         source: What it reads from, perhaps one of them.
         disk: Whether the disk of checkpoint and log can be filled.
         wanted: Only these; all by default.
+        store: Of the checkpoint, if that is not on a disk of our own.
     """
     expires = source in systems and Fault.SERVER_KILLED in source.faults()
     found = [
@@ -297,10 +308,10 @@ def choices(systems: Sequence[System], source: System, *, disk: bool, wanted: Se
         and (fault is not Fault.EXPIRED or expires)
         and (fault is not Fault.CLOCK_JUMPED or find_faketime())
     ]
-    for system in dict.fromkeys([*systems, source]):
+    for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault, requests in system.faults().items():
             # Aborts come when something is swept only: a trap for one would hardly ever spring.
             regular = tuple(request for request in requests if request != "abort")
-            if system in systems or fault not in OF_REQUESTS:
+            if system is not source or source in systems or fault not in OF_REQUESTS:
                 found.append(Choice(fault=fault, system=system.name, requests=regular))
     return [choice for choice in found if not wanted or choice.fault in wanted]

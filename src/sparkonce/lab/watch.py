@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import LogError
 from sparkonce.lab.history import Kind, Recorder
 from sparkonce.lab.systems.base import System
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log.base import FOLDER, DecisionLog
+from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.rig.background import Background
 
 _EVERY_S = 0.2
 _STOPS_WITHIN_S = 60.0
-LOG_FOLDER = "sparkonce"
+_RECORDS = f"{FOLDER}/records"
 
 
 class Readers:
@@ -24,11 +26,11 @@ class Readers:
 
     Args:
         systems: The systems.
-        checkpoint: The folder with the decision log.
+        checkpoint: The checkpoint with the decision log.
         recorder: Receives what is seen.
     """
 
-    def __init__(self, systems: Sequence[System], checkpoint: Path, recorder: Recorder) -> None:
+    def __init__(self, systems: Sequence[System], checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
 
     def start(self) -> None:
@@ -47,10 +49,11 @@ class Readers:
 class _Reader(Background):
     """Notes when a system first shows rows of a batch, and what the decision log then says of the batch."""
 
-    def __init__(self, system: System, checkpoint: Path, recorder: Recorder) -> None:
+    def __init__(self, system: System, checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         super().__init__(f"reader of {system.name}", _STOPS_WITHIN_S)
         self._system = system
         self._checkpoint = checkpoint
+        self._view = LogView()
         self._recorder = recorder
 
     def work(self) -> None:
@@ -74,16 +77,22 @@ class _Reader(Background):
 
     def _decided(self) -> int | None:
         """Returns the newest decided batch, -1 for none, and None if the log cannot be read now."""
-        if not (self._checkpoint / LOG_FOLDER).is_dir():
-            return -1
         try:
-            found = DecisionLog(LocalLogStore(self._checkpoint)).read(LogView()).newest_decision
+            if not has_log(self._checkpoint):
+                return -1
+            self._view = DecisionLog(log_store(self._checkpoint)).read(self._view)
         except (LogError, LogViolation, OSError):
             return None
+        found = self._view.newest_decision
         return found.batch if found is not None else -1
 
 
-def note_violation(recorder: Recorder, checkpoint: Path, driver: int) -> None:
+def has_log(checkpoint: CheckpointFiles) -> bool:
+    """Tells whether a decision log has begun. Raises OSError if that cannot be asked."""
+    return bool(checkpoint.names(_RECORDS))
+
+
+def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int) -> None:
     """Notes whether the decision log holds what no correct run can have written: a new driver would stop there.
 
     Args:
@@ -92,14 +101,25 @@ def note_violation(recorder: Recorder, checkpoint: Path, driver: int) -> None:
         driver: The newest one's number.
     """
     try:
-        DecisionLog(LocalLogStore(checkpoint)).read(LogView())
+        DecisionLog(log_store(checkpoint)).read(LogView())
     except (LogError, LogViolation) as error:
         message = f"the verifier cannot read the decision log: {error}"
         recorder.note(Kind.STOPPED, driver=driver, error=type(error).__name__, message=message)
 
 
-def note_folder(recorder: Recorder, name: str, folder: Path) -> None:
-    """Notes how many files a folder has, and how large they are."""
+def note_sizes(recorder: Recorder, checkpoint: CheckpointFiles) -> None:
+    """Notes how large checkpoint and log are; of those that are not on a disk only how many files the log has."""
+    if isinstance(checkpoint, LocalFiles):
+        for name, folder in (("log", checkpoint.folder / FOLDER), ("checkpoint", checkpoint.folder)):
+            if folder.is_dir():
+                _note_folder(recorder, name, folder)
+        return
+    with suppress(OSError):
+        files = sum(len(checkpoint.names(f"{FOLDER}/{name}")) for name in ("records", "floors"))
+        recorder.note(Kind.FOLDER, name="log", files=files)
+
+
+def _note_folder(recorder: Recorder, name: str, folder: Path) -> None:
     files = size = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

@@ -15,6 +15,7 @@ class Struck:
     Attributes:
         number: The step's.
         fault: What.
+        system: The name of the system that it struck; empty for the query.
         driver: The number of the driver that it met.
         since: Place of `Kind.FAULT` in the history.
         until: Place of `Kind.RECOVERED` of this step or of a later one; None if it was never recovered from.
@@ -22,6 +23,7 @@ class Struck:
 
     number: int
     fault: Fault
+    system: str
     driver: int
     since: int
     until: int | None
@@ -38,6 +40,7 @@ def steps_of(history: History) -> list[Struck]:
         Struck(
             number=event["step"],
             fault=Fault(event["fault"]),
+            system=str(event.fields.get("system") or ""),
             driver=event["driver"],
             since=since,
             until=next((at for at, step in recovered if at > since and step >= event["step"]), None),

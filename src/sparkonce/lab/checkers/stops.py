@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from sparkonce.lab.checkers.steps import Struck, steps_of
-from sparkonce.lab.faults import Fault
+from sparkonce.lab.faults import STORE, Fault
 from sparkonce.lab.history import Event, History, Kind
 from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
@@ -61,6 +61,10 @@ EXPLAINED_BY = {
 ``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``; and no
 error that is neither ours nor Spark's, such as a client library's."""
 
+_OF_THE_STORE = frozenset({"ConfigurationError", "LogError"})
+"""Explained by any fault of the checkpoint's store: a start could not ask it, or a record could not be put."""
+_PLANNED = "has planned batch"
+"""Two drivers at once explain this, in a store: S3 renames by copying, so Spark itself does not keep them apart."""
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
@@ -76,10 +80,19 @@ def check_stops(history: History) -> Iterator[Verdict]:
     """
     steps = steps_of(history)
     stops = list(_stops(history))
+    began = history.first(Kind.BEGAN)
+    in_store = bool(began and began.fields.get("checkpoint"))
     unexplained = [
         f"at {event.at_ms} ms driver {event['driver']}: {what}"
         for place, event, error, what in stops
-        if not _is_explained(history.events, steps, place, event["driver"], error)
+        if not _is_explained(
+            history.events,
+            steps,
+            place,
+            event["driver"],
+            error,
+            planned_otherwise=in_store and error == "CheckpointMismatchError" and _PLANNED in what,
+        )
     ]
     yield Verdict(
         anomaly=Anomaly.STOPPED,
@@ -112,11 +125,19 @@ def _error(event: Event) -> str:
     return str((inside or [event["error"]])[-1])
 
 
-def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int, error: str) -> bool:
+def _explains(step: Struck, error: str, planned_otherwise: bool) -> bool:
+    if step.system == STORE and error in _OF_THE_STORE:
+        return True
+    return step.fault in (_RIVALS if planned_otherwise else EXPLAINED_BY.get(error, ()))
+
+
+def _is_explained(
+    events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int, error: str, *, planned_otherwise: bool
+) -> bool:
     return any(
         not step.is_over(place) or (step.fault in _RIVALS and _is_rival(events, step, place, driver))
         for step in steps
-        if step.fault in EXPLAINED_BY.get(error, ()) and step.since < place
+        if step.since < place and _explains(step, error, planned_otherwise)
     )
 
 

@@ -75,8 +75,9 @@ def resources(story: Story, figures: Mapping[str, Any]) -> Iterator[dict[str, An
             yield {"name": f"{role}: {unit}", **_course(points, story.end_ms)}
     for name in sorted(figures["resources"]["folders"]):
         folders = (e for e in story.history.of(Kind.FOLDER) if str(e.fields.get("name", "")) == name)
-        sizes = [(e.at_ms, int(e.fields.get("bytes") or 0) / 1024, None) for e in folders]
-        yield {"name": f"{_FOLDERS.get(name, name)}: KiB on disk", **_course(sizes, story.end_ms)}
+        sizes = [(e.at_ms, int(e.fields["bytes"]) / 1024, None) for e in folders if "bytes" in e.fields]
+        if sizes:
+            yield {"name": f"{_FOLDERS.get(name, name)}: KiB on disk", **_course(sizes, story.end_ms)}
 
 
 def _course(measured: Sequence[tuple[int, float | None, Any]], end_ms: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The operations of a system that the query under verification writes to."""
+"""The operations of what can be struck, and of a system that the query under verification writes to."""
 
 from __future__ import annotations
 
@@ -15,14 +15,57 @@ if TYPE_CHECKING:
     from sparkonce.sink import TwoPhaseCommitSink
 
 
-class System(ABC):
-    """A system. `start` starts a server of our own, or connects to the one that the user has named.
+class Strikable(ABC):
+    """A server or a place in which faults can be injected.
 
     Attributes:
-        name: As on the command line: ``kafka``, ``postgres``, … It is the sink's name, too.
+        name: As on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
     """
 
     name: str
+
+    @abstractmethod
+    def faults(self) -> Mapping[Fault, Sequence[str]]:
+        """Returns the faults that can be injected here, those of one request with the names of the requests."""
+
+    @abstractmethod
+    def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
+        """Makes it happen. What lasts ends by `lift`.
+
+        For a fault of one request this sets the trap; `sprung` says whether the request has come. Such a fault is
+        always to be lifted: a trap that has not sprung is taken away, and a request that is held is delivered.
+
+        Args:
+            fault: One of `faults`.
+            request: Which request.
+            within_s: Limit, for what has to be waited for.
+
+        Returns:
+            Whether there is something to lift.
+
+        Raises:
+            ConfigurationError: if the fault, or the request, is none of `faults`.
+            TimeoutError: if it could not be made to happen within the limit. There is nothing to lift then.
+        """
+
+    @abstractmethod
+    def lift(self, fault: Fault) -> None:
+        """Ends what lasts: the server is started again, connections heal, a held request is delivered.
+
+        Raises:
+            PreflightError: if a server does not come back.
+        """
+
+    def sprung(self) -> bool:
+        """Tells whether the trap of a fault of one request has sprung. True for all other faults."""
+        return True
+
+
+class System(Strikable):
+    """A system. `start` starts a server of our own, or connects to the one that the user has named.
+
+    Its name is the sink's, too.
+    """
 
     @abstractmethod
     def start(self, folder: Path) -> None:
@@ -79,39 +122,3 @@ class System(ABC):
 
         Asked of the system, not of our code. Raises any `Exception` while it does not answer.
         """
-
-    @abstractmethod
-    def faults(self) -> Mapping[Fault, Sequence[str]]:
-        """Returns the faults that can be injected here, those of one request with the names of the requests."""
-
-    @abstractmethod
-    def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """Makes it happen. What lasts ends by `lift`.
-
-        For a fault of one request this sets the trap; `sprung` says whether the request has come. Such a fault is
-        always to be lifted: a trap that has not sprung is taken away, and a request that is held is delivered.
-
-        Args:
-            fault: One of `faults`.
-            request: Which request.
-            within_s: Limit, for what has to be waited for.
-
-        Returns:
-            Whether there is something to lift.
-
-        Raises:
-            ConfigurationError: if the fault, or the request, is none of `faults`.
-            TimeoutError: if it could not be made to happen within the limit. There is nothing to lift then.
-        """
-
-    @abstractmethod
-    def lift(self, fault: Fault) -> None:
-        """Ends what lasts: the server is started again, connections heal, a held request is delivered.
-
-        Raises:
-            PreflightError: if a server does not come back.
-        """
-
-    def sprung(self) -> bool:
-        """Tells whether the trap of a fault of one request has sprung. True for all other faults."""
-        return True

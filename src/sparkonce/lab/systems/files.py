@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PreflightError
+from sparkonce.lab.systems.base import System
 from sparkonce.lab.systems.injections import Injectable, of_disk
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.testing.systems.files import FilesWitness
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MEGABYTES = 1024
 
 
-class FilesSystem(Injectable):
+class FilesSystem(Injectable, System):
     """A folder of our own, on a disk that can be filled where mounting is allowed; or a new one in the user's.
 
     Args:

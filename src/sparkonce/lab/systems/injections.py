@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import Strikable, System
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.rig.proxy import Address, FaultProxy, Request, RequestFault, Trap
 
@@ -92,8 +92,8 @@ def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
     return {Fault.TARGET_DISK_FULL: Injection(lambda _: disk.fill(), end)}
 
 
-class Injectable(System):
-    """A system whose faults are in a table. Its `start` sets the attributes here.
+class Injectable(Strikable):
+    """A server or a place whose faults are in a table. Its `start` sets the attributes here.
 
     Attributes:
         injections: What can be made to happen.
@@ -153,25 +153,11 @@ class Injectable(System):
             )
 
 
-class ServerSystem(Injectable):
-    """A system of one server behind a proxy: our own, on a disk that can be filled if possible, or the user's.
+class Served(Injectable):
+    """One server behind a proxy: our own, on a disk that can be filled if possible, or the user's."""
 
-    Attributes:
-        witness: Asks the server, once there is one.
-    """
-
-    witness: Any = None
-    _made = False
     _server: Server | None = None
     _disk: SmallDisk | None = None
-
-    @abstractmethod
-    def drop_place(self) -> None:
-        """Removes the place for the rows from the user's server.
-
-        Raises:
-            PreflightError: if it cannot.
-        """
 
     def start_own(self, server: Server, megabytes: int) -> None:
         """Starts a server of our own, on a disk of so many megabytes or of what can be afforded."""
@@ -188,11 +174,43 @@ class ServerSystem(Injectable):
         self.injections = {**of_connections(proxy), **self.injections}
         return proxy
 
-    def stop(self) -> None:
-        """See `System.stop`."""
+    def close_proxy(self) -> None:
+        """Ends the proxy. May be called again."""
         proxy, self.proxy = self.proxy, None
         if proxy is not None:
             proxy.close()
+
+    def stop_own(self) -> None:
+        """Ends a server of our own, with its disk. May be called again."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.close()
+
+
+class ServerSystem(Served, System):
+    """A system of one server.
+
+    Attributes:
+        witness: Asks the server, once there is one.
+    """
+
+    witness: Any = None
+    _made = False
+
+    @abstractmethod
+    def drop_place(self) -> None:
+        """Removes the place for the rows from the user's server.
+
+        Raises:
+            PreflightError: if it cannot.
+        """
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        self.close_proxy()
         try:
             if self._server is None and self._made and not self.keep_place:
                 self.drop_place()
@@ -200,9 +218,4 @@ class ServerSystem(Injectable):
         finally:
             if self.witness is not None:
                 self.witness.close()
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
-        disk, self._disk = self._disk, None
-        if disk is not None:
-            disk.close()
+        self.stop_own()

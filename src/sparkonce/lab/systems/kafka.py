@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.faults import Fault
+from sparkonce.lab.systems.base import System
 from sparkonce.lab.systems.injections import Injectable, Injection, of_connections, of_server
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.rig.kafka.cluster import Cluster
@@ -44,7 +45,7 @@ _LOOK_S = 2.0
 _POLL_S = 0.05
 
 
-class KafkaSystem(Injectable):
+class KafkaSystem(Injectable, System):
     """A cluster of our own, or the user's.
 
     On the user's own no fault of the server or of connections can be injected: a Kafka client goes to the addresses

@@ -163,6 +163,13 @@ def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
     return _spark_module_jars(AVRO_MODULE, pyspark_version)
 
 
+def spark_s3a_jars() -> list[Path]:
+    """Fetches S3A of Spark's own Hadoop, without what Spark has. The first time that is half a gigabyte."""
+    present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
+    return resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=present)
+
+
 def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:
     version = pyspark_version or importlib.metadata.version("pyspark")
     present = {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}

@@ -1,0 +1,67 @@
+"""The verifier, with the checkpoint in HDFS and in S3: it finds nothing in sparkonce, whatever strikes the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared_servers import USES_HDFS, hdfs_server
+from sparkonce.lab.faults import STORE, Fault
+from sparkonce.lab.history import Kind
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.store import OWN, CheckpointStore
+from sparkonce.lab.verdicts import passed
+from sparkonce.protocol.state import Phase
+from verifying.trial import PARTITIONS, found, trial
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1_800)]
+
+Say = Callable[[str], None]
+
+IN_HDFS: tuple[dict[str, Any], ...] = (
+    {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
+    {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
+)
+IN_S3: tuple[dict[str, Any], ...] = (
+    {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": STORE, "request": "put"},
+    {"fault": Fault.REQUEST_LATE, "phase": Phase.DECIDING, "system": STORE, "request": "put"},
+    {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
+    {"fault": Fault.CUT, "phase": Phase.CLAIMING, "system": STORE},
+    {"fault": Fault.REPLIES_SWALLOWED, "phase": Phase.DECIDING, "system": STORE, "lasts_ms": 4_000},
+    {"fault": Fault.BLACK_HOLE, "phase": Phase.WRITING, "system": STORE, "lasts_ms": 20_000},
+    {"fault": Fault.SERVER_PAUSED, "phase": Phase.DECIDING, "system": STORE, "lasts_ms": 4_000},
+    {"fault": Fault.SERVER_KILLED, "phase": Phase.FINISHING, "system": STORE},
+    {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
+    {"fault": Fault.TWO_DRIVERS, "phase": Phase.WRITING},
+)
+
+
+def check(folder: Path, say: Say, store: CheckpointStore, faults: Sequence[dict[str, Any]]) -> None:
+    steps = [Step(number=number, **{**one, "phase": one["phase"].name}) for number, one in enumerate(faults, 1)]
+    kafka = KafkaSystem(partitions=PARTITIONS)
+    history, verdicts = trial(
+        folder, say, source=kafka, systems=[kafka, FilesSystem()], store=store, schedule=steps, undisturbed=True
+    )
+    assert passed(verdicts), found(verdicts)
+    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in steps]
+    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
+    kept = folder / "checkpoint" / "query"
+    assert {path.name for path in kept.iterdir()} == {"metadata", "offsets", "commits", "sparkonce"}
+
+
+@USES_HDFS
+@pytest.mark.drawn(1, "the verifier")
+def test_nothing_is_found_with_the_checkpoint_in_hdfs(tmp_path: Path, say: Say) -> None:
+    store = CheckpointStore(f"{hdfs_server().url}/checkpoints", {})
+    check(tmp_path / "run", say, store, IN_HDFS)
+
+
+@pytest.mark.slow
+def test_nothing_is_found_with_the_checkpoint_in_s3(tmp_path: Path, say: Say) -> None:
+    """Spark's own connector is half a gigabyte, which is fetched once."""
+    check(tmp_path / "run", say, CheckpointStore(OWN, {}), IN_S3)
