@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkonce.cli.conf import Conf, read_conf
+from sparkonce.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from sparkonce.lab.demo.result import Result, Variant
 
@@ -18,6 +21,15 @@ def demo(
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep broker, checkpoints and logs in a new folder.")
     ] = None,
     compare: Annotated[bool, typer.Option(help="Kill Spark's own Kafka sink as well.")] = True,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A folder of yours, as Spark names it (s3a://…, hdfs://…, a path), in which a new one is made for the "
+            "checkpoints.",
+        ),
+    ] = None,
+    conf: Conf = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON; what happens goes to standard error.")
     ] = False,
@@ -26,6 +38,12 @@ def demo(
 
     Takes two minutes. Exits with 0 only if sparkonce lost and doubled nothing and every kill hit its point.
     """
+    given = read_conf(conf)
+    if given and checkpoint is None:
+        raise ConfigurationError(
+            f"--conf {' and '.join(given)}: the checkpoints are in a temporary folder.",
+            next_step="Name their place by --checkpoint, or leave --conf out.",
+        )
     from rich.console import Console as RichConsole
 
     from sparkonce.lab.demo.console import Console
@@ -34,7 +52,15 @@ def demo(
     rich = RichConsole(stderr=as_json)
     console = Console(rich)
     try:
-        result = run(console, rows_per_second=rows_per_second, seed=seed, keep=keep, compare=compare)
+        result = run(
+            console,
+            rows_per_second=rows_per_second,
+            seed=seed,
+            keep=keep,
+            compare=compare,
+            checkpoint=checkpoint,
+            conf=given,
+        )
     finally:
         console.close()
     if as_json:

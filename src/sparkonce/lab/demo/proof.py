@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.lab.demo.halfway import HALFWAY
 from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log.files import log_store
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.testing.kafka import describe_transactions, list_transactions
@@ -65,9 +65,9 @@ class Standing:
         return f"log: {log}; broker: {self.open} transactions open, {self.ended} committed"
 
 
-def standing(bootstrap: str, checkpoint: Path, batch: int) -> Standing:
+def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standing:
     """Asks the decision log and the broker how far a batch has come."""
-    decision = DecisionLog(LocalLogStore(checkpoint)).read(LogView()).decision(batch)
+    decision = DecisionLog(log_store(checkpoint)).read(LogView()).decision(batch)
     if decision is None:
         left = list_transactions(bootstrap, states=["Ongoing"])
         return Standing(batch=batch, decided=False, ended=0, open=len(left))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.lab.checkpoint import check_place, new_folder, open_place, with_connector
 from sparkonce.lab.demo.console import Console
 from sparkonce.lab.demo.result import Result
 from sparkonce.lab.demo.scenario import Context, new_workload
@@ -19,7 +20,16 @@ from sparkonce.rig.kafka import KAFKA_VERSION, Cluster, spark_kafka_jars
 from sparkonce.rig.process import end_on_signals
 
 
-def run(console: Console, *, rows_per_second: int, seed: int, keep: Path | None, compare: bool) -> Result:
+def run(
+    console: Console,
+    *,
+    rows_per_second: int,
+    seed: int,
+    keep: Path | None,
+    compare: bool,
+    checkpoint: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Result:
     """Runs the demo.
 
     Args:
@@ -28,24 +38,40 @@ def run(console: Console, *, rows_per_second: int, seed: int, keep: Path | None,
         seed: Makes the same orders again.
         keep: A new or empty folder that keeps broker, checkpoints and logs; None for a temporary one.
         compare: Whether the query with Spark's own Kafka sink is killed as well.
+        checkpoint: A folder of the user's, in which a new one is made for checkpoints; None for a temporary one here.
+        conf: Spark's settings of its store.
 
     Raises:
-        ConfigurationError: if Java or PySpark is missing, or the folder to keep is not empty.
+        ConfigurationError: if Java or PySpark is missing, the folder to keep is not empty, or no checkpoint can be put.
         PreflightError: if the broker's or Spark's jars cannot be fetched.
         RunFailedError: if the demo cannot be carried through.
         ChildError: if the query's process ends by itself, or cannot be ended.
     """
     began = time.monotonic()
     with end_on_signals(), _folder(keep) as folder:
+        away = new_folder(checkpoint, "demo") if checkpoint else ""
         console.status("fetching jars (the first time only)")
-        jars = spark_kafka_jars()
+        jars, more = spark_kafka_jars(), dict(conf or {})
+        if away:
+            check_place(open_place(away, more))
+            more = with_connector(away, more)
         console.status("a broker starts")
         with Cluster(folder=folder / "kafka") as cluster:
             workload = new_workload(rows_per_second, seed)
             console.say("broker", f"Kafka {KAFKA_VERSION} on {cluster.bootstrap}")
             console.say("engine", f"Spark {version('pyspark')}, two cores, {workload.partitions} shuffle partitions")
             console.say("orders", f"{rows_per_second:,} a second, in {workload.partitions} partitions; seed {seed}")
-            context = Context(bootstrap=cluster.bootstrap, folder=folder, jars=jars, workload=workload, console=console)
+            if away:
+                console.say("checkpoints", f"in {away}; delete it when you need it no more")
+            context = Context(
+                bootstrap=cluster.bootstrap,
+                folder=folder,
+                jars=jars,
+                workload=workload,
+                console=console,
+                checkpoints=away,
+                conf=more,
+            )
             try:
                 with_sparkonce = WithSparkonce(context).play()
                 without = WithSparksOwn(context).play() if compare else None

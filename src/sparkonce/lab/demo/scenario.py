@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.lab.checkpoint import open_place
 from sparkonce.lab.child import Driver
 from sparkonce.lab.demo.console import Console
 from sparkonce.lab.demo.result import Kill, Variant, compare
@@ -55,6 +55,8 @@ class Context:
         jars: Of Spark's Kafka source.
         workload: The orders.
         console: Shows what happens.
+        checkpoints: Where the checkpoints are; in the folder if it is empty.
+        conf: Spark's settings of their store.
     """
 
     bootstrap: str
@@ -62,6 +64,8 @@ class Context:
     jars: Sequence[Path]
     workload: Workload
     console: Console
+    checkpoints: str = ""
+    conf: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Reader(LiveReader):
@@ -96,7 +100,8 @@ class Scenario(ABC):
         self.context = context
         self.console = context.console
         self.folder = context.folder / self.sink
-        self.checkpoint = SparkCheckpoint(LocalFiles(self.folder / "checkpoint"))
+        place = f"{context.checkpoints}/{self.sink}" if context.checkpoints else str(self.folder / "checkpoint")
+        self.checkpoint = SparkCheckpoint(open_place(place, context.conf))
         self.source, self.target = f"orders-{self.sink}", f"totals-{self.sink}"
         self.doing = ""
         self._starts = 0
@@ -199,7 +204,8 @@ class Scenario(ABC):
         return {
             "source": {"bootstrap.servers": self.context.bootstrap},
             "topic": self.source,
-            "checkpoint": str(self.folder / "checkpoint"),
+            "checkpoint": self.checkpoint.files.location,
+            "conf": self.context.conf,
             "temporary": str(self.folder / "tmp"),
             "jars": tuple(str(jar) for jar in self.context.jars),
             "window_ms": self.context.workload.window_ms,

@@ -69,7 +69,7 @@ class WithSparkonce(Scenario):
             self._bring_to(point, driver)
         finally:
             driver.kill()
-        found = standing(self.context.bootstrap, self.folder / "checkpoint", driver.batch)
+        found = standing(self.context.bootstrap, self.checkpoint.files, driver.batch)
         proved = found.proves(point) and driver.exit_code() == -signal.SIGKILL
         return self._tell_kill(number, Kill(point=point.words, batch=driver.batch, proved=proved, standing=found.words))
 
