@@ -54,8 +54,8 @@ def check(folder: Path, say: Say, store: CheckpointStore, faults: Sequence[dict[
     assert {path.name for path in kept.iterdir()} == {"metadata", "offsets", "commits", "sparkonce"}
 
 
+@pytest.mark.slow
 @USES_HDFS
-@pytest.mark.drawn(1, "the verifier")
 def test_nothing_is_found_with_the_checkpoint_in_hdfs(tmp_path: Path, say: Say) -> None:
     store = CheckpointStore(f"{hdfs_server().url}/checkpoints", {})
     check(tmp_path / "run", say, store, IN_HDFS)
