@@ -1,4 +1,4 @@
-"""What every store of a checkpoint promises, and the decision log in it: one suite for all of them."""
+"""The suite of every store of a checkpoint, and of the decision log in it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.durable import is_outage
-from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError
+from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.log.base import DecisionLog, LogStore, record_name
 from sparkonce.log.files import log_store
 from sparkonce.protocol.codec import encode_floor, encode_record
@@ -65,13 +64,32 @@ def raced(racers: list[Callable[[], Landed | Taken]]) -> list[Landed | Taken | B
     return [answers[number] for number in range(len(racers))]
 
 
+def check_race(standing: bytes | None, data: Sequence[bytes], answers: Sequence[Any]) -> bool:
+    """Checks that one put landed, and that each racer was told so. Returns True if the winner knows that it won.
+
+    A put whose answer is lost, or late on a busy machine, is sent again. Then it meets its own bytes, or is unknown.
+    """
+    known = [
+        (one, answer) for one, answer in zip(data, answers, strict=True) if not isinstance(answer, PutUnknownError)
+    ]
+    for one, answer in known:
+        if isinstance(answer, BaseException):
+            raise answer
+        assert standing == (one if answer == Landed() else answer.standing)
+    assert standing in data
+    won = standing in [one for one, _ in known]
+    assert won or len(known) < len(data)
+    return won
+
+
 RACER = """
 import json, sys
 {opening}
-from sparkonce.checkpoint.files import Landed
+from sparkonce.checkpoint.files import Landed, Taken
 print("ready", flush=True)
 sys.stdin.readline()
-won = [n for n in range({races}) if files.put(f"races/{{n}}", sys.argv[1].encode()) == Landed()]
+mine = sys.argv[1].encode()
+won = [n for n in range({races}) if files.put(f"races/{{n}}", mine) in (Landed(), Taken(standing=mine))]
 print("won", json.dumps(won), flush=True)
 """
 
@@ -205,16 +223,13 @@ class CheckpointSuite(abc.ABC):
         assert self.another(files).read("a/one") == b"x"
 
     def test_threads_race_for_a_name(self, files: CheckpointFiles) -> None:
-        sides = [files, self.another(files), files, self.another(files)]
+        sides = {b"0": files, b"1": self.another(files), b"2": files, b"3": self.another(files)}
+        known = 0
         for number in range(self.races):
             name = f"races/{number}"
-            answers = raced(
-                [lambda one=one, side=side: one.put(name, b"%d" % side) for side, one in enumerate(sides)]  # type: ignore[misc]  # noqa: B023
-            )
-            (winner,) = [side for side, answer in enumerate(answers) if answer == Landed()]
-            losers = [answer for side, answer in enumerate(answers) if side != winner]
-            assert losers == [Taken(standing=b"%d" % winner)] * (len(sides) - 1)
-            assert files.read(name) == b"%d" % winner
+            answers = raced([partial(side.put, name, data) for data, side in sides.items()])
+            known += check_race(files.read(name), list(sides), answers)
+        assert known > self.races / 2
 
     def test_processes_race_for_names(self, files: CheckpointFiles) -> None:
         program = RACER.format(opening=self.opening(files), races=self.races)
@@ -347,107 +362,3 @@ def damaged(data: bytes, how: str) -> bytes:
     if how == "zeros":
         return bytes(len(data))
     return b"something else entirely\n{}"
-
-
-@dataclass(frozen=True, slots=True)
-class Faulty:
-    """A store behind faults.
-
-    Attributes:
-        files: The client behind the faults.
-        clean: A client in front of none.
-        lose_reply: Carries out the next put's deciding request, and loses its answer.
-        lose_replies: The same, and lets nothing through from then on, until `heal`.
-        cut: Lets nothing through until `heal`.
-        heal: Ends all of these.
-    """
-
-    files: CheckpointFiles
-    clean: CheckpointFiles
-    lose_reply: Callable[[], object]
-    lose_replies: Callable[[], object]
-    cut: Callable[[], object]
-    heal: Callable[[], object]
-
-
-class NetworkSuite(abc.ABC):
-    """What a store promises whose servers do not always answer."""
-
-    @pytest.fixture
-    @abc.abstractmethod
-    def faulty(self) -> Iterator[Faulty]:
-        """A folder that is missing, and the faults in front of it."""
-
-    def test_a_put_whose_reply_is_lost(self, faulty: Faulty) -> None:
-        assert faulty.files.put("a/0", b"before") == Landed()
-        faulty.lose_reply()
-        with suppress(PutUnknownError):
-            assert faulty.files.put("a/1", b"record") == Taken(standing=b"record"), "asked again, it met its own bytes"
-        assert faulty.clean.read("a/1") == b"record"
-        assert faulty.files.put("a/1", b"record") == Taken(standing=b"record")
-        assert sorted(faulty.clean.names("a")) == ["0", "1"]
-
-    def test_a_put_that_is_never_answered(self, faulty: Faulty) -> None:
-        assert faulty.files.put("a/0", b"before") == Landed()
-        faulty.lose_replies()
-        with pytest.raises(PutUnknownError):
-            faulty.files.put("a/1", b"record")
-        assert faulty.clean.read("a/1") == b"record"
-        faulty.heal()
-        assert faulty.files.put("a/1", b"another") == Taken(standing=b"record")
-        assert faulty.files.put("a/2", b"after") == Landed()
-        assert sorted(faulty.clean.names("a")) == ["0", "1", "2"]
-
-    def test_a_store_that_is_gone_and_back(self, faulty: Faulty) -> None:
-        assert faulty.files.put("a/0", b"before") == Landed()
-        faulty.cut()
-        with pytest.raises((OSError, PutUnknownError)) as caught:
-            faulty.files.put("a/1", b"record")
-        refused = isinstance(caught.value, OSError)
-        assert not refused or is_outage(caught.value), "it is waited for"
-        for ask in (lambda: faulty.files.read("a/0"), lambda: faulty.files.names("a")):
-            with pytest.raises(OSError, match=r"\w"):
-                ask()
-        faulty.heal()
-        answer = faulty.files.put("a/1", b"record")
-        assert answer == Landed() or (not refused and answer == Taken(standing=b"record"))
-        assert faulty.clean.read("a/1") == b"record"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusing:
-    """A store that refuses puts for a known reason.
-
-    Attributes:
-        files: The client that is refused.
-        clean: One that is not.
-        during: Within it puts are refused.
-        passes: True if the refusal is one that is waited for.
-    """
-
-    files: CheckpointFiles
-    clean: CheckpointFiles
-    during: AbstractContextManager[object]
-    passes: bool
-
-
-class RefusalSuite(abc.ABC):
-    """What a store promises that refuses: read-only, full, over its quota."""
-
-    @pytest.fixture
-    @abc.abstractmethod
-    def refusing(self) -> Refusing:
-        """A folder that is missing, and a way to have puts refused."""
-
-    def test_a_refused_put_has_not_landed(self, refusing: Refusing) -> None:
-        assert refusing.files.put("a/0", b"before") == Landed()
-        with refusing.during:
-            with pytest.raises(OSError, match=r"\w") as caught:
-                refusing.files.put("a/1", b"record")
-            assert is_outage(caught.value) == refusing.passes
-            assert refusing.files.read("a/0") == b"before"
-            if not refusing.passes:
-                with pytest.raises(ConfigurationError):
-                    refusing.files.check()
-        assert refusing.clean.read("a/1") is None
-        assert refusing.clean.put("a/1", b"record") == Landed()

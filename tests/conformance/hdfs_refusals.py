@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.checkpoint_suite import RefusalSuite, Refusing
+from conformance.network_suite import RefusalSuite, Refusing
 from jvm import hadoop_files
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.rig.servers.hdfs import Hdfs

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite
+from conformance.checkpoint_suite import CheckpointSuite
 from conformance.hdfs_refusals import HdfsRefusals
+from conformance.network_suite import Faulty, NetworkSuite
 from jvm import bare_jvm
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.checkpoint import hdfs

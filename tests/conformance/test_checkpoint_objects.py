@@ -10,9 +10,11 @@ from pickle import dumps
 
 import pytest
 
-from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite, RefusalSuite, Refusing
+from conformance.checkpoint_suite import CheckpointSuite
+from conformance.network_suite import RefusalSuite, Refusing
+from conformance.s3_suite import Behind, S3Suite, is_put
 from object_files import object_files
-from s3_between import CUT_REPLY, GO_ON, Between, refusal
+from s3_between import GO_ON, Between, refusal
 from s3_bucket import Bucket
 from shared_servers import s3_server
 from sparkonce.checkpoint import objects
@@ -42,29 +44,19 @@ class TestObjects(CheckpointSuite):
         return f"import base64, pickle\nfiles = pickle.loads(base64.b64decode({b64encode(dumps(files))!r}))"
 
 
-class TestObjectsBehindANetwork(NetworkSuite):
+class TestObjectsBehindANetwork(S3Suite):
     @pytest.fixture
-    def faulty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
-        monkeypatch.setattr(objects, "DEADLINE_S", 1.0)
+    def behind(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:
         prefix = new_prefix()
         with Between(bucket().server.port).running() as between:
 
-            def lose_reply() -> None:
-                lost = iter([CUT_REPLY])
-                between.act = lambda _: next(lost, GO_ON)
-
-            def lose_replies() -> None:
-                lost = iter([CUT_REPLY])
-                between.act = lambda _: next(lost, refusal(503, "SlowDown"))
-
-            def cut() -> None:
-                between.act = lambda _: refusal(503, "SlowDown")
-
-            def heal() -> None:
-                between.act = lambda _: GO_ON
+            def hurry() -> CheckpointFiles:
+                monkeypatch.setattr(objects, "REQUEST_S", 1)
+                monkeypatch.setattr(objects, "DEADLINE_S", 4.0)
+                return object_files(bucket(), prefix, between.url)
 
             files, clean = object_files(bucket(), prefix, between.url), object_files(bucket(), prefix)
-            yield Faulty(files, clean, lose_reply, lose_replies, cut, heal)
+            yield Behind(between=between, files=files, clean=clean, hurry=hurry)
 
 
 class TestObjectsThatAreRefused(RefusalSuite):
@@ -76,7 +68,7 @@ class TestObjectsThatAreRefused(RefusalSuite):
 
             @contextmanager
             def refused() -> Iterator[None]:
-                between.act = lambda one: answer if one.method == "PUT" else GO_ON
+                between.act = lambda one: answer if is_put(one) else GO_ON
                 yield
                 between.act = lambda _: GO_ON
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,16 @@ from typing import Any
 import pyspark
 import pytest
 
-from conformance.checkpoint_suite import CheckpointSuite, Faulty, NetworkSuite, RefusalSuite, Refusing
+from conformance.checkpoint_suite import CheckpointSuite, claim
+from conformance.network_suite import RefusalSuite, Refusing
+from conformance.s3_suite import Behind, S3Suite, first_put, held, is_put
 from jvm import bare_jvm, s3a_files, s3a_jars
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from shared_servers import s3_server
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.checkpoint.proof import PROVED, prove
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.files import log_store
 from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.spark.checkpoints import calls, s3a
 from sparkonce.spark.checkpoints.s3a import S3AFiles
@@ -84,51 +88,51 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "DEADLINE_S", 20.0)
 
 
-def is_put(request: Request) -> bool:
-    return request.method == "PUT"
-
-
-class TestS3ABehindFaults(NetworkSuite):
+class TestS3ABehindFaults(S3Suite):
     @pytest.fixture
-    def faulty(self, s3: S3Server, jvm: Any, bucket: str, between: Between, patient: None) -> Faulty:
+    def behind(
+        self, s3: S3Server, jvm: Any, bucket: str, between: Between, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Behind]:
         folder = f"s3a://{bucket}/checkpoint"
+        limits = jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig
 
-        def lose(rest: object) -> None:
-            puts: list[Request] = []
-
-            def act(request: Request) -> object:
-                if not is_put(request):
-                    return GO_ON
-                puts.append(request)
-                return CUT_REPLY if len(puts) == 1 else rest
-
-            between.act = act  # type: ignore[assignment]
-
-        def heal() -> None:
-            between.act = lambda _: GO_ON
-
-        def cut() -> None:
-            between.act = lambda _: refusal(503, "SlowDown")
+        def hurry() -> CheckpointFiles:
+            monkeypatch.setattr(s3a, "TRIES_S", 4.0)
+            monkeypatch.setitem(s3a._SETTINGS, "fs.s3a.connection.request.timeout", "1s")
+            limits.setMinimumOperationDuration(jvm.java.time.Duration.ofSeconds(1))
+            return s3a_files(jvm, folder, between.url)
 
         files, clean = s3a_files(jvm, folder, between.url), s3a_files(jvm, folder, s3.url)
-        return Faulty(files, clean, lambda: lose(GO_ON), lambda: lose(refusal(500, "InternalError")), cut, heal)
+        yield Behind(between=between, files=files, clean=clean, hurry=hurry)
+        limits.resetMinimumOperationDuration()
 
 
 class TestS3AThatRefuses(RefusalSuite):
-    @pytest.fixture
-    def refusing(self, s3: S3Server, jvm: Any, bucket: str, between: Between) -> Refusing:
+    @pytest.fixture(params=["read-only", "full"])
+    def refusing(
+        self, request: pytest.FixtureRequest, s3: S3Server, jvm: Any, bucket: str, between: Between
+    ) -> Refusing:
+        full = request.param == "full"
+        answer = refusal(507, "XMinioStorageFull") if full else refusal(403, "AccessDenied")
+
         @contextmanager
         def during() -> Iterator[None]:
-            between.act = lambda request: refusal(403, "AccessDenied") if is_put(request) else GO_ON
+            between.act = lambda one: answer if is_put(one) else GO_ON
             yield
             between.act = lambda _: GO_ON
 
         folder = f"s3a://{bucket}/checkpoint"
-        return Refusing(s3a_files(jvm, folder, between.url), s3a_files(jvm, folder, s3.url), during(), passes=False)
+        return Refusing(s3a_files(jvm, folder, between.url), s3a_files(jvm, folder, s3.url), during(), passes=full)
+
+
+def once(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a call that must not be repeated."""
+    left = [call]
+    return lambda *arguments: left.pop()(*arguments)
 
 
 class TestAnswers:
-    """Of a store that answers otherwise than the one here."""
+    """The answers of stores other than the one here."""
 
     @pytest.fixture
     def files(self, jvm: Any, bucket: str, between: Between, patient: None) -> S3AFiles:
@@ -172,6 +176,24 @@ class TestAnswers:
         self.answer(between, refusal(500, "InternalError"), refusal(503, "SlowDown"))
         assert files.put("a", b"x") == Landed()
         assert files.put("a", b"y") == Taken(standing=b"x")
+
+    def test_a_put_that_the_client_repeats_by_itself_meets_its_own_record(
+        self, jvm: Any, bucket: str, between: Between, patient: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept = {name: value for name, value in s3a._SETTINGS.items() if "retry" not in name and "attempts" not in name}
+        monkeypatch.setattr(s3a, "_SETTINGS", kept)
+        files = s3a_files(jvm, f"s3a://{bucket}/checkpoint", between.url)
+        between.act = first_put(CUT_REPLY)
+        monkeypatch.setattr(S3AFiles, "_tried", once(S3AFiles._tried))
+        log = DecisionLog(log_store(files))
+        assert log.put(0, claim()) == claim(), "the log says what stands there"
+        assert len([one for one in between.seen if is_put(one)]) == 2
+
+    def test_a_put_without_an_answer_is_sent_again(self, jvm: Any, bucket: str, between: Between) -> None:
+        files = s3a_files(jvm, f"s3a://{bucket}/checkpoint", between.url)
+        with held(between, most=1):
+            assert files.put("a", b"x") == Landed()
+        assert len(between.seen) == 2
 
     def test_no_bucket(self, jvm: Any, s3: S3Server) -> None:
         with pytest.raises(OSError, match="NoSuchBucket"):

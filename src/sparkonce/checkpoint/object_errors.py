@@ -24,7 +24,6 @@ _ERRNO = {
     403: errno.EACCES,
     404: errno.ENODEV,  # of the bucket: a missing file is an answer
     _TOO_MANY: errno.EAGAIN,
-    _FULL: errno.ENOSPC,
     _NOT_IMPLEMENTED: errno.ENOTSUP,
 }
 
@@ -77,11 +76,16 @@ def is_missing_file(error: FileNotFoundError) -> bool:
     return not any(one in str(error) for one in _NO_BUCKET)
 
 
+def is_full(status: int, text: str) -> bool:
+    """Tells if an HTTP answer says that there is no room, by its status and its text."""
+    return status == _FULL or any(one in text for one in _NO_ROOM)
+
+
 def _by_status(status: int, text: str) -> StoreAnswer:
     code, message = _CODE.search(text), _MESSAGE.search(text)
     told = ": ".join(found[1].strip() for found in (code, message) if found)
     reason = f"HTTP {status}{f' {told}' if told else ''}"
-    if any(one in text for one in _NO_ROOM):
+    if is_full(status, text):
         return _refused(errno.ENOSPC, reason)
     if status in _ERRNO or (status < _SERVER and status != _REQUEST_TIMEOUT):
         return _refused(_ERRNO.get(status, errno.EINVAL), reason)

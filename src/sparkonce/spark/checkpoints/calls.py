@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from sparkonce.checkpoint.deadlines import within
 from sparkonce.checkpoint.files import PutUnknownError
+from sparkonce.checkpoint.object_errors import is_full
 
 DEADLINE_S = 30.0
 """The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
@@ -60,6 +61,8 @@ class StoreError(OSError):
         self.kinds, self.status, text = _told(error)
         # S3A calls a conflict, which says that another put is under way, a bad request.
         codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS and self.status != CONFLICT]
+        if self.status and is_full(self.status, text):
+            codes = [errno.ENOSPC]
         super().__init__(codes[0] if codes else errno.EHOSTDOWN, text)
 
     @property

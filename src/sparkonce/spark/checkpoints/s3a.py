@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from sparkonce.checkpoint.credentials import LISTED, NEWER_SPARK, object_files
-from sparkonce.checkpoint.deadlines import PAUSE_S, TRIES_S
+from sparkonce.checkpoint.deadlines import PAUSE_S
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.calls import CONFLICT, Decisive, StoreError, called, in_time
@@ -23,13 +23,16 @@ _SETTINGS = {
     "fs.s3a.attempts.maximum": "0",
     "fs.s3a.retry.limit": "0",
     "fs.s3a.retry.throttle.limit": "0",
-    "fs.s3a.connection.establish.timeout": "5s",
-    "fs.s3a.connection.request.timeout": "10s",
-    "fs.s3a.connection.timeout": "10s",
+    # The least that S3A takes: it reads less as this.
+    "fs.s3a.connection.establish.timeout": "15s",
+    "fs.s3a.connection.request.timeout": "15s",
+    "fs.s3a.connection.timeout": "15s",
     # No objects that stand for folders.
     "fs.s3a.performance.flags": "create,delete,mkdir",
     "fs.s3a.fast.upload.buffer": "array",
 }
+TRIES_S = 20.0
+"""The time for which a put in doubt is tried again: longer than that for one answer, so that it is sent once more."""
 _TAKEN = 412
 _NEVER_SENT = frozenset({"ConnectException", "UnknownHostException"})
 

@@ -1,0 +1,141 @@
+"""The suite of clients of S3, behind a proxy that acts upon single requests."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from conformance.checkpoint_suite import RECORD, claim, commit
+from conformance.network_suite import Faulty, NetworkSuite
+from eventually import eventually
+from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
+from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.files import log_store
+from sparkonce.protocol.view import LogView
+
+SLOW_S = 1.5
+"""The time that a slow store takes for each request, and a client in a hurry does not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """A folder behind a proxy.
+
+    Attributes:
+        between: The proxy.
+        files: The client behind it.
+        clean: One that asks the store itself.
+        hurry: Makes a client that gives up a request after a second, and a put after some tries.
+    """
+
+    between: Between
+    files: CheckpointFiles
+    clean: CheckpointFiles
+    hurry: Callable[[], CheckpointFiles]
+
+
+def first_put(act: str | Reply, rest: Act = lambda _: GO_ON) -> Act:
+    """Acts upon the first put, and otherwise as is said."""
+    number = itertools.count()
+    return lambda request: act if is_put(request) and next(number) == 0 else rest(request)
+
+
+def is_put(request: Request) -> bool:
+    return request.method == "PUT"
+
+
+@contextmanager
+def held(between: Between, most: int = 1000) -> Iterator[None]:
+    """Holds the first puts back on their way to the store, and lets them go there at the end."""
+    go, number = threading.Event(), itertools.count()
+
+    def act(request: Request) -> str:
+        if is_put(request) and next(number) < most:
+            assert go.wait(120)
+        return GO_ON
+
+    between.act = act
+    try:
+        yield
+    finally:
+        between.act = lambda _: GO_ON
+        go.set()
+
+
+class S3Suite(NetworkSuite):
+    """Hooks first, then the checks."""
+
+    @pytest.fixture
+    @abc.abstractmethod
+    def behind(self) -> Iterator[Behind] | Behind:
+        """A folder that is missing."""
+
+    @pytest.fixture
+    def faulty(self, behind: Behind) -> Faulty:
+        between = behind.between
+
+        def does(act: Act) -> Callable[[], None]:
+            return lambda: setattr(between, "act", act)
+
+        def away(_: Request) -> Reply:
+            return refusal(503, "SlowDown")
+
+        return Faulty(
+            files=behind.hurry(),
+            clean=behind.clean,
+            lose_reply=does(first_put(CUT_REPLY)),
+            lose_replies=does(first_put(CUT_REPLY, away)),
+            cut=does(away),
+            heal=does(lambda _: GO_ON),
+        )
+
+    def test_a_store_that_is_merely_slow(self, behind: Behind) -> None:
+        def slow(_: Request) -> str:
+            time.sleep(SLOW_S)
+            return GO_ON
+
+        behind.between.act = slow
+        assert behind.files.put("a/0", b"record") == Landed(), "its answer is waited for"
+        assert behind.files.put("a/0", b"another") == Taken(standing=b"record")
+        assert (behind.files.read("a/0"), list(behind.files.names("a"))) == (b"record", ["0"])
+        assert len([one for one in behind.between.seen if is_put(one)]) == 2, "nothing was sent again"
+
+    def test_a_put_that_was_sent_again_and_arrives_late(self, behind: Behind) -> None:
+        files = behind.hurry()
+        with held(behind.between, most=1):
+            assert files.put("a/0", b"record") == Landed(), "the second try"
+            assert behind.clean.read("a/0") == b"record"
+            behind.clean.delete(["a/0"])
+        eventually(lambda: behind.clean.read("a/0") == b"record", "the first try has reached the store")
+        assert files.put("a/0", b"another") == Taken(standing=b"record")
+
+    def test_a_put_below_the_floor_that_arrives_late(self, behind: Behind) -> None:
+        """A newer driver has decided and cleaned up before the put of a paused one comes to the freed position."""
+        late = DecisionLog(log_store(behind.hurry()))
+        store = log_store(behind.clean)
+        newer = DecisionLog(store)
+        assert newer.put(0, claim()) is None
+        with held(behind.between):
+            with pytest.raises(PutUnknownError):
+                late.put(1, commit(0))
+            for batch in range(5):
+                assert newer.put(batch + 1, commit(batch)) is None
+            floor = newer.read(LogView()).raised(2)
+            newer.raise_floor(floor)
+            store.delete_below(floor.position)
+            assert behind.clean.read(RECORD) is None
+        eventually(lambda: behind.clean.read(RECORD) is not None, "the put has reached the store")
+        assert late.floor().position > 1, "its driver sees that it counts for nothing"
+        for log in (late, newer):
+            view = log.read(LogView())
+            assert (view.end, [decision.batch for decision in view.decisions]) == (6, [3, 4])
+        store.delete_below(floor.position)
+        assert behind.clean.read(RECORD) is None
