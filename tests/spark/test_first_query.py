@@ -20,6 +20,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.process import free_port
 from sparkonce.sink import Facts
+from sparkonce.spark import exactly_once
 from sparkonce.spark.start import checks, first_batch, source_checks
 from sparkonce.testing.kafka import create_topic, produce
 
@@ -111,11 +112,14 @@ def test_a_pattern_that_matches_no_topic_is_told(stream: Stream, said: Callable[
     assert f"matches pattern='{stream.source}-nothing.*'" in said()
 
 
-def test_what_is_decided_is_finished_without_asking_the_source(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_decided_is_finished_without_asking_source_or_executors(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 0))
     with monkeypatch.context() as patch:
         patch.setattr(checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
+        patch.setattr(exactly_once, "check_executors", lambda *_: pytest.fail("the executors were asked"))
         stream.run()
     assert stream.keys() == IDS
 
