@@ -22,6 +22,7 @@ from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from shared_servers import s3_server
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.checkpoint.proof import PROVED, prove
+from sparkonce.durable import is_outage
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.rig.servers.s3 import S3Server
@@ -194,6 +195,21 @@ class TestAnswers:
         with held(between, most=1):
             assert files.put("a", b"x") == Landed()
         assert len(between.seen) == 2
+
+    def test_a_store_that_is_gone_is_waited_for_and_there_again(self, jvm: Any, tmp_path: Path, patient: None) -> None:
+        with S3Server(tmp_path / "s3") as server:
+            (server.folder / "data" / "bucket").mkdir()
+            files = s3a_files(jvm, "s3a://bucket/checkpoint", server.url)
+            assert files.put("0", b"mine") == Landed()
+            server.kill()
+            with pytest.raises(PutUnknownError, match=r"Broken pipe|reset"):  # on a connection from before
+                files.put("1", b"mine")
+            with pytest.raises(OSError, match="refused") as gone:
+                files.put("1", b"mine")
+            assert is_outage(gone.value), "it surely did not land, and the driver waits"
+            server.start()
+            assert files.put("1", b"mine") == Landed()
+            assert files.read("0") == b"mine"
 
     def test_no_bucket(self, jvm: Any, s3: S3Server) -> None:
         with pytest.raises(OSError, match="NoSuchBucket"):

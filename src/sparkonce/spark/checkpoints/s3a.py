@@ -29,7 +29,9 @@ _SETTINGS = {
     "fs.s3a.connection.timeout": "15s",
     # No objects that stand for folders.
     "fs.s3a.performance.flags": "create,delete,mkdir",
+    # Each put allocates as much of the driver's heap, also for a small object: by default 64 MB.
     "fs.s3a.fast.upload.buffer": "array",
+    "fs.s3a.multipart.size": "16M",
 }
 TRIES_S = 20.0
 """The time for which a put in doubt is tried again: longer than that for one answer, so that it is sent once more."""
