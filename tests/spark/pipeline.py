@@ -34,6 +34,8 @@ PHASE = "phase"
 ENDED = "ended"
 REFUSED = "refused"
 KAFKA = "KafkaSink"
+SPARK_STOPS = 'the return value of "scala.Option.get()" is null'
+"""Spark 4.1.1's Kafka source ends a query once it has replayed a batch; the next start goes on behind that batch."""
 _POLL_S = 0.1
 
 
@@ -157,7 +159,7 @@ def main(texts: Sequence[str]) -> int:
     spark = session(configs[0])
     queries = [start(spark, config) for config in configs]
     with ThreadPoolExecutor(len(configs)) as pool:
-        return max(pool.map(attend, queries, configs))
+        return max(pool.map(partial(attend, spark), queries, configs))
 
 
 def run_program(config: Config) -> None:
@@ -218,7 +220,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
     return query
 
 
-def attend(query: StreamingQuery, config: Config) -> int:
+def attend(spark: SparkSession, query: StreamingQuery, config: Config) -> int:
     """Waits until a query has ended, and says how. Returns 1 if it failed."""
     from pyspark.errors import StreamingQueryException
 
@@ -227,6 +229,8 @@ def attend(query: StreamingQuery, config: Config) -> int:
         query.awaitTermination()
     except StreamingQueryException as error:
         failed = str(error)
+    if SPARK_STOPS in failed:
+        return attend(spark, start(spark, config), config)
     arrive(config.gate, ENDED, failed=failed)
     return int(bool(failed))
 
