@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from sparkonce.driver.ages import offsets_between
-from sparkonce.spark.jvm import class_name, items
-
-_KEPT_IN_ORDER = 4
-"""The most members of a Scala set that keeps the order in which they came. Larger ones go by their members' hashes."""
+from sparkonce.spark.jvm import class_name
 
 
 def slots_of_offsets(before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int | None) -> int | None:
@@ -45,31 +40,7 @@ def grouped(rows: DataFrame, slots: int) -> DataFrame:
 
 
 def is_worth_grouping(rows: DataFrame, slots: int) -> bool:
-    """Tells if the rows have more partitions than so many slots, and the same ones in each whenever they are run.
-
-    True if only their run would tell how many partitions they have.
-    """
+    """Tells if the rows have more partitions than so many slots; True if only their run would tell."""
     plan = rows._jdf.queryExecution().executedPlan()
-    if slots > 1 and may_be_listed_anew(plan):
-        return False
     # An adaptive plan would run its shuffles for the answer.
     return class_name(plan) == "AdaptiveSparkPlanExec" or int(plan.execute().getNumPartitions()) > slots
-
-
-def may_be_listed_anew(plan: Any) -> bool:
-    """Tells if partitions of a plan may have other numbers when it is run again after a restart.
-
-    Spark's Kafka source lists its partitions by a set. A small one has the order in which the brokers named them, and
-    after a restart that in which the checkpoint does. Behind a shuffle the number follows from the rows.
-    """
-    kind = class_name(plan)
-    if kind == "MicroBatchScanExec":
-        ends = json.loads(plan.end().json())  # only Kafka's batches are grouped
-        return 1 < sum(map(len, ends.values())) <= _KEPT_IN_ORDER
-    if kind.endswith("ExchangeExec"):
-        return False
-    if kind == "AdaptiveSparkPlanExec":
-        return may_be_listed_anew(plan.inputPlan())
-    if kind == "InMemoryTableScanExec":
-        return may_be_listed_anew(plan.relation().cachedPlan())
-    return any(map(may_be_listed_anew, items(plan.children())))
