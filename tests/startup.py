@@ -24,6 +24,16 @@ def jvm_flags() -> str:
     return " ".join((JVM_FLAGS, *archive_flags(kept, _record_classes)))
 
 
+def light_files() -> str:
+    """Returns the class of ``spark.sql.streaming.checkpointFileManagerClass`` that starts no processes.
+
+    The usual one starts a dozen of them (stat, chmod) for the files of a batch, a quarter of what it costs.
+    """
+    spark = tuple(map(int, importlib.metadata.version("pyspark").split(".")[:2]))
+    package = "streaming.checkpointing" if spark >= (4, 1) else "streaming"
+    return f"org.apache.spark.sql.execution.{package}.FileSystemBasedCheckpointFileManager"
+
+
 def _record_classes(flag: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

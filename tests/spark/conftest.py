@@ -47,13 +47,12 @@ def kafka() -> Iterator[Cluster]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing. The tables' jars cost its start less than a second."""
     from spark.pipeline import Config, session
-    from startup import jvm_flags
+    from startup import jvm_flags, light_files
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     nothing = {each.name: "" for each in fields(Config) if each.default is each.default_factory}
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     tables = [jar for library in table_libraries() for jar in resolve([library], exclude=in_spark)]
-    files = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     given = {
         "jars": tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),
         "jvm_flags": jvm_flags(),
@@ -62,8 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             # The session stands idle while other tests run. Heartbeats of its executor have been seen to fail then:
             # after 60 in a row, in ten minutes, Spark ends the JVM with 56, and nobody can stop the session in order.
             "spark.executor.heartbeat.maxFailures": "1000000",
-            # The usual one starts a dozen processes (stat, chmod) for the files of a batch, a quarter of what it costs.
-            "spark.sql.streaming.checkpointFileManagerClass": files,
+            "spark.sql.streaming.checkpointFileManagerClass": light_files(),
             "spark.python.daemon.module": "preloaded",
             "spark.executorEnv.PYTHONPATH": str(HERE / "python_daemon"),
         },

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce import ExactlyOnce, FilesSink, KafkaSink, PostgresSink
+from startup import light_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,10 +37,7 @@ _LITTLE = {
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "100",
     "spark.ui.retainedDeadExecutors": "1",
-    # The usual one starts a dozen processes (stat, chmod) for the files of a batch, a quarter of what it costs.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": light_files(),
 }
 _STILL_FREED = 0.99
 _A_TABLE = 1 << 20

@@ -19,7 +19,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark import grouping
-from sparkonce.spark.grouping import grouped
+from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
 
@@ -55,7 +55,7 @@ def test_a_partition_goes_whole_and_in_order_to_one_slot(spark: SparkSession, *,
     if shuffled:
         numbers = numbers.repartition(PARTITIONS, "number").sortWithinPartitions("number")
     rows = numbers.withColumn("partition", F.spark_partition_id())
-    slots = by_slot(grouped(rows, SLOTS))
+    slots = by_slot(Grouping(SLOTS).grouped(rows))
     assert len(slots) == SLOTS
     assert sorted(number for slot in slots for _, number in slot) == list(range(ROWS))
     owners = {partition: place for place, slot in enumerate(slots) for partition, _ in slot}
@@ -65,7 +65,7 @@ def test_a_partition_goes_whole_and_in_order_to_one_slot(spark: SparkSession, *,
             assert owners[mine] == place
             numbers_of = [number for partition, number in slot if partition == mine]
             assert numbers_of == sorted(numbers_of)
-    assert [set(slot) for slot in by_slot(grouped(rows, SLOTS))] == [set(slot) for slot in slots]
+    assert [set(slot) for slot in by_slot(Grouping(SLOTS).grouped(rows))] == [set(slot) for slot in slots]
 
 
 def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkSession, tmp_path: Path) -> None:
@@ -73,7 +73,9 @@ def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkS
     owner = Owner(query="0123456789ab", token=Token(0, "0" * 8), facts=sink.preflight("0123456789ab", None))
     rows = spark.range(ROWS, numPartitions=PARTITIONS).withColumnRenamed("id", "number")
     for wanted, slots in ((None, PARTITIONS), (SLOTS, SLOTS), (PARTITIONS, PARTITIONS), (10**6, PARTITIONS)):
-        handles, _ = SparkWork(rows, 0, shares(views_of(sink)), wanted).write({sink.name: owner}, None)
+        handles, _ = SparkWork(rows, 0, shares(views_of(sink)), wanted and Grouping(wanted)).write(
+            {sink.name: owner}, None
+        )
         assert sorted(handle.slot for handle in handles) == list(range(slots))
         assert sum(handle.rows for handle in handles) == ROWS
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from sparkonce.spark.grouping import slots_of_offsets
+from sparkonce.spark.grouping import Grouping, grouping_of
 
 ONE = '{"t":{"0":100,"1":100}}'
+MANY = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
 
 
 @pytest.mark.parametrize(
@@ -28,8 +34,54 @@ ONE = '{"t":{"0":100,"1":100}}'
     ],
 )
 def test_a_slot_is_counted_for_each_ten_rows_read(before: list[str] | None, now: list[str], slots: int | None) -> None:
-    assert slots_of_offsets(before, now, 10) == slots
+    found = grouping_of(before, now, 10)
+    assert (found and found.slots) == slots
 
 
-def test_no_slots_are_counted_unless_they_are_asked_for() -> None:
-    assert slots_of_offsets([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
+def test_nothing_is_grouped_unless_it_is_asked_for() -> None:
+    assert grouping_of([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
+
+
+@pytest.mark.parametrize(
+    ("topics", "small"), [([1], False), ([2], True), ([4], True), ([2, 2], True), ([2, 3], False), ([5], False)]
+)
+def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics: Sequence[int], small: bool) -> None:
+    told = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
+    assert grouping_of([told], [told], 10) == Grouping(1, is_small=small)
+    assert grouping_of([told, MANY], [told, MANY], 10) == Grouping(1, is_small=small)
+
+
+def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency", partitions: int = 3) -> Any:
+    links = [thing(by, rdd=lambda one=one: one) for one in behind]
+    sequence = SimpleNamespace(size=lambda: len(links), apply=lambda place: links[place])
+    return thing(kind, dependencies=lambda: sequence, getNumPartitions=lambda: partitions)
+
+
+def thing(kind: str, **more: Any) -> Any:
+    return SimpleNamespace(getClass=lambda: SimpleNamespace(getName=lambda: f"org.apache.spark.{kind}"), **more)
+
+
+def rows(kind: str, read: Any) -> Any:
+    plan = thing(kind, execute=lambda: read)
+    return SimpleNamespace(_jdf=SimpleNamespace(queryExecution=lambda: SimpleNamespace(executedPlan=lambda: plan)))
+
+
+SOURCE = rdd("sql.execution.datasources.v2.DataSourceRDD")
+READ = rdd("rdd.MapPartitionsRDD", SOURCE)
+SHUFFLED = rdd("rdd.MapPartitionsRDD", rdd("sql.execution.ShuffledRowRDD", SOURCE, by="ShuffleDependency"))
+
+
+@pytest.mark.parametrize(
+    ("read", "grouping", "worth"),
+    [
+        (READ, Grouping(2), True),
+        (READ, Grouping(3), False),
+        (READ, Grouping(2, is_small=True), False),
+        (READ, Grouping(1, is_small=True), True),
+        (SHUFFLED, Grouping(2, is_small=True), True),
+        (rdd("rdd.UnionRDD", SHUFFLED, READ), Grouping(2, is_small=True), False),
+    ],
+)
+def test_slots_are_grouped_where_they_stay_the_same(read: Any, grouping: Grouping, worth: bool) -> None:
+    assert grouping.is_worth_it(rows("sql.execution.ProjectExec", read)) == worth
+    assert grouping.is_worth_it(rows("sql.execution.adaptive.AdaptiveSparkPlanExec", None))

@@ -33,7 +33,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned
-from sparkonce.spark.grouping import slots_of_offsets
+from sparkonce.spark.grouping import grouping_of
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -215,8 +215,8 @@ class ExactlyOnce:
             self._topics.check_same()
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))
         try:
-            slots = slots_of_offsets(asked.previous_offsets, asked.offsets, self._rows_per_slot)
-            done = run.run_batch(asked, SparkWork(df, batch, self._shares, slots))
+            grouping = grouping_of(asked.previous_offsets, asked.offsets, self._rows_per_slot)
+            done = run.run_batch(asked, SparkWork(df, batch, self._shares, grouping))
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             raise without_causes(error) from None

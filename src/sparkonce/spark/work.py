@@ -20,7 +20,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
-from sparkonce.spark.grouping import grouped, is_worth_grouping
+from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.tables.sink import TableSink, quoted
 from sparkonce.spark.views import Share, arrow_schema, computed_once
@@ -52,12 +52,12 @@ class SparkWork:
         df: The batch.
         batch: Spark's batch id.
         shares: What each sink takes of it.
-        slots: Groups the partitions to so many slots if they are more; None to leave them.
+        grouping: Groups the partitions to fewer slots; None to leave them.
     """
 
-    def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share], slots: int | None = None) -> None:
+    def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share], grouping: Grouping | None = None) -> None:
         self._df = df
-        self._slots = slots
+        self._grouping = grouping
         self._batch = batch
         self._shares = shares
 
@@ -161,8 +161,8 @@ class SparkWork:
             tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
         needed = {column: None for task in tasks for column in task.columns}
         rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
-        if self._slots is not None and is_worth_grouping(rows, self._slots):
-            rows = grouped(rows, self._slots)
+        if self._grouping is not None and self._grouping.is_worth_it(rows):
+            rows = self._grouping.grouped(rows)
         return rows, tasks
 
     def _write_rows(

@@ -1,0 +1,95 @@
+"""Queries that group their partitions, killed in a batch, then started with other cores: the batch has the same slots.
+
+A replay in other slots could not be told from other rows, and would not be healed.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from eventually import LIMIT_S, eventually
+from spark.harness import PARTITIONS, Job, start_together
+from spark.kills import hold_at, start_held
+from spark.pipeline import ENDED
+from sparkonce.protocol.handles import Handle
+from sparkonce.rig.kafka import Cluster
+from striking.points import HALFWAY
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+
+ROWS, ROWS_PER_BATCH, ROWS_PER_SLOT = 3_000, 1_000, 600
+SLOTS = 2
+"""Of each batch but the first, which has as many as there are partitions."""
+MANY = 6
+"""More partitions than Spark may list in another order after a restart, see `sparkonce.spark.grouping`."""
+BATCH = 1
+SOON_MS, LATE_MS = 10_000, 600_000
+
+
+def new_job(kafka: Cluster, folder: Path, plan: str, slots: int, timeout_ms: int) -> Job:
+    return Job(
+        kafka.bootstrap,
+        folder,
+        rows=ROWS,
+        rows_per_batch=ROWS_PER_BATCH,
+        again=False,
+        plan=plan,
+        slots=slots,
+        kafka={"settings": {"transaction.timeout.ms": timeout_ms}},
+        query={"rows_per_slot": ROWS_PER_SLOT},
+        points=(HALFWAY,),
+    )
+
+
+def widen(job: Job) -> None:
+    """Gives the source more partitions. They stay empty."""
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
+    (source,) = job.config.sources
+    admin.create_partitions([NewPartitions(source, MANY)])[source].result(LIMIT_S)
+
+
+def handles(job: Job) -> tuple[Handle, ...]:
+    decision = job.log().decision(BATCH)
+    assert decision is not None
+    return decision.handles
+
+
+def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, tmp_path: Path) -> None:
+    stateless, stateful = "spark.plans:stateless", "spark.plans:distinct"
+    with ExitStack() as stack:
+        lost, shuffled, ungrouped, undecided, decided = jobs = [
+            stack.enter_context(new_job(kafka, tmp_path / name, plan, slots, timeout_ms))
+            for name, plan, slots, timeout_ms in (
+                ("lost", stateless, SLOTS, SOON_MS),
+                ("shuffled", stateful, MANY, SOON_MS),
+                ("ungrouped", stateless, SLOTS, SOON_MS),
+                ("undecided", stateless, SLOTS, LATE_MS),
+                ("decided", stateless, SLOTS, LATE_MS),
+            )
+        ]
+        for job in (lost, undecided, decided):
+            widen(job)
+        half_lost = (lost, shuffled, ungrouped)
+        points = dict.fromkeys(half_lost, HALFWAY) | {undecided: "DECIDING", decided: "FINISHING"}
+        holds = {job: hold_at(point, job, lambda batch: batch == BATCH) for job, point in points.items()}
+        start_held(holds, list(points.values()), tmp_path / "killed.log").kill()
+        before = {job: handles(job) for job in (*half_lost, decided)}
+        for job in half_lost:
+            eventually(
+                lambda job=job: not job.transactions("Ongoing", "PrepareAbort"), "the broker has aborted the rest"
+            )
+            assert job.transactions("CompleteAbort")
+        start_together(jobs, tmp_path / "next.log", master="local[3]", points=()).join()
+        for job in jobs:
+            assert job.gate.at(ENDED, failed=""), job.gate.last(ENDED)
+            verdict = job.judge()
+            assert verdict.is_exactly_once, verdict
+        assert handles(decided) == before[decided]
+        for job in half_lost:
+            assert handles(job) != before[job]
+            assert sorted(one.evidence for one in handles(job)) == sorted(one.evidence for one in before[job])
+        assert [len(handles(job)) for job in jobs] == [SLOTS, SLOTS, PARTITIONS, SLOTS, SLOTS]
