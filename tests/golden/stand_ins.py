@@ -30,5 +30,5 @@ def kafka_committer(**client: Any) -> KafkaCommitter:
     made = KafkaCommitter.__new__(KafkaCommitter)
     made._client = SimpleNamespace(**client)  # type: ignore[assignment]
     made._name, made._attempt_timeout_s = "kafka", 10.0
-    made._retention = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment]
+    made._retention = made._leaders = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment]
     return made

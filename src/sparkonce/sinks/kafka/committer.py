@@ -16,6 +16,7 @@ from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, HandleCommitter
 from sparkonce.sinks._shared.names import Claims
+from sparkonce.sinks.kafka.leader_check import LeaderCheck
 from sparkonce.sinks.kafka.other_queries import other_queries
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
@@ -32,9 +33,8 @@ from sparkonce.sinks.kafka.outcomes import (
     is_behind,
     is_undescribed,
     still_open,
-    undescribed_outcome,
 )
-from sparkonce.sinks.kafka.partitions import leaderless, metadata_request
+from sparkonce.sinks.kafka.partitions import metadata_request
 from sparkonce.sinks.kafka.retention import RetentionCheck
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.topic import (
@@ -75,8 +75,6 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         ConfigurationError: for a setting that the driver's connection cannot follow.
     """
 
-    _topic: str | None = None
-
     def __init__(
         self,
         settings: Mapping[str, Any],
@@ -85,8 +83,8 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         topic: str | None = None,
         attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
     ) -> None:
-        self._topic = topic
         self._client = TransactionClient(admin_settings(settings))
+        self._leaders = LeaderCheck(self._client, topic)
         self._name = name
         self._attempt_timeout_s = attempt_timeout_s
         self._retention = RetentionCheck(self._client)
@@ -106,7 +104,7 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         is waited for. With one replica, a crash of its broker right after a commit can still leave rows hidden.
         """
         deadline_s = self._deadline_s()
-        held = self._without_leader(list(wanted), deadline_s)
+        held = self._leaders.held_back(list(wanted), deadline_s)
         begun_ms = {one: handle.opened_ms for one, handle in wanted.items() if one not in held}
         held |= self._retention.held_back(begun_ms, deadline_s)
         ready = [one for one in wanted if one not in held]
@@ -256,21 +254,6 @@ class KafkaCommitter(HandleCommitter[Transaction]):
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
-
-    def _without_leader(self, wanted: Sequence[Transaction], deadline_s: float) -> dict[Transaction, Finished]:
-        """Returns those that have written to a partition of the topic that has no leader, or of which nobody tells."""
-        if self._topic is None:
-            return {}
-        metadata = self._client.request(metadata_request(self._topic), deadline_s=deadline_s)
-        if isinstance(metadata, BrokerAnswer) or not (alone := leaderless(metadata)):
-            return {}
-        views = self._client.describe_transactions(wanted, deadline_s=deadline_s)
-        held = {one: undescribed_outcome(view) for one, view in zip(wanted, views, strict=True) if is_undescribed(view)}
-        for view in still_open(wanted, views):
-            if without := sorted(alone.keys() & set(view.partitions)):
-                reason = f"It is committed once all that it has written to has a leader: {alone[without[0]]}."
-                held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
-        return held
 
     def _confirm(
         self, doubtful: list[int], transactions: list[Transaction], verdicts: list[Finished], deadline_s: float

@@ -20,7 +20,7 @@ Partition = tuple[str, int]
 MakeRequest = Callable[[Mapping[str, list[int]]], Request]
 """Makes a request for the partitions of one leader, which are given by topic."""
 
-_LEADER_NOT_AVAILABLE = 5
+LEADER_NOT_AVAILABLE = 5
 
 
 def metadata_request(*topics: str, rights: bool = False) -> Request:
@@ -34,19 +34,10 @@ def leaders_of(metadata: Response) -> dict[Partition, int | BrokerAnswer]:
     found: dict[Partition, int | BrokerAnswer] = {}
     for topic in metadata.topics:
         for one in topic.partitions:
-            code = topic.error_code or one.error_code or (_LEADER_NOT_AVAILABLE if one.leader_id < 0 else NONE)
+            code = topic.error_code or one.error_code or (LEADER_NOT_AVAILABLE if one.leader_id < 0 else NONE)
             place = (topic.name, one.partition_index)
             found[place] = one.leader_id if code == NONE else _refused(place, code)
     return found
-
-
-def leaderless(metadata: Response) -> dict[Partition, BrokerAnswer]:
-    """Returns the partitions that have no leader now, each with words that name it."""
-    return {
-        place: told
-        for place, told in leaders_of(metadata).items()
-        if isinstance(told, BrokerAnswer) and told.code == _LEADER_NOT_AVAILABLE
-    }
 
 
 def ask_leaders(
