@@ -16,7 +16,8 @@ On the driver:
 
 - ``preflight``, ``topic``, ``other_queries``: check the cluster, its topic, and who else writes there.
 - ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
-- ``retention``: finds rows that were deleted before their commit; ``lookout`` finds who holds back readers.
+- ``retention``, ``leader_check``: find rows that were deleted, and partitions without a leader, before a commit.
+- ``lookout``: finds who holds back readers.
 - ``transaction_client``, ``partitions``: ask transaction coordinators, and leaders of partitions.
 - ``orphans``: lists what is open, for ``sparkonce orphans``.
 - ``connection``, ``waiting``: send requests, and repeat them until a deadline.
