@@ -80,7 +80,7 @@ class Brokers:
 ENGINES = (
     Engine(spark="4.0.0", python="3.10", connector=True, delta=True, iceberg=True),
     Engine(spark="4.0.5", python="3.11"),
-    Engine(spark="4.1.1", python="3.12", connector=True),
+    Engine(spark="4.1.1", python="3.12", connector=True, delta=True, iceberg=True),
     Engine(spark="4.1.4", python="3.10"),
     Engine(spark="4.2.0", python="3.13", connector=True),
     Engine(spark="4.2.1", python="3.12"),

@@ -16,8 +16,14 @@ SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
 
 _TABLES = {
-    DELTA_MODULE: {"4.0": f"io.delta:delta-spark_{SCALA}:4.0.0"},
-    ICEBERG_MODULE: {"4.0": f"org.apache.iceberg:iceberg-spark-runtime-4.0_{SCALA}:1.10.0"},
+    DELTA_MODULE: {
+        "4.0": f"io.delta:delta-spark_{SCALA}:4.0.0",
+        "4.1": f"io.delta:delta-spark_4.1_{SCALA}:4.4.0",
+    },
+    ICEBERG_MODULE: {
+        "4.0": f"org.apache.iceberg:iceberg-spark-runtime-4.0_{SCALA}:1.10.0",
+        "4.1": f"org.apache.iceberg:iceberg-spark-runtime-4.1_{SCALA}:1.12.0",
+    },
 }
 """The coordinates that the sinks are tested with, by Spark's version. Delta and Iceberg have their own versions."""
 
