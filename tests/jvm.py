@@ -10,7 +10,6 @@ from typing import Any
 from pyspark.conf import SparkConf
 from pyspark.java_gateway import launch_gateway
 
-from sparkonce.rig.kafka.jars import resolve, spark_jars_folder
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.checkpoints.s3a import S3AFiles
@@ -40,13 +39,6 @@ def hadoop_conf(jvm: Any, settings: Mapping[str, str] | None = None) -> Any:
 
 def hadoop_files(jvm: Any, url: str, settings: Mapping[str, str] | None = None) -> HadoopFiles:
     return HadoopFiles.opened(jvm, hadoop_conf(jvm, settings), url)
-
-
-def s3a_jars() -> list[Path]:
-    """Those of the connector for the Hadoop that this Spark has."""
-    (client,) = spark_jars_folder().glob("hadoop-client-api-*.jar")
-    version = client.stem.removeprefix("hadoop-client-api-")
-    return resolve([f"org.apache.hadoop:hadoop-aws:{version}"], exclude=["hadoop-client-api", "hadoop-client-runtime"])
 
 
 def s3a_settings(url: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkonce.rig.kafka.jars import spark_jars_folder, spark_s3a_jars
+from sparkonce.rig.kafka.jars import spark_s3a_class_path
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
@@ -100,9 +100,7 @@ def s3_store(folder: Path) -> Iterator[Store]:
             "secret.key": SECRET_KEY,
         }
         spark = {f"spark.hadoop.fs.s3a.{name}": value for name, value in settings.items()}
-        # Not by --jars, which every executor copies. Spark's own come first: Amazon's client brings another SLF4J.
-        classes = ":".join([f"{spark_jars_folder()}/*", *map(str, spark_s3a_jars())])
-        spark |= dict.fromkeys(("spark.driver.extraClassPath", "spark.executor.extraClassPath"), classes)
+        spark |= dict.fromkeys(("spark.driver.extraClassPath", "spark.executor.extraClassPath"), spark_s3a_class_path())
         yield Store(kind="s3", url="s3a://cluster/jobs", read=read, names=names, spark=spark)
 
 

@@ -17,7 +17,7 @@ import pytest
 from conformance.checkpoint_suite import CheckpointSuite, claim
 from conformance.network_suite import RefusalSuite, Refusing
 from conformance.s3_suite import Behind, S3Suite, first_put, held, is_put
-from jvm import bare_jvm, s3a_files, s3a_jars
+from jvm import bare_jvm, s3a_files
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from shared_servers import s3_server
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
@@ -25,6 +25,7 @@ from sparkonce.checkpoint.proof import PROVED, prove
 from sparkonce.durable import is_outage
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
+from sparkonce.rig.kafka.jars import spark_s3a_jars
 from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.spark.checkpoints import calls, s3a
 from sparkonce.spark.checkpoints.s3a import S3AFiles
@@ -44,7 +45,7 @@ def s3() -> S3Server:
 
 @pytest.fixture(scope="module")
 def jvm() -> Iterator[Any]:
-    with bare_jvm(s3a_jars()) as started:
+    with bare_jvm(spark_s3a_jars()) as started:
         yield started
 
 
@@ -66,8 +67,9 @@ class TestS3A(CheckpointSuite):
 
     def opening(self, files: CheckpointFiles) -> str:
         return (
-            f"sys.path.insert(0, {TESTS!r})\nfrom jvm import bare_jvm, s3a_files, s3a_jars\n"
-            "opened = bare_jvm(s3a_jars())\n"
+            f"sys.path.insert(0, {TESTS!r})\nfrom jvm import bare_jvm, s3a_files\n"
+            "from sparkonce.rig.kafka.jars import spark_s3a_jars\n"
+            "opened = bare_jvm(spark_s3a_jars())\n"
             f"files = s3a_files(opened.__enter__(), {files.location!r}, {self.s3.url!r})"
         )
 

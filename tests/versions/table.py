@@ -12,6 +12,7 @@ WITH_CONNECTOR = (
     "tests/spark/test_shapes.py",
     "tests/spark/test_streams.py",
     "tests/spark/test_explain_engine.py",
+    "tests/spark/test_object_checkpoints.py",
 )
 WITH_DELTA = ("tests/spark/test_tables_delta.py",)
 WITH_ICEBERG = ("tests/spark/test_tables_iceberg.py",)

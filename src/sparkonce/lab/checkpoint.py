@@ -15,7 +15,7 @@ from sparkonce.checkpoint.opening import open_location
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import FOLDER
 from sparkonce.rig.disk import SmallDisk
-from sparkonce.rig.kafka.jars import spark_jars_folder, spark_s3a_jars
+from sparkonce.rig.kafka.jars import spark_s3a_class_path
 
 QUERY = "query"
 """The checkpoint's name on its disk."""
@@ -68,9 +68,7 @@ def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
             f"--checkpoint {location}: Spark needs the connector of {scheme}: for that.",
             next_step=f"Name it by --conf {_PACKAGES}=….",
         )
-    # Spark's own classes come first: Amazon's client brings another SLF4J.
-    classes = ":".join([f"{spark_jars_folder()}/*", *map(str, spark_s3a_jars())])
-    return {**conf, **dict.fromkeys(_CLASS_PATHS, classes)}
+    return {**conf, **dict.fromkeys(_CLASS_PATHS, spark_s3a_class_path())}
 
 
 def check_place(files: CheckpointFiles) -> None:

@@ -170,6 +170,11 @@ def spark_s3a_jars() -> list[Path]:
     return resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=present)
 
 
+def spark_s3a_class_path() -> str:
+    """Returns the class path of S3A. Spark's own jars come first: Amazon's client brings another SLF4J."""
+    return ":".join([f"{spark_jars_folder()}/*", *map(str, spark_s3a_jars())])
+
+
 def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:
     version = pyspark_version or importlib.metadata.version("pyspark")
     present = {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}

@@ -27,7 +27,7 @@ _SETTINGS = {
     "fs.s3a.connection.establish.timeout": "15s",
     "fs.s3a.connection.request.timeout": "15s",
     "fs.s3a.connection.timeout": "15s",
-    # No objects that stand for folders.
+    # No objects that stand for folders. Version 3.4.2 puts one all the same where a folder's last file is deleted.
     "fs.s3a.performance.flags": "create,delete,mkdir",
     # Each put allocates as much of the driver's heap, also for a small object: by default 64 MB.
     "fs.s3a.fast.upload.buffer": "array",
