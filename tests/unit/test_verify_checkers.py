@@ -511,27 +511,73 @@ def test_nothing_explains_what_must_never_be(error: type[Exception], fault: Faul
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
-@pytest.mark.parametrize("error", ["ConfigurationError", "LogError"])
-def test_a_fault_of_the_checkpoints_store_explains_that_it_could_not_be_asked(error: str) -> None:
+UNREAD = "The decision log s3a://b/a/sparkonce cannot be read: timed out."
+UNWRITTEN = "the decision of batch 1 could not be written: timed out"
+UNASKED = "checkpoint='s3a://b/a': the store could not be asked to show that it can carry a decision log: timed out."
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("ConfigurationError", UNASKED),
+        ("ConfigurationError", "checkpoint='s3a://b/a' cannot be written to: timed out."),
+        ("ConfigurationError", "checkpoint='s3a://b/a': Spark cannot reach that store: timed out."),
+        ("LogError", UNREAD),
+        ("LogError", UNWRITTEN),
+    ],
+)
+def test_an_outage_of_the_checkpoints_store_explains_that_it_could_not_be_asked(error: str, message: str) -> None:
     run = struck(Fault.SERVER_KILLED, system=STORE)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error), noted(Kind.ENDED, driver=1, code=1))
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error, message), noted(Kind.ENDED, driver=1, code=1))
     assert run.found() == {}
-    run.insert(run.place(Kind.OPEN), stopped(2, error))
+    run.insert(run.place(Kind.OPEN), stopped(2, error, message))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "system", "error", "message"),
+    [
+        (Fault.SERVER_KILLED, STORE, "LogError", "The decision log s3a://b/a contradicts itself: two decisions."),
+        (
+            Fault.SERVER_KILLED,
+            STORE,
+            "ConfigurationError",
+            "this store cannot carry a decision log: 2 of 2 puts landed",
+        ),
+        (Fault.SERVER_KILLED, STORE, "ConfigurationError", "checkpoint='s3a://b/a' holds no query"),
+        (Fault.SERVER_KILLED, KAFKA, "LogError", UNREAD),
+        (Fault.SERVER_KILLED, KAFKA, "ConfigurationError", UNASKED),
+        (Fault.REPLY_LOST, STORE, "LogError", UNWRITTEN),
+        (Fault.REQUEST_LATE, STORE, "LogError", UNWRITTEN),
+        (Fault.REPLY_LOST, STORE, "ConfigurationError", UNASKED),
+    ],
+)
+def test_it_explains_no_damage_and_only_what_is_said_of_an_outage(
+    fault: Fault, system: str, error: str, message: str
+) -> None:
+    run = struck(fault, system=system)
+    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error, message))
+    assert run.found() == {(Anomaly.STOPPED, RUN): 1}
+
+
+PLANNED = (
+    "The running query has planned batch 1 with the offsets ['7'], and … ['8']: another driver runs on this checkpoint"
+)
 
 
 @pytest.mark.parametrize(
     ("fault", "checkpoint", "message", "found"),
     [
-        (Fault.TWO_DRIVERS, "s3a://bucket/a", "The running query has planned batch 1 with …", 0),
-        (Fault.TWO_DRIVERS, "", "The running query has planned batch 1 with …", 1),
-        (Fault.TWO_DRIVERS, "s3a://bucket/a", "the checkpoint is of another query", 1),
-        (Fault.DRIVER_KILLED, "s3a://bucket/a", "The running query has planned batch 1 with …", 1),
+        (Fault.TWO_DRIVERS, "s3a://bucket/a", PLANNED, 0),
+        (Fault.DRIVER_PAUSED, "s3", PLANNED, 0),
+        (Fault.TWO_DRIVERS, "", PLANNED, 1),
+        (Fault.TWO_DRIVERS, "hdfs://host:8020/a", PLANNED, 1),
+        (Fault.TWO_DRIVERS, "/data/s3a", PLANNED, 1),
+        (Fault.TWO_DRIVERS, "s3a://bucket/a", "batch 1 was decided with other offsets", 1),
+        (Fault.DRIVER_KILLED, "s3a://bucket/a", PLANNED, 1),
     ],
 )
-def test_two_drivers_may_plan_a_batch_otherwise_in_a_store(
-    fault: Fault, checkpoint: str, message: str, found: int
-) -> None:
+def test_two_drivers_may_plan_a_batch_otherwise_in_s3(fault: Fault, checkpoint: str, message: str, found: int) -> None:
     run = struck(fault)
     began = run.events[run.place(Kind.BEGAN)]
     run.events[run.place(Kind.BEGAN)] = noted(Kind.BEGAN, **{**began.fields, "checkpoint": checkpoint})

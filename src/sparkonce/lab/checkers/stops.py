@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from sparkonce.lab.checkers.steps import Struck, steps_of
-from sparkonce.lab.faults import STORE, Fault
+from sparkonce.lab.faults import OF_REQUESTS, STORE, Fault
 from sparkonce.lab.history import Event, History, Kind
 from sparkonce.lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
@@ -61,10 +61,18 @@ EXPLAINED_BY = {
 ``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``; and no
 error that is neither ours nor Spark's, such as a client library's."""
 
-_OF_THE_STORE = frozenset({"ConfigurationError", "LogError"})
-"""Explained by any fault of the checkpoint's store: a start could not ask it, or a record could not be put."""
-_PLANNED = "has planned batch"
-"""Two drivers at once explain this, in a store: S3 renames by copying, so Spark itself does not keep them apart."""
+_OF_THE_STORE = {
+    "ConfigurationError": re.compile(
+        r"cannot be written to: |could not be asked to show|did not say which of two puts|cannot reach that store: "
+    ),
+    "LogError": re.compile(r"could not be written: |cannot be read: |could not be tidied away: "),
+}
+"""What a start or a run says if the checkpoint's store gave no answer. An outage of that store explains it, and not one
+request that is struck, for it is sent again. Nothing explains that store, query or log are not what they must be."""
+_PLANNED = re.compile(r"has planned batch \d+ with the offsets .+: another driver runs on this checkpoint")
+"""Two drivers at once explain this in S3, which renames by copying: Spark itself does not keep them apart there."""
+_COPIES = ("s3", "s3a")
+"""The checkpoints that are in S3: the verifier's own one, and the user's."""
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
@@ -81,17 +89,12 @@ def check_stops(history: History) -> Iterator[Verdict]:
     steps = steps_of(history)
     stops = list(_stops(history))
     began = history.first(Kind.BEGAN)
-    in_store = bool(began and began.fields.get("checkpoint"))
+    copies = began is not None and str(began.fields.get("checkpoint")).partition(":")[0] in _COPIES
     unexplained = [
         f"at {event.at_ms} ms driver {event['driver']}: {what}"
         for place, event, error, what in stops
         if not _is_explained(
-            history.events,
-            steps,
-            place,
-            event["driver"],
-            error,
-            planned_otherwise=in_store and error == "CheckpointMismatchError" and _PLANNED in what,
+            history.events, [step for step in steps if _explains(step, error, what, copies)], place, event["driver"]
         )
     ]
     yield Verdict(
@@ -125,19 +128,20 @@ def _error(event: Event) -> str:
     return str((inside or [event["error"]])[-1])
 
 
-def _explains(step: Struck, error: str, planned_otherwise: bool) -> bool:
+def _explains(step: Struck, error: str, what: str, copies: bool) -> bool:
+    """Tells whether a fault may lead to an error, whenever that was."""
     if step.system == STORE and error in _OF_THE_STORE:
-        return True
-    return step.fault in (_RIVALS if planned_otherwise else EXPLAINED_BY.get(error, ()))
+        return step.fault in _OUTAGES - OF_REQUESTS and _OF_THE_STORE[error].search(what) is not None
+    if error == "CheckpointMismatchError":
+        return copies and step.fault in _RIVALS and _PLANNED.search(what) is not None
+    return step.fault in EXPLAINED_BY.get(error, ())
 
 
-def _is_explained(
-    events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int, error: str, *, planned_otherwise: bool
-) -> bool:
+def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int) -> bool:
     return any(
         not step.is_over(place) or (step.fault in _RIVALS and _is_rival(events, step, place, driver))
         for step in steps
-        if step.since < place and _explains(step, error, planned_otherwise)
+        if step.since < place
     )
 
 
