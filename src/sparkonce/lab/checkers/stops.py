@@ -67,8 +67,8 @@ _OF_THE_STORE = {
     ),
     "LogError": re.compile(r"could not be written: |cannot be read: |could not be tidied away: "),
 }
-"""The words of a start or a run whose checkpoint's store gave no answer. An outage of that store explains them, and not
-one request that is struck, for it is sent again. Nothing explains that store, query or log are not what they must be."""
+"""The words of a start or a run whose checkpoint's store gave no answer. An outage of that store explains them. One
+request that is struck does not, for it is sent again. Nothing explains a store, query or log that is wrong."""
 _PLANNED = re.compile(r"has planned batch \d+ with the offsets .+: another driver runs on this checkpoint")
 """Two drivers at once explain this in S3, which renames by copying: Spark itself does not keep them apart there."""
 _COPIES = ("s3", "s3a")
