@@ -63,6 +63,10 @@ class Job:
         found = read_committed(self.bootstrap, self.topic)
         return Counter((record.value or b"").decode().rpartition("-")[0] for record in found)
 
+    def await_seen(self, rows: Counter[str]) -> None:
+        """Waits for the markers of commits, which brokers write after they have answered."""
+        eventually(lambda: self.seen() == rows, f"readers see {rows}")
+
     def expected(self, batches: int, slots: Sequence[int] = range(SLOTS)) -> Counter[str]:
         return Counter(f"{batch}-{slot}-{number}" for batch in range(batches) for slot in slots for number in range(4))
 
@@ -94,7 +98,7 @@ def test_what_is_deleted_of_a_decided_batch_is_written_again(
     before = job.job.decision(0).handles
     job.delete_rows(1, but=but)
     job.job.run(0, 1)
-    assert job.seen() == job.expected(2)
+    job.await_seen(job.expected(2))
     (void,) = (one for one in job.records() if isinstance(one, Void))
     assert void.void == (("kafka", 1),)
     kept = set(before) & set(job.job.decision(0).handles)
@@ -111,10 +115,10 @@ def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkey
         patched.setattr(KafkaCommitter, "abort", _dies)
         with pytest.raises(KeyboardInterrupt):
             job.job.run(0)
-    assert job.seen() == job.expected(1, [0, 2])
+    job.await_seen(job.expected(1, [0, 2]))
     monkeypatch.setattr(retention.RetentionCheck, "look", lambda *_: (set(), {}))
     job.job.run(0, 1)
-    assert job.seen() == job.expected(2)
+    job.await_seen(job.expected(2))
 
 
 def _dies(*_: object) -> Sequence[Any]:
@@ -128,7 +132,7 @@ def test_rows_that_cannot_be_made_again_stop_the_query(job: Job) -> None:
     with pytest.raises(TransactionLostError) as raised:
         job.job.run(0)
     assert raised.value.details["lost"] == (("kafka", 1, 4),)
-    assert job.seen() == job.expected(1, [0, 2])
+    job.await_seen(job.expected(1, [0, 2]))
 
 
 def test_all_of_a_batch_may_be_other_rows(job: Job) -> None:
@@ -136,7 +140,7 @@ def test_all_of_a_batch_may_be_other_rows(job: Job) -> None:
     job.delete_rows(0, 1, 2)
     job.salt = 1
     job.job.run(0)
-    assert job.seen() == job.expected(1)
+    job.await_seen(job.expected(1))
 
 
 def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,7 +151,7 @@ def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog
     before = job.job.decision(1).handles
     job.job.run(1)
     assert job.job.decision(1).handles == before
-    assert job.seen() == job.expected(2) - job.expected(1)
+    job.await_seen(job.expected(2) - job.expected(1))
     assert "deleted rows" not in caplog.text
 
 
@@ -171,7 +175,7 @@ def test_who_may_not_ask_commits_with_a_warning(
     monkeypatch.setattr(retention, "_TOPIC_AUTHORIZATION_FAILED", 0)
     with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.retention"):
         job.job.run(0, 1)
-    assert job.seen() == job.expected(2)
+    job.await_seen(job.expected(2))
     assert caplog.text.count("Grant READ on the topic") == 1
 
 
@@ -191,7 +195,7 @@ def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest
     monkeypatch.setattr(retention.RetentionCheck, "look", look)
     job.job.run(0)
     assert silent == []
-    assert job.seen() == job.expected(1)
+    job.await_seen(job.expected(1))
 
 
 def test_retention_itself(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
-from sparkonce.spark import grouping
+from sparkonce.spark import exactly_once
 from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -83,14 +83,14 @@ def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkS
 def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The offsets of files count no rows, so the count stands in for that of a Kafka source."""
-    asked: list[tuple[bool, int]] = []
+    """The offsets of files count no rows, so the grouping stands in for that of a Kafka source."""
+    asked: list[tuple[bool, int, int | None]] = []
 
-    def count(before: Sequence[str] | None, now: Sequence[str]) -> int | None:
-        asked.append((before is None, len(now)))
-        return None if before is None else 30
+    def of(before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int | None) -> Grouping | None:
+        asked.append((before is None, len(now), rows_per_slot))
+        return None if before is None else Grouping(SLOTS)
 
-    monkeypatch.setattr(grouping, "offsets_between", count)
+    monkeypatch.setattr(exactly_once, "grouping_of", of)
     (tmp_path / "source").mkdir()
     for number in range(2):
         lines = "".join(f'{{"number": {100 * number + row}}}\n' for row in range(40))
@@ -101,7 +101,7 @@ def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
     with closing(ExactlyOnce(sink, checkpoint=checkpoint, rows_per_slot=10, display=False)) as once:
         ended(once.start(rows, trigger={"availableNow": True}))
         transactions = [batch.transactions for batch in once.progress()]
-    assert asked == [(True, 1), (False, 1)]
+    assert asked == [(True, 1, 10), (False, 1, 10)]
     assert transactions[0] > SLOTS
     assert transactions[1] <= SLOTS
     committed = (tmp_path / "sink" / "committed").iterdir()
