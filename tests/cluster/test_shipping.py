@@ -65,7 +65,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(bare: Path) -> str:
-    """What the page makes of an environment, with sparkonce from its wheel, as an argument of ``--archives``."""
+    """The archive that the page makes of an environment with sparkonce's wheel, as an argument of ``--archives``."""
     folder = bare.parent
     typed(f"{sys.executable} -m hatchling build -t wheel -d {folder}", ROOT)
     typed("environment/bin/python -m pip install --no-deps *.whl", folder)
@@ -74,7 +74,7 @@ def archive(bare: Path) -> str:
 
 
 def used(cluster: Standalone, words: str) -> int:
-    """How many executors have Python workers with these words in their command line."""
+    """Counts the executors that have Python workers with these words in their command line."""
     return sum(bool(worker.processes(words)) for worker in cluster.workers)
 
 

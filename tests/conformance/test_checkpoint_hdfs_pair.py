@@ -116,7 +116,7 @@ def meanwhile(change: Callable[[], object], every_s: float = 0.0) -> Iterator[li
 
 
 class WhileNameNodesChange(CheckpointSuite):
-    """What the log relies on, while the active name node becomes the standby, all the time."""
+    """The log's suite, while the active name node becomes the standby, all the time."""
 
     @pytest.fixture(autouse=True)
     def _changing(self, pair: HdfsPair) -> Iterator[None]:

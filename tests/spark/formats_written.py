@@ -111,7 +111,7 @@ class Written:
         writer.options(job=name, log=self.log).save()
 
     def batches(self) -> int:
-        """How many of the source's files are there, with each row once."""
+        """Counts the source's files that are there, with each row once."""
         found = self.target.visible()
         assert set(found.values()) <= {1}, found
         assert len(found) % ROWS == 0, len(found)
