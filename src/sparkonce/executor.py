@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from sparkonce.errors import PrepareError
+from sparkonce.dead_letters import to_letters
+from sparkonce.errors import OutageError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_fields
 from sparkonce.protocol.plain import is_scalar
-from sparkonce.sink import Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Owner, Refused, SinkWriter, TwoPhaseCommitSink, WriterContext
+
+Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+"""The fingerprint of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +30,18 @@ class SinkTask:
         sink: The sink.
         owner: The run, with the sink's facts.
         columns: The columns to write, in order.
-        fingerprint: The name of the int64 column that holds ``xxhash64`` over those columns.
+        fingerprint: The name of the int64 column that holds ``xxhash64`` over those columns; empty for a sink of dead
+            letters, whose rows have the fingerprints of the rows that were refused.
+        dead_letters: The name of the sink that takes the rows that this one refuses; empty if such a row ends the slot.
+        mark: The name of a column that says why the system will refuse a row, null for the others; empty for none.
     """
 
     sink: TwoPhaseCommitSink
     owner: Owner
     columns: tuple[str, ...]
-    fingerprint: str
+    fingerprint: str = ""
+    dead_letters: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +52,13 @@ class SlotTask:
         batch: Spark's batch id.
         sinks: The sinks to write to.
         only: If not None, write these (sink, slot)s only; count and fingerprint the others.
+        max_refused: How many rows a slot may send to a sink of dead letters.
     """
 
     batch: int
     sinks: tuple[SinkTask, ...]
     only: frozenset[tuple[str, int]] | None = None
+    max_refused: int = 0
 
 
 def write_slot(
@@ -69,53 +81,112 @@ def write_slot(
             aborted, whatever the error.
     """
     with ExitStack() as stack:
-        parts: list[_Part] = []
+        parts: dict[str, _Part] = {}
         for part in task.sinks:
             if attempt > 0 and part.sink.guarantee is Guarantee.AT_MOST_ONCE:
                 raise PrepareError(
                     f"slot {slot} failed before, and sink {part.sink.name} is {Guarantee.AT_MOST_ONCE.value}: its "
                     "rows may have been written, and are not written again"
                 )
-            parts.append(_Part(part, task, slot, copy))
-            stack.push(parts[-1].leave)
+            parts[part.sink.name] = _Part(part, task, slot, copy)
+            stack.push(parts[part.sink.name].leave)
+        given = [(part, parts.get(part.takes.dead_letters)) for part in parts.values() if part.takes.fingerprint]
         for batch in rows:
-            for writing in parts:
-                writing.take(batch)
-        return [writing.prepare() for writing in parts]
+            for writing, letters in given:
+                writing.take(batch, letters)
+        return [writing.prepare() for writing in parts.values()]
 
 
 class _Part:
     """The writing of a slot to one sink."""
 
     def __init__(self, part: SinkTask, task: SlotTask, slot: int, copy: str) -> None:
-        self._part = part
-        self._slot = slot
+        self.takes = part
         self._rows = 0
         self._fingerprint = 0
         self._opened_ms: int | None = None
+        self._most = task.max_refused
+        self._context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy)
+        self._is_kept = task.only is None or (part.sink.name, slot) in task.only
         self._writer: SinkWriter | None = None
-        if task.only is None or (part.sink.name, slot) in task.only:
-            context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy)
-            self._writer = part.sink.writer(context)
+        # Dead letters are rare: their writer is made when there are any.
+        if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
+            # What is refused shows only when it is written. So a part that is only counted is written, and aborted.
+            self._writer = part.sink.writer(self._context)
 
-    def take(self, batch: pa.RecordBatch) -> None:
+    def take(self, batch: pa.RecordBatch, letters: _Part | None) -> None:
         if batch.num_rows == 0:
             return
-        self._rows += batch.num_rows
-        hashes = batch.column(self._part.fingerprint).to_numpy(zero_copy_only=False)
-        self._fingerprint = (self._fingerprint + int(np.sum(hashes.view(np.uint64)))) % FINGERPRINT_MODULUS
-        if self._writer is None:
+        hashes = batch.column(self.takes.fingerprint).to_numpy(zero_copy_only=False).view(np.uint64)
+        rows = batch.select(list(self.takes.columns))
+        if letters is None:
+            self._count(rows.num_rows, hashes)
+            if self._writer is not None:
+                self._open().write(rows)
             return
+        refused = self._offer(batch, rows)
+        taken = np.ones(rows.num_rows, bool)
+        taken[list(refused.rows)] = False
+        self._count(int(np.count_nonzero(taken)), hashes[taken])
+        if refused.rows:
+            letters.receive(self.takes.sink.name, rows.take(pa.array(refused.rows)), refused.reasons, hashes[~taken])
+
+    def receive(self, sink: str, rows: pa.RecordBatch, reasons: Sequence[str], hashes: Hashes) -> None:
+        """Takes the rows that another sink has refused."""
+        self._count(rows.num_rows, hashes)
+        if self._rows > self._most:
+            raise PrepareError(
+                f"Sink {sink!r} refused {self._rows} rows of slot {self._context.slot}, and max_refused is "
+                f"{self._most}: {reasons[-1]}",
+                next_step="See whether the rows or the system are wrong; raise max_refused if so many are to go to "
+                f"sink {self.takes.sink.name!r}.",
+            )
+        if not self._is_kept:
+            return
+        if self._writer is None:
+            self._writer = self.takes.sink.writer(self._context)
+        letters = to_letters(rows, reasons, sink=sink, context=self._context, columns=self.takes.columns)
+        try:
+            self._open().write(letters)
+        except OutageError:
+            raise
+        except PrepareError as error:
+            raise PrepareError(
+                f"Sink {self.takes.sink.name!r} refuses a row that sink {sink!r} has refused: {error.message}",
+                next_step="Give dead_letters= a sink that takes any row, such as FilesSink.",
+            ) from error
+
+    def _offer(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Refused:
+        """Writes what the system takes, and returns the rest."""
+        if not self.takes.mark:
+            return self._open().offer(rows)
+        marks = batch.column(self.takes.mark)
+        if self._writer is not None and marks.null_count:
+            self._open().write(rows if marks.null_count == len(marks) else rows.filter(marks.is_null()))
+        numbers = np.flatnonzero(marks.is_valid().to_numpy(zero_copy_only=False))
+        return Refused(rows=numbers.tolist(), reasons=marks.drop_null().to_pylist())
+
+    def _open(self) -> SinkWriter:
+        if self._writer is None:
+            raise RuntimeError(f"Sink {self.takes.sink.name!r} is only counted.")
         if self._opened_ms is None:
             self._opened_ms = time.time_ns() // 1_000_000
             self._writer.begin()
-        self._writer.write(batch.select(list(self._part.columns)))
+        return self._writer
+
+    def _count(self, rows: int, hashes: Hashes) -> None:
+        self._rows += rows
+        self._fingerprint = (self._fingerprint + int(np.sum(hashes))) % FINGERPRINT_MODULUS
 
     def prepare(self) -> Handle:
         fields: Mapping[str, str | int] = {}
+        sink = self.takes.sink
+        if self._opened_ms is not None and (not self._rows or not self._is_kept):
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.abort()
         if self._writer is not None and self._rows:
             fields = self._writer.prepare()
-        sink = self._part.sink
         if self._writer is not None and self._rows and not fields and sink.guarantee is Guarantee.EXACTLY_ONCE:
             # The driver takes a handle without fields for a slot without rows: these rows would never be committed.
             raise PrepareError(
@@ -132,10 +203,10 @@ class _Part:
             )
         return Handle(
             sink=sink.name,
-            slot=self._slot,
+            slot=self._context.slot,
             rows=self._rows,
             fingerprint=self._fingerprint,
-            opened_ms=self._opened_ms or 0,
+            opened_ms=(self._opened_ms or 0) if self._writer is not None else 0,
             transaction=transaction_fields(fields),
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkonce.arguments import member, nonempty
@@ -34,6 +34,7 @@ from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
+from sparkonce.runs import Facts, Owner, Runs, claimed_by
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +52,7 @@ __all__ = [
     "Owner",
     "PreflightError",
     "PrepareError",
+    "Refused",
     "Runs",
     "SchemaError",
     "SinkCommitter",
@@ -65,41 +67,6 @@ __all__ = [
     "claimed_by",
     "transaction_fields",
 ]
-
-Facts = Mapping[str, str]
-"""The log's memory of a sink from run to run, for example the cluster's id and the prefix of its ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """A run, as a sink sees it: its transactions carry its query and its token.
-
-    Attributes:
-        query: The short form of the query's id, see `sparkonce.protocol.ownership.short_query`.
-        token: The run's token.
-        facts: The facts that `TwoPhaseCommitSink.preflight` returned in that run.
-        generation: Incremented whenever a request to end this run's transactions went unanswered. Such a request may
-            still arrive, so a sink that uses the names of its transactions again begins with new names then.
-    """
-
-    query: str
-    token: Token
-    facts: Facts = field(default_factory=dict)
-    generation: int = 0
-
-
-Runs = Mapping[tuple[str, str], frozenset[Token]]
-"""Maps (prefix, query) to the tokens of the runs that wrote under them."""
-
-
-def claimed_by(owners: Sequence[Owner]) -> Runs:
-    """Returns these runs by prefix and query, without those that wrote no transactions: their facts have no prefix."""
-    found: dict[tuple[str, str], frozenset[Token]] = {}
-    for owner in owners:
-        if prefix := owner.facts.get("prefix"):
-            whose = (prefix, owner.query)
-            found[whose] = found.get(whose, frozenset()) | {owner.token}
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +84,19 @@ class WriterContext:
     batch: int
     slot: int
     copy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The rows of a record batch that a system does not take.
+
+    Attributes:
+        rows: Their numbers in the record batch, ascending.
+        reasons: A sentence for each of them.
+    """
+
+    rows: Sequence[int] = ()
+    reasons: Sequence[str] = ()
 
 
 class SinkWriter(abc.ABC):
@@ -137,6 +117,17 @@ class SinkWriter(abc.ABC):
         Raises:
             PrepareError: if the system refuses a row. The copy is then aborted.
         """
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        """Writes the rows that the system takes, and returns the others. Called instead of `write`, for all rows.
+
+        Optional: see `TwoPhaseCommitSink.tells_refused`. Of the same rows it must refuse the same ones each time.
+
+        Raises:
+            PrepareError: if nobody can say which rows the system refuses. The copy is then aborted.
+        """
+        self.write(rows)
+        return Refused()
 
     @abc.abstractmethod
     def prepare(self) -> Mapping[str, str | int]:
@@ -325,6 +316,11 @@ class TwoPhaseCommitSink(abc.ABC):
         A system that cannot tell a repeated commit from the first one promises less.
         """
         return self.guarantee
+
+    @property
+    def tells_refused(self) -> bool:
+        """True if its writers tell which rows the system refuses (`SinkWriter.offer`): these can go elsewhere."""
+        return False
 
     def conditions(self) -> Sequence[str]:
         """Returns the conditions that the system and its readers must meet for the promise to hold, a sentence each.

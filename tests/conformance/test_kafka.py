@@ -39,6 +39,9 @@ class KafkaSuite(SinkConformance):
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch({"value": [str(number) for number in range(start, start + count)]})
 
+    def make_refused(self, number: int) -> pa.RecordBatch:
+        return pa.record_batch({"value": [f"{number}".zfill(1_100_000)]})
+
     def visible(self) -> Sequence[int]:
         return [int(record.value or b"-1") for record in read_committed(self.cluster.bootstrap, self.topic)]
 

@@ -29,6 +29,9 @@ class TestMemorySink(SinkConformance):
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch({"number": list(range(start, start + count)), "word": ["w"] * count})
 
+    def make_refused(self, number: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": [number], "word": pa.array([None], pa.string())})
+
     def visible(self) -> Sequence[int]:
         return [int(str(number)) for number, _ in self.server.visible()]
 

@@ -45,6 +45,9 @@ class MySQLSuite(SinkConformance):
         numbers = list(range(start, start + count))
         return pa.record_batch({"number": numbers, "word": [f"word {number}" for number in numbers]})
 
+    def make_refused(self, number: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": [number], "word": ["longer than twenty characters"]})
+
     def visible(self) -> Sequence[int]:
         return [number for (number,) in self.witness.rows("SELECT number FROM target")]
 

@@ -54,6 +54,9 @@ class PostgresSuite(SinkConformance):
         numbers = list(range(start, start + count))
         return pa.record_batch({"number": numbers, "text": [str(number) for number in numbers]})
 
+    def make_refused(self, number: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": [number], "text": ["PostgreSQL has no \0"]})
+
     def visible(self) -> Sequence[int]:
         return [number for (number,) in ask(self.server, "SELECT number FROM numbers")]
 

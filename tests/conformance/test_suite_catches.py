@@ -6,6 +6,7 @@ import unittest
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from conformance.test_memory import TestMemorySink as Honest
@@ -13,7 +14,7 @@ from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
-from sparkonce.sink import Facts, Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sink import Facts, Owner, Refused, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer, _owner, _token, _Writer
@@ -199,6 +200,40 @@ class DiesWithItsWriter(_Writer):
 class HandlesWhereNothingIsToFinish(_Writer):
     def prepare(self) -> Mapping[str, str | int]:
         return dict(super().prepare()) or {"number": 0}
+
+
+class WritesWhatItRefuses(_Writer):
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        told = super().offer(rows)
+        self.write(rows.take(pa.array(told.rows, pa.int64())))
+        return told
+
+
+class TellsOneRefusedRowOnly(_Writer):
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        told = super().offer(rows)
+        return Refused(rows=told.rows[:1], reasons=told.reasons[:1])
+
+
+class GivesOneReason(_Writer):
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        told = super().offer(rows)
+        return Refused(rows=told.rows, reasons=told.reasons[:1])
+
+
+class CountsFromTheFirstOffer(_Writer):
+    offered = 0
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        told, before = super().offer(rows), self.offered
+        self.offered += rows.num_rows
+        return Refused(rows=[before + row for row in told.rows], reasons=told.reasons)
+
+
+class CommitsWhatIsAborted(_Writer):
+    def abort(self) -> None:
+        if self._number is not None:
+            self._server.prepare(self._number)
 
 
 class ListsByStartOfToken(_Committer):
@@ -475,6 +510,11 @@ BROKEN: list[tuple[type, str]] = [
     (FailsOnNothing, "test_nothing_to_do_is_done"),
     (MissesWhatIsCommitted, "test_what_is_committed_is_not_missing"),
     (MissesTheFirstOnly, "test_what_is_not_committed_is_missing"),
+    (WritesWhatItRefuses, "test_refused_rows_are_told_and_the_others_are_written"),
+    (TellsOneRefusedRowOnly, "test_refused_rows_are_told_and_the_others_are_written"),
+    (GivesOneReason, "test_refused_rows_are_told_and_the_others_are_written"),
+    (CountsFromTheFirstOffer, "test_refused_rows_are_told_and_the_others_are_written"),
+    (CommitsWhatIsAborted, "test_a_copy_whose_rows_are_all_refused_is_aborted"),
     (FactsChange, "test_preflight_remembers"),
     (ChoosesWhatIsNotThere, "test_columns_are_chosen_among_those_there_are"),
     (NegativeTimeout, "test_the_timeout_is_a_time"),

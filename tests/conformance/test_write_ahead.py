@@ -66,7 +66,7 @@ class TestTransactional(WriteAheadSuite):
         self.settings = {"applies": Applies.TRANSACTIONAL, "is_applied": self.target.is_applied}
 
 
-@pytest.mark.drawn(16, "other promises of a function")
+@pytest.mark.drawn(17, "other promises of a function")
 class TestIdempotent(WriteAheadSuite):
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ class TestIdempotent(WriteAheadSuite):
         self.settings = {"applies": Applies.IDEMPOTENT, "parallel": 1}
 
 
-@pytest.mark.drawn(16, "other promises of a function")
+@pytest.mark.drawn(17, "other promises of a function")
 class TestNeither(WriteAheadSuite):
     """As long as nothing interrupts it, it is exactly once, too."""
 
@@ -88,7 +88,7 @@ class TestNeither(WriteAheadSuite):
         self.settings = {"applies": Applies.NEITHER}
 
 
-@pytest.mark.drawn(16, "other promises of a function")
+@pytest.mark.drawn(17, "other promises of a function")
 class TestWholeBatches(WriteAheadSuite):
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ class TestOnAStoreWithoutRenames(TestTransactional):
     prepared = "rows"
 
 
-@pytest.mark.drawn(16, "other promises of a function")
+@pytest.mark.drawn(17, "other promises of a function")
 class TestWholeBatchesOnAStoreWithoutRenames(TestWholeBatches):
     store = PlainStore
     prepared = "rows"
 
 
-@pytest.mark.drawn(8, "rows that wait in a bucket")
+@pytest.mark.drawn(9, "rows that wait in a bucket")
 class TestInABucket(TestOnAStoreWithoutRenames):
     """On a real S3 server."""
 

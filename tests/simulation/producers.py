@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Scalar
     from sparkonce.sink import Owner
 
-_LIMITS = WriterLimits(queued_rows=1, queued_bytes=1, row_bytes=1, delivery_s=60.0, initialise_s=65.0)
+_LIMITS = WriterLimits(queued_rows=1, queued_bytes=1, row_bytes=1, topic_bytes=1, delivery_s=60.0, initialise_s=65.0)
 
 
 class Lease:

@@ -199,7 +199,7 @@ NAMED_AS_IS = {
         "', '.join(['IS_USED_LOCK(%s)'] * len(waiting))": "a place for each value",
     },
     "sinks/mysql/statements.py": {"column_list": "of encoding.column_list, whose names are quoted"},
-    "sinks/mysql/writer.py": {
+    "sinks/mysql/ways.py": {
         "self._xid": "Xid writes itself in hexadecimal digits",
         "columns": "of statements.definition, which quotes",
     },

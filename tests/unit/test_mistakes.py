@@ -99,6 +99,26 @@ MADE = [
     Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=float('nan'))", "outage_patience_s=nan"),
     Mistake("ExactlyOnce(sink, checkpoint='/cp', outage_patience_s=True)", "outage_patience_s=True"),
     Mistake("ExactlyOnce(sink, checkpoint='/cp', accept_lost_batches=41)", "accept_lost_batches=<int> is not"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters='dead')", "dead_letters='dead' is no sink"),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters=sink)", "two sinks are called 'kafka'"),
+    Mistake(
+        "ExactlyOnce(FilesSink('/out'), checkpoint='/cp', dead_letters=sink)",
+        "none of the sinks ['files'] tells the rows that its system refuses",
+    ),
+    Mistake(
+        "ExactlyOnce({(files := FilesSink('/out')): None}, checkpoint='/cp', dead_letters={files: sink})",
+        "which does not tell the rows that its system refuses",
+    ),
+    Mistake(
+        "ExactlyOnce(sink, checkpoint='/cp', dead_letters=FilesSink('/out', guarantee=Guarantee.AT_LEAST_ONCE))",
+        "accepted and refused rows would not be exactly the input",
+    ),
+    Mistake(
+        "ExactlyOnce({sink: None, KafkaSink(settings, name='other'): lambda df: df}, checkpoint='/cp', "
+        "dead_letters=FilesSink('/out'))",
+        "would take rows of several views",
+    ),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', max_refused=0)", "max_refused=0"),
     Mistake("ExactlyOnce(sink, checkpoint='/cp', listener='print')", "listener='print' is not a function"),
 ]
 

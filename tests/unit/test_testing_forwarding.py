@@ -16,7 +16,7 @@ def test_every_call_is_passed_on(kind: type, base: type) -> None:
     asked: list[tuple[str, tuple[object, ...]]] = []
 
     class Real:
-        name, guarantee, promise = "real", "exactly-once", "of the real one"
+        name, guarantee, promise, tells_refused = "real", "exactly-once", "of the real one", True
 
         def __getattr__(self, name: str) -> object:
             return lambda *given: asked.append((name, given)) or name

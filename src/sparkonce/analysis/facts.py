@@ -148,6 +148,7 @@ class SinkFacts:
         transaction_timeout: The timeout of a sink of ours, as set, or as found in its last run.
         longest_timeout: ``transaction.max.timeout.ms`` of the broker, if it was asked.
         unasked: The reason why it was not, for people.
+        refused: For people: what becomes of a row that the system of a sink of ours refuses; empty if unknown.
     """
 
     format: str
@@ -162,6 +163,7 @@ class SinkFacts:
     transaction_timeout: timedelta | None = None
     longest_timeout: timedelta | None = None
     unasked: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
         )
         return
     yield holds("two-phase commit: a batch's rows become visible once it is decided, or not at all")
+    if sink.refused:
+        yield note(sink.refused)
     if sink.promise is Guarantee.AT_LEAST_ONCE:
         yield doubles(
             "its system cannot tell a commit that is repeated after a failure from the first, and may apply it twice",

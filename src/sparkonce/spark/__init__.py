@@ -3,7 +3,8 @@
 - ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
-- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``grouping`` gives it fewer
+- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it;
+  ``letters`` says where refused rows go; ``grouping`` gives it fewer
   slots; ``worker`` keeps Python workers light, and gives them tasks with their needs; ``shipped`` checks those inside
   them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.

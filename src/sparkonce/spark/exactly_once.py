@@ -34,17 +34,18 @@ from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned
 from sparkonce.spark.grouping import grouping_of
+from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import ResumePoint, check_sources
-from sparkonce.spark.start.classic import check_classic, never_pickled
+from sparkonce.spark.start.classic import never_pickled, running_query
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.start.given import accepted, check_frame, groups, location_of, new_writer
 from sparkonce.spark.start.slots import SlotAdvice
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
-from sparkonce.spark.views import ShareSample, Sinks, check_columns, shares, views_of
+from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 from sparkonce.version import __version__
 
@@ -82,6 +83,9 @@ class ExactlyOnce:
             open, while nothing suggests that there are any.
         rows_per_slot: Groups a batch's partitions to one slot for each so many rows that Kafka sources have read. By
             default each partition is a slot, with a transaction in each sink.
+        dead_letters: Takes the rows that a sink's system refuses, each with its reason; without it such a row stops the
+            query. One sink, or ``{sink: other}`` for some of the sinks. It is part of the unit.
+        max_refused: How many rows of a batch may be refused before the query stops all the same.
         listener: Called with each phase that a batch enters and the batch's number, at the start of the phase.
         display: True shows progress on standard error: one line that is kept up to date on a terminal, else a line a
             batch. By default, once logging is set up, the lines of batches go to the logger ``sparkonce`` only.
@@ -101,12 +105,16 @@ class ExactlyOnce:
         outage_patience_s: float = 300.0,
         sweep_every_s: float = 10.0,
         rows_per_slot: int | None = None,
+        dead_letters: TwoPhaseCommitSink | Letters | None = None,
+        max_refused: int = 1000,
         listener: Listener | None = None,
         display: bool | None = None,
     ) -> None:
         views = views_of(sinks)
-        self._sinks = {sink.name: sink for sink in views}
-        self._shares = shares(views)
+        self._letters = letters_of(views, dead_letters)
+        self._max_refused = whole_number("max_refused", max_refused, least=1)
+        self._sinks = {sink.name: sink for sink in (*views, *self._letters.values())}
+        self._shares = shares(views, self._letters)
         self.checkpoint = checked_location(checkpoint)
         self._files: CheckpointFiles | None = None
         self._moved = flag("checkpoint_moved", checkpoint_moved)
@@ -141,6 +149,11 @@ class ExactlyOnce:
         """The sinks, in the order in which they were given."""
         return tuple(self._sinks.values())
 
+    @property
+    def dead_letters(self) -> Letters:
+        """The sink of dead letters of each sink that has one."""
+        return self._letters
+
     def start(
         self,
         df: DataFrame,
@@ -167,7 +180,7 @@ class ExactlyOnce:
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
             PreflightError: if a server does not allow the guarantee, or is another one than the log knows.
         """
-        self._check_not_running()
+        self._check_notrunning_query()
         with self._display.starting(query_name):
             return self._start(df, output_mode, trigger, query_name, options)
 
@@ -210,17 +223,18 @@ class ExactlyOnce:
                 f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
-        check_planned(df.sparkSession, _running(df)[1], batch, kept, offsets)
+        check_planned(df.sparkSession, running_query(df)[1], batch, kept, offsets)
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))
         try:
             grouping = grouping_of(asked.previous_offsets, asked.offsets, self._rows_per_slot)
-            done = run.run_batch(asked, SparkWork(df, batch, self._shares, grouping))
+            done = run.run_batch(asked, SparkWork(df, batch, self._shares, grouping, self._max_refused))
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             raise without_causes(error) from None
         logger.info("%s", line := done.line())
+        warn_of_refused(self._letters, done)
         self._display.show(done, line)
         self._advice.look(df.sparkSession, asked, done)
 
@@ -277,7 +291,7 @@ class ExactlyOnce:
         )
 
     def _driver(self, df: DataFrame, offsets: Sequence[str]) -> RunDriver:
-        run, query = _running(df)
+        run, query = running_query(df)
         if self._run is not None and self._run[0] == run:
             return self._run[1]
         files = self._open(df)
@@ -335,7 +349,7 @@ class ExactlyOnce:
         self._files = self._files or open_for(df.sparkSession, self.checkpoint, self._sinks.values())
         return self._files
 
-    def _check_not_running(self) -> None:
+    def _check_notrunning_query(self) -> None:
         """Refuses a second start, for which Spark would silently stop the first query."""
         if self._query is not None and self._query.isActive:
             raise ConfigurationError(
@@ -379,16 +393,3 @@ def wait_until_closed(run: str) -> None:
     """Waits some seconds at most until the connections of an ended run are closed; not for runs of other writers."""
     if (end := _ends.get(run)) is not None:
         end.join(_CLOSED_WITHIN_S)
-
-
-def _running(df: DataFrame) -> tuple[str, str]:
-    """Returns the run's and the query's id, which Spark keeps as the thread's local properties in ``foreachBatch``."""
-    check_classic("df", df)
-    context = df.sparkSession.sparkContext
-    run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
-    if not run or not query:
-        raise ConfigurationError(
-            "ExactlyOnce was called outside a streaming query.",
-            next_step="Give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
-        )
-    return run, query

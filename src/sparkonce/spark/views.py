@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from sparkonce.arguments import shown
+from sparkonce.dead_letters import letter_columns
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sink import TwoPhaseCommitSink
 
@@ -24,6 +26,11 @@ View: TypeAlias = Callable[[DataFrame], DataFrame]
 
 Sinks: TypeAlias = TwoPhaseCommitSink | Sequence[TwoPhaseCommitSink] | Mapping[TwoPhaseCommitSink, View | None]
 
+Letters: TypeAlias = Mapping[TwoPhaseCommitSink, TwoPhaseCommitSink]
+"""A sink to the sink that takes the rows that it refuses."""
+
+_NONE: Letters = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
@@ -31,11 +38,25 @@ class Share:
 
     Attributes:
         view: Their view; None for the whole batch.
-        sinks: The sinks, by name.
+        sinks: The sinks, by name, with those of dead letters.
+        dead_letters: The name of the sink for the rows that another one refuses, by the name of that.
     """
 
     view: View | None
     sinks: Mapping[str, TwoPhaseCommitSink]
+    dead_letters: Mapping[str, str] = field(default_factory=dict)
+
+    def columns(self, sink: TwoPhaseCommitSink, schema: pa.Schema) -> tuple[str, ...]:
+        """Returns the columns that a sink takes of the share, or of dead letters.
+
+        Raises:
+            SchemaError: naming the column that it refuses.
+        """
+        return letter_columns(sink) if self.is_for_letters(sink.name) else tuple(sink.columns(schema))
+
+    def is_for_letters(self, name: str) -> bool:
+        """Tells if the sink takes dead letters."""
+        return name in self.dead_letters.values()
 
     def of(self, batch: DataFrame) -> DataFrame:
         """Returns the share of these sinks in a batch.
@@ -95,13 +116,25 @@ def views_of(sinks: Sinks) -> dict[TwoPhaseCommitSink, View | None]:
     return found
 
 
-def shares(views: Mapping[TwoPhaseCommitSink, View | None]) -> tuple[Share, ...]:
-    """Groups the sinks by their view. Views are compared by identity: a view may define its own equality."""
+def shares(views: Mapping[TwoPhaseCommitSink, View | None], letters: Letters = _NONE) -> tuple[Share, ...]:
+    """Groups the sinks by their view. Views are compared by identity: a view may define its own equality.
+
+    Args:
+        views: The sinks with their views.
+        letters: The sink of dead letters of some of them, see `letters_of`.
+    """
     together: dict[int, dict[str, TwoPhaseCommitSink]] = {}
+    dead: dict[int, dict[str, str]] = {}
     for sink, view in views.items():
         together.setdefault(id(view), {})[sink.name] = sink
+        if (to := letters.get(sink)) is not None:
+            dead.setdefault(id(view), {})[sink.name] = to.name
+    for sink, to in letters.items():
+        together[id(views[sink])][to.name] = to
     different = {id(view): view for view in views.values()}
-    return tuple(Share(view=view, sinks=together[key]) for key, view in different.items())
+    return tuple(
+        Share(view=view, sinks=together[key], dead_letters=dead.get(key, {})) for key, view in different.items()
+    )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -169,7 +202,7 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
     for one in samples:
         schema = arrow_schema(one.frame.schema)
         for sink in one.share.sinks.values():
-            sink.columns(schema)
+            one.share.columns(sink, schema)
     return samples
 
 

@@ -29,6 +29,7 @@ from sparkonce.spark.worker import checked_first, lighten_worker, needs_of
 logger = logging.getLogger("sparkonce")
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
+_MARK = "__sparkonce_refused_{}"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _LOOK_EVERY_S = 0.5
 _LOOK_AT_TASKS_EVERY_S = 0.1
@@ -53,13 +54,22 @@ class SparkWork:
         batch: Spark's batch id.
         shares: What each sink takes of it.
         grouping: Groups the partitions to fewer slots; None to leave them.
+        max_refused: How many rows of the batch may go to a sink of dead letters.
     """
 
-    def __init__(self, df: DataFrame, batch: int, shares: Sequence[Share], grouping: Grouping | None = None) -> None:
+    def __init__(
+        self,
+        df: DataFrame,
+        batch: int,
+        shares: Sequence[Share],
+        grouping: Grouping | None = None,
+        max_refused: int = 0,
+    ) -> None:
         self._df = df
         self._grouping = grouping
         self._batch = batch
         self._shares = shares
+        self._max_refused = max_refused
 
     def write(
         self,
@@ -152,14 +162,27 @@ class SparkWork:
         schema = arrow_schema(df.schema)
         tasks, selected = [], []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
-            sink = share.sinks[name]
-            columns = tuple(sink.columns(schema))
+            sink, letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
+            columns = share.columns(sink, schema)
+            if share.is_for_letters(name):
+                tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns))
+                continue
             if isinstance(sink, TableSink):
-                df = sink.checked(df)
+                mark = _MARK.format(number) if letters else ""
+                df = sink.checked(df, mark)
             fingerprint = _FINGERPRINT.format(number)
-            selected.append(row_hash(columns).alias(fingerprint))
-            tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns, fingerprint=fingerprint))
-        needed = {column: None for task in tasks for column in task.columns}
+            selected += [row_hash(columns).alias(fingerprint), *([F.col(mark)] if mark else [])]
+            tasks.append(
+                SinkTask(
+                    sink=sink,
+                    owner=sinks[name],
+                    columns=columns,
+                    fingerprint=fingerprint,
+                    dead_letters=letters,
+                    mark=mark,
+                )
+            )
+        needed = {column: None for task in tasks if task.fingerprint for column in task.columns}
         rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
         if self._grouping is not None and self._grouping.is_worth_it(rows):
             rows = self._grouping.grouped(rows)
@@ -174,7 +197,7 @@ class SparkWork:
             # from 0 again: a task cannot tell. Without a shuffle before it only tasks are tried again, which can.
             rows = rows.localCheckpoint()
             needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
-        task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only)
+        task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
         written = rows.mapInArrow(checked_first(_slot_writer(task), needs), "handle string, stage int, attempt int")
         answers = written.collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
@@ -182,9 +205,19 @@ class SparkWork:
         counts = {part.sink.name: sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
         if any(count != slots for count in counts.values()):
             raise PrepareError(f"The batch has {slots} slots, but the handles returned are {counts} by sink.")
+        self._check_refused(handles, [part.sink.name for part in tasks if not part.fingerprint])
         speculation = self._df.sparkSession.conf.get("spark.speculation", "false").lower() == "true"
         again = any(answer["attempt"] > 0 for answer in answers)
         return handles, speculation or again or self._was_resubmitted({answer["stage"] for answer in answers})
+
+    def _check_refused(self, handles: Sequence[Handle], letters: Sequence[str]) -> None:
+        for name in letters:
+            refused = sum(handle.rows for handle in handles if handle.sink == name)
+            if refused > self._max_refused:
+                raise PrepareError(
+                    f"{refused} rows of batch {self._batch} are refused, and max_refused is {self._max_refused}.",
+                    next_step=f"Correct the rows, or raise max_refused if so many may go to sink {name!r}.",
+                )
 
     def _was_resubmitted(self, stages: set[int]) -> bool:
         """Tells if Spark ran one of the stages again, or no longer knows.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
     from sparkonce.protocol.outcomes import Finished
     from sparkonce.protocol.traces import Trace
-    from sparkonce.sink import Facts, Lookout, Owner, WriterContext
+    from sparkonce.sink import Facts, Lookout, Owner, Refused, WriterContext
 
 
 class ForwardingSink(TwoPhaseCommitSink):
@@ -34,6 +34,11 @@ class ForwardingSink(TwoPhaseCommitSink):
     def promise(self) -> Guarantee:
         """See `TwoPhaseCommitSink.promise`."""
         return self._real.promise
+
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return self._real.tells_refused
 
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""
@@ -97,6 +102,10 @@ class ForwardingWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`."""
         self._real.write(rows)
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        """See `SinkWriter.offer`."""
+        return self._real.offer(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
         """See `SinkWriter.prepare`."""

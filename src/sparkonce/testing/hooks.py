@@ -43,6 +43,13 @@ class SinkHooks:
         """
         raise NotImplementedError("visible must ask the system")
 
+    def make_refused(self, number: int) -> pa.RecordBatch | None:  # noqa: ARG002 - for those that override it
+        """A row that carries this number and that the system refuses, with the schema of `make_rows`.
+
+        None if the sink does not tell what is refused.
+        """
+        return None
+
     def make_direct_sink(self) -> TwoPhaseCommitSink | None:
         """Makes the same sink at AT_LEAST_ONCE, which shows rows without a decision. None if there is no such sink."""
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sparkonce.guarantees import Guarantee
 from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import ABORTED, COMMITTED, LOST, require, scene, skip
+from sparkonce.testing.scene import ABORTED, COMMITTED, LOST, Scene, require, scene, skip
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle
@@ -64,6 +66,47 @@ class SystemChecks(SinkHooks):
             if not gone:
                 skip("missing gives none")
             require(gone == prepared, f"{prepared} are prepared and not committed, and missing gives {gone}")
+
+    def test_refused_rows_are_told_and_the_others_are_written(self) -> None:
+        """Offers rows of both kinds, in two record batches: only those that the system takes may be visible."""
+        with scene(self) as on:
+            refused = self._refused(on)
+            mixed = [on.rows(0, 1), refused, on.rows(1, 1), refused, refused]
+            writer = on.new_writer()
+            writer.begin()
+            for pieces, expected in ((mixed, [1, 3, 4]), ([refused, on.rows(2, 2)], [0])):
+                rows = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
+                told = writer.offer(rows)
+                numbers = list(told.rows)
+                require(numbers == expected, f"rows {expected} are to be refused, and offer returned {numbers}")
+                require(
+                    len(told.reasons) == len(expected) and all(told.reasons),
+                    f"offer must give a reason for each of {len(expected)} rows, and gave {list(told.reasons)}",
+                )
+            handle = on.handle(writer.prepare(), rows=4)
+            writer.close()
+            on.commit(handle)
+            on.expect_only(0, 2, when="after the commit of the rows that were not refused")
+
+    def test_a_copy_whose_rows_are_all_refused_is_aborted(self) -> None:
+        """Offers refused rows alone: nothing is prepared, and nothing lingers."""
+        with scene(self) as on:
+            refused = self._refused(on)
+            writer = on.new_writer()
+            writer.begin()
+            told = writer.offer(refused)
+            require(list(told.rows) == [0], f"the row is to be refused, and offer returned {list(told.rows)}")
+            writer.abort()
+            on.expect_nothing_lingers("after the abort")
+            on.expect_only(when="after the abort")
+
+    def _refused(self, on: Scene) -> pa.RecordBatch:
+        row = self.make_refused(90)
+        if row is None or not on.sink.tells_refused:
+            skip("make_refused gives none")
+        else:
+            row = row.select(list(on.sink.columns(row.schema)))
+        return row
 
     # --- the sink itself --------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def long_rows(start: int, count: int) -> pa.RecordBatch:
 class MySQLTarget(ServerOnSmallDisk):
     server_kind = "mariadb"
     preload = (
-        "sparkonce.sinks.mysql.writer",
+        "sparkonce.sinks.mysql.ways",
         "sparkonce.sinks.mysql.committer",
         "sparkonce.sinks.mysql.preflight",
     )

@@ -11,6 +11,7 @@ On the driver:
 
 On the executors:
     ``pieces``: cuts record batches and arrays into pieces of bounded size.
+    ``refusing``: finds the rows that a server refuses.
     ``arrow_text``: Arrow columns as text and as JSON.
 
 On both:

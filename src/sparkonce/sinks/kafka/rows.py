@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.sink import Refused
 
 CHUNK_ROWS = 4096
 CHUNK_BYTES = 1 << 20
@@ -140,6 +141,57 @@ def to_chunks(
             )
 
 
+_AROUND_ROW_BYTES = 61 + 25
+"""The header of a record batch, and the lengths that stand before a record's parts. A header of a row has two more."""
+_AROUND_HEADER_BYTES = 10
+
+
+def refused_rows(rows: pa.RecordBatch, topic: str | None, most_bytes: int) -> Refused:
+    """Returns the rows that Kafka cannot take, whatever its state.
+
+    Args:
+        rows: Rows with the columns of `select_columns`.
+        topic: The sink's own topic.
+        most_bytes: The size of the largest record batch that the topic takes: its ``max.message.bytes``.
+    """
+    whole = _sizes_bytes(rows.drop_columns("headers")) if "headers" in rows.schema.names else _sizes_bytes(rows)
+    whole = whole + _AROUND_ROW_BYTES
+    checks: list[tuple[Any, str]] = []
+    if "headers" in rows.schema.names:
+        sizes, keyless = _headers(rows.column("headers"))
+        whole += sizes
+        checks.append((keyless, "Column 'headers' holds a header without a key, which Kafka cannot store."))
+    if topic is None:
+        checks.append((_mask(rows.column("topic").is_null()), "Column 'topic' is null, and the sink has no topic."))
+    if "timestamp" in rows.schema.names:
+        early = pc.less_equal(_instants_ms(rows.column("timestamp")), 0)
+        text = "Column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store."
+        checks.append((_mask(pc.fill_null(early, False)), text))
+    reasons: dict[int, str] = {}
+    for mask, text in checks:
+        reasons.update(dict.fromkeys(np.flatnonzero(mask).tolist(), text))
+    for row in np.flatnonzero(whole > most_bytes).tolist():
+        reasons[row] = f"The row takes {whole[row]} bytes without compression, and max.message.bytes is {most_bytes}."
+    numbers = sorted(reasons)
+    return Refused(rows=numbers, reasons=[reasons[row] for row in numbers])
+
+
+def _headers(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Returns for each row the size of its headers, and whether one of them has no key."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends, entries = np.cumsum(counts), column.flatten()
+    keys, values = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
+    sizes = sum(pc.fill_null(pc.binary_length(one), 0).to_numpy(zero_copy_only=False) for one in (keys, values))
+    sums = np.concatenate(([0], np.cumsum(sizes + _AROUND_HEADER_BYTES))).astype(np.int64)
+    lacking = np.concatenate(([0], np.cumsum(_mask(keys.is_null()))))
+    return sums[ends] - sums[ends - counts], lacking[ends] > lacking[ends - counts]
+
+
+def _mask(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    mask: np.ndarray[Any, np.dtype[np.bool_]] = column.to_numpy(zero_copy_only=False)
+    return mask
+
+
 def _sizes_bytes(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
     sizes = np.zeros(rows.num_rows, np.int64)
     for name in rows.schema.names:
@@ -187,7 +239,7 @@ def _to_partitions(column: pa.Array) -> list[Any]:
 
 
 def _to_timestamps_ms(column: pa.Array) -> list[Any]:
-    instants = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    instants = _instants_ms(column)
     if pc.min(instants).as_py() <= 0:
         raise PrepareError(
             "A row's column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store.",
@@ -195,6 +247,10 @@ def _to_timestamps_ms(column: pa.Array) -> list[Any]:
         )
     numbers: list[Any] = pc.fill_null(instants, NOW_MS).to_pylist()
     return numbers
+
+
+def _instants_ms(column: pa.Array) -> pa.Array:
+    return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
 
 
 def _to_headers(column: pa.Array) -> list[Any]:

@@ -69,6 +69,11 @@ class KafkaSink(TwoPhaseCommitSink):
 
         return select_columns(schema, self.topic)
 
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Checks the cluster: its limits, topic and permissions, and that it is still the recorded cluster."""
         from sparkonce.sinks.kafka.preflight import preflight
@@ -155,7 +160,11 @@ class KafkaSink(TwoPhaseCommitSink):
             batch=context.batch,
             topic=self.topic,
             transactional=transactional,
-            limits=WriterLimits.of(settings, self.transaction_timeout_s(owner.facts)),
+            limits=WriterLimits.of(
+                settings,
+                self.transaction_timeout_s(owner.facts),
+                int(owner.facts["max_message_bytes"]) if "max_message_bytes" in owner.facts else None,
+            ),
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:

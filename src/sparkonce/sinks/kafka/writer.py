@@ -11,17 +11,17 @@ from itertools import repeat
 from operator import countOf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.sink import SinkWriter
+from sparkonce.sink import Refused, SinkWriter
 from sparkonce.sinks.kafka import pooled_producer
 from sparkonce.sinks.kafka.pooled_producer import UNKNOWN_PARTITION, PooledProducer
-from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, to_chunks
+from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, refused_rows, to_chunks
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class WriterLimits:
         queued_rows: librdkafka's ``queue.buffering.max.messages``, where 0 means no limit.
         queued_bytes: librdkafka's ``queue.buffering.max.kbytes``, in bytes.
         row_bytes: librdkafka's ``message.max.bytes``.
+        topic_bytes: The topic's ``max.message.bytes``, as far as it is known; `row_bytes` otherwise.
         delivery_s: The time in which rows must arrive.
         initialise_s: The time in which a producer must be ready.
     """
@@ -47,17 +48,22 @@ class WriterLimits:
     queued_rows: int
     queued_bytes: int
     row_bytes: int
+    topic_bytes: int
     delivery_s: float
     initialise_s: float
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], transaction_timeout_s: float | None) -> WriterLimits:
+    def of(
+        cls, settings: Mapping[str, Any], transaction_timeout_s: float | None, topic_bytes: int | None = None
+    ) -> WriterLimits:
         """Reads the limits from librdkafka's settings, or else its defaults."""
+        row_bytes = int(settings.get("message.max.bytes", 1_000_000))
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
             queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)) or _NO_LIMIT,
             queued_bytes=int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024,
-            row_bytes=int(settings.get("message.max.bytes", 1_000_000)),
+            row_bytes=row_bytes,
+            topic_bytes=min(row_bytes, topic_bytes or row_bytes),
             delivery_s=transaction_timeout_s or int(delivery_ms) / 1000,
             initialise_s=pooled_producer.INITIALISE_LIMIT_S + _GRACE_S,
         )
@@ -132,6 +138,20 @@ class KafkaWriter(SinkWriter):
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
             self._queued_bytes += chunk.size_bytes
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        """Writes the rows that the topic takes, by their fields and their size without compression.
+
+        See `SinkWriter.offer`.
+        """
+        refused = refused_rows(rows, self._topic, self._limits.topic_bytes)
+        if refused.rows:
+            kept = np.ones(rows.num_rows, bool)
+            kept[list(refused.rows)] = False
+            rows = rows.filter(pa.array(kept))
+        if rows.num_rows:
+            self.write(rows)
+        return refused
 
     def prepare(self) -> Mapping[str, str | int]:
         """Flushes, and checks that each row has arrived, which librdkafka does only in its own commit.

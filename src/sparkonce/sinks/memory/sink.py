@@ -15,6 +15,7 @@ from sparkonce.protocol.traces import Trace
 from sparkonce.sink import (
     Facts,
     Owner,
+    Refused,
     SinkCommitter,
     SinkWriter,
     TwoPhaseCommitSink,
@@ -24,7 +25,7 @@ from sparkonce.sinks.memory.server import MemoryServer, TransactionState
 
 
 class MemorySink(TwoPhaseCommitSink):
-    """Writes whole rows to a `MemoryServer`.
+    """Writes whole rows to a `MemoryServer`. Of rows that are offered it refuses those with a null.
 
     Args:
         server: The server.
@@ -44,6 +45,11 @@ class MemorySink(TwoPhaseCommitSink):
         super().__init__(name, guarantee)
         self.server = server
         self._timeout_s = timeout_s
+
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - the same for every run
         """See `TwoPhaseCommitSink.transaction_timeout_s`."""
@@ -75,6 +81,11 @@ class _Writer(SinkWriter):
             self._server.write(self._number, rows)
         except ValueError as error:
             raise PrepareError(str(error)) from error
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        refused = [number for number, row in enumerate(rows.to_pylist()) if None in row.values()]
+        self.write(rows.take(pa.array(sorted({*range(rows.num_rows)} - {*refused}), pa.int64())))
+        return Refused(rows=refused, reasons=["A value is null."] * len(refused))
 
     def prepare(self) -> Mapping[str, str | int]:
         if self._number is None:

@@ -11,7 +11,8 @@ On both:
     ``outcomes``: error number → outcome → sentence.
 
 On the executors:
-    ``writer``: writes one copy's rows to XA, to a staging table, or directly.
+    ``writer``: writes one copy's rows.
+    ``ways``: its three ways: to XA, to a staging table, or directly.
     ``target``: the target table, and which types it takes.
     ``encoding``, ``bulk``: Arrow columns as text, and in the bulk protocol's binary form.
 

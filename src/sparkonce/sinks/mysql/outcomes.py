@@ -25,6 +25,9 @@ ROLLED_BACK = frozenset({1402, 1613, 1614})
 LOCKED = frozenset({1205, 1213})
 """Another transaction holds the row or the table."""
 
+ABOUT_ROWS = frozenset({1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, 1452, 1644, 1690, 3819, 4025})
+"""A row is refused for its values: null, duplicate, range, type, length, foreign key, a trigger's SIGNAL, a CHECK."""
+
 _NO_REPLY = frozenset({0, 2002, 2003, 2005, 2006, 2013, 2027, 2055})
 
 _OF_FILES = frozenset({3, 20, 1005, 1026, 1030, 1180})

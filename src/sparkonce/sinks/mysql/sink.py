@@ -74,6 +74,11 @@ class MySQLSink(TwoPhaseCommitSink):
             f"MySQLSink({address(self.settings)}/{self.settings['database']}, table={self.table!r}, name={self.name!r})"
         )
 
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
     def conditions(self) -> Sequence[str]:
         """Returns what the promise rests on."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -137,7 +142,8 @@ class MySQLSink(TwoPhaseCommitSink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes a writer, which connects when the first rows come."""
-        from sparkonce.sinks.mysql.writer import DirectWriter, StagedWriter, TwoPhaseWriter, WriterSettings
+        from sparkonce.sinks.mysql.ways import DirectWriter, StagedWriter, TwoPhaseWriter
+        from sparkonce.sinks.mysql.writer import WriterSettings
 
         facts = context.owner.facts
         how = WriterSettings(

@@ -6,35 +6,31 @@ import abc
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sink import SinkWriter, WriterContext
-from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
+from sparkonce.sink import Refused, SinkWriter, WriterContext
+from sparkonce.sinks._shared.refusing import offered
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
 from sparkonce.sinks.mysql.connection import (
     SERVER_ERRORS,
     Connection,
     Loaded,
-    Session,
     connect,
     number_of,
     numbered_message,
     server_message,
 )
 from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
-from sparkonce.sinks.mysql.flavours import MARIADB, flavour_of
-from sparkonce.sinks.mysql.names import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
-from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED, is_outage
-from sparkonce.sinks.mysql.prepared import rollback_prepared
-from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
-from sparkonce.sinks.mysql.target import Column, bind, checks_of, describe, kind_of
+from sparkonce.sinks.mysql.flavours import flavour_of
+from sparkonce.sinks.mysql.names import lock_name, quote, stage_table
+from sparkonce.sinks.mysql.outcomes import ABOUT_ROWS, DUPLICATE_KEY, LOCKED, is_outage
+from sparkonce.sinks.mysql.statements import insert_into, load_into, placeholders, upsert_tail
+from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +45,9 @@ FLUSH_BYTES = 4 * 1024 * 1024
 
 ABORT_LIMIT_S = 5.0
 """The time that an abort may take, before it is left to the driver."""
+
+_SAVE, _BACK = "SAVEPOINT sparkonce_rows", "ROLLBACK TO SAVEPOINT sparkonce_rows"
+"""A savepoint takes the place of an older one of its name."""
 
 _PACKET_SHARE = 0.75
 _PACKET_BYTES = 1024 * 1024
@@ -160,23 +159,19 @@ class MySQLWriter(SinkWriter):
         """
         connection = self._open_connection()
         try:
-            if self._schema is None:
-                self._bound = bind(self._how.table, self._columns, rows.schema)
-                self._schema = rows.schema
-                self._first_rows(connection)
-            _, replace = self._into()
-            if connection.takes_bulk:
-                self._execute(connection, rows, replace)
-                return
-            if replace or not self._local_infile:
-                self._insert(connection, rows, replace)
-                return
-            for piece in load_text(rows, self._bound):
-                self._pieces.append(piece)
-                self._waiting_bytes += len(piece)
-            self._waiting_rows += rows.num_rows
+            self._take(connection, rows)
             if self._waiting_bytes >= FLUSH_BYTES:
                 self._load(connection)
+        except SERVER_ERRORS as error:
+            raise self._refused("did not take rows", error) from None
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        """Writes rows at once, behind a savepoint, and halves of them where the server refuses them.
+
+        See `SinkWriter.offer`.
+        """
+        try:
+            return offered(rows, self._attempt)
         except SERVER_ERRORS as error:
             raise self._refused("did not take rows", error) from None
 
@@ -220,6 +215,49 @@ class MySQLWriter(SinkWriter):
             self._connection = None
 
     # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _learn(self, connection: Connection, rows: pa.RecordBatch) -> None:
+        """Learns the columns from the first rows."""
+        if self._schema is None:
+            self._bound = bind(self._how.table, self._columns, rows.schema)
+            self._schema = rows.schema
+            self._first_rows(connection)
+
+    def _take(self, connection: Connection, rows: pa.RecordBatch) -> None:
+        """Sends rows, or keeps them as text."""
+        self._learn(connection, rows)
+        _, replace = self._into()
+        if connection.takes_bulk:
+            self._execute(connection, rows, replace)
+        elif replace or not self._local_infile:
+            self._insert(connection, rows, replace)
+        else:
+            for piece in load_text(rows, self._bound):
+                self._pieces.append(piece)
+                self._waiting_bytes += len(piece)
+            self._waiting_rows += rows.num_rows
+
+    def _attempt(self, rows: pa.RecordBatch) -> str:
+        """Writes these rows and returns an empty text, or none of them and returns the reason."""
+        connection = self._open_connection()
+        self._learn(connection, rows)
+        connection.run(_SAVE)
+        try:
+            self._take(connection, rows)
+            self._load(connection)
+        except OutageError:
+            raise
+        except PrepareError as error:
+            reason = error.message
+        except SERVER_ERRORS as error:
+            if number_of(error) not in ABOUT_ROWS:
+                raise
+            reason = numbered_message(error)
+        else:
+            return ""
+        self._pieces, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        connection.run(_BACK)
+        return reason
 
     def _load(self, connection: Connection) -> None:
         pieces, self._pieces = self._pieces, []
@@ -319,78 +357,3 @@ class MySQLWriter(SinkWriter):
         message = numbered_message(error).replace(stage_table(self._name.copy), self._how.table)
         kind = OutageError if outage else PrepareError
         return kind(f"Table {self._how.table!r} {what}: {message}.", next_step=next_step)
-
-
-class TwoPhaseWriter(MySQLWriter):
-    """Writes in a branch of XA, together with its marker, and prepares it."""
-
-    def _open(self, connection: Connection) -> None:
-        connection.run(f"XA START {self._xid}")
-        markers.insert(connection, self._marker)
-
-    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
-        connection.run(f"XA END {self._xid}")
-        connection.run(f"XA PREPARE {self._xid}")
-        return self._marker.fields()
-
-    def _undo(self, connection: Connection) -> None:
-        with contextlib.suppress(*SERVER_ERRORS):
-            connection.run(f"XA END {self._xid}")
-        session = Session(connection=connection, flavour=self._flavour, server=self._how.server)
-        done = rollback_prepared(session, self._name, time.monotonic() + ABORT_LIMIT_S)
-        if done.outcome is not Outcome.ABORTED:
-            log.warning("%s is left to the driver: %s", self._name, done.reason)
-
-    @property
-    def _xid(self) -> Xid:
-        return Xid.of(self._name)
-
-    @property
-    def _marker(self) -> markers.Marker:
-        return markers.Marker(name=self._name, kind=TWO_PHASE, server=self._how.server, begun_ms=int(self._begun_ms))
-
-
-class StagedWriter(MySQLWriter):
-    """Writes to a staging table of its own, and commits that."""
-
-    def _open(self, connection: Connection) -> None:
-        """Does nothing: the first rows, which have the columns, make the table."""
-
-    def _first_rows(self, connection: Connection) -> None:
-        parts = [definition(column) for column in self._bound]
-        if self._flavour is MARIADB:
-            checks = checks_of(connection, self._how.table, [column.name for column in self._bound])
-            parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
-        columns = ", ".join(parts)
-        stage = StagingTable(
-            name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns
-        )
-        connection.run(
-            f"CREATE TABLE {quote(stage_table(self._name.copy))} "
-            f"(sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, {columns}) "
-            f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
-        )
-        connection.run("START TRANSACTION")
-
-    def _into(self) -> tuple[str, bool]:
-        return stage_table(self._name.copy), False
-
-    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
-        connection.run("COMMIT")
-        marker = markers.Marker(name=self._name, kind=STAGED, server=self._how.server, begun_ms=int(self._begun_ms))
-        return marker.fields()
-
-    def _undo(self, connection: Connection) -> None:
-        connection.run("ROLLBACK")
-        connection.run(f"DROP TABLE IF EXISTS {quote(stage_table(self._name.copy))}")
-
-
-class DirectWriter(MySQLWriter):
-    """Writes into the target, and commits at prepare: below EXACTLY_ONCE."""
-
-    def _open(self, connection: Connection) -> None:
-        connection.run("START TRANSACTION")
-
-    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
-        connection.run("COMMIT")
-        return {}

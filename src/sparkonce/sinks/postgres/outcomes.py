@@ -36,6 +36,8 @@ _LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permissi
 
 _NOT_CONNECTED = (psycopg.OperationalError, psycopg.InterfaceError)
 
+_ABOUT_ROWS = ("22", "23", "P0001")
+
 _PLACES = ("COPY ", "PL/pgSQL function ")
 """The beginnings of those lines of a context that name a place and no value: binary COPY shows none."""
 
@@ -153,6 +155,11 @@ def server_message(error: Exception) -> str:
 def finished(error: Exception) -> Finished:
     """Returns the outcome of a commit or an abort that met an error."""
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
+
+
+def is_about_row(error: psycopg.Error) -> bool:
+    """Returns whether the server refused a row for its values: a type, a constraint, or a trigger that raised."""
+    return code_of(error).startswith(_ABOUT_ROWS)
 
 
 def is_outage(error: psycopg.Error) -> bool:

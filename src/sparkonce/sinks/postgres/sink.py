@@ -104,6 +104,11 @@ class PostgresSink(TwoPhaseCommitSink):
         """Returns the state without the table, which each worker reads itself."""
         return {**self.__dict__, "_table": None, "_fitting": None}
 
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
     def conditions(self) -> Sequence[str]:
         """Returns what the promise rests on."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:

@@ -14,14 +14,15 @@ from psycopg import sql
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sink import SinkWriter, WriterContext
+from sparkonce.sink import Refused, SinkWriter, WriterContext
+from sparkonce.sinks._shared.refusing import offered
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT
 from sparkonce.sinks.postgres import statements
 from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, read_signature, read_table
 from sparkonce.sinks.postgres.connection import Connection, begin, pool_of_process, within
 from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
 from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
-from sparkonce.sinks.postgres.outcomes import prepare_error
+from sparkonce.sinks.postgres.outcomes import is_about_row, prepare_error, server_message
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ DIRECT = "direct"
 """The kind of a transaction that does not outlive the writer: its rows become visible at prepare."""
 
 _DIRECT_STAGING = "sparkonce_rows"
+
+_SAVE = "SAVEPOINT sparkonce_rows"
+_BACK = "ROLLBACK TO SAVEPOINT sparkonce_rows"
+_GO_ON = "RELEASE SAVEPOINT sparkonce_rows; SAVEPOINT sparkonce_rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +98,30 @@ class PostgresWriter(SinkWriter):
         """Sends rows to the COPY, which the first ones open. See `SinkWriter.write`."""
         with self._explained():
             if self._copy is None:
-                self._start_copy(rows)
+                self._open_table(rows)
+                self._start_copy(freeze=self._job.commit == STAGED)
             with within(self._open(), self._job.limits.slot_s):
                 for piece in encode_rows(rows, self._encoders):
                     self._copy.write(piece)
         self._rows += rows.num_rows
 
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        """Writes rows in a COPY of their own, behind a savepoint, and halves of them where the server refuses them.
+
+        See `SinkWriter.offer`.
+        """
+        with self._explained():
+            if not self._encoders:
+                self._open_table(rows)
+                self._open().execute(_SAVE)
+            return offered(rows, self._attempt)
+
     def prepare(self) -> Mapping[str, str | int]:
         """Ends the COPY, and prepares or commits. See `SinkWriter.prepare`."""
         connection, limits = self._open(), self._job.limits
         with self._explained(), within(connection, limits.commit_s + limits.answer_s):
-            self._end_copy()
+            if self._copy is not None or not self._encoders:
+                self._end_copy()
             self._check_table(connection)
             connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(limits.commit_s * 1000)))
             if self._job.commit == TWO_PHASE:
@@ -139,7 +157,7 @@ class PostgresWriter(SinkWriter):
         """Gives the connection back. See `SinkWriter.close`."""
         self._release()
 
-    def _start_copy(self, rows: pa.RecordBatch) -> None:
+    def _open_table(self, rows: pa.RecordBatch) -> None:
         connection, job = self._open(), self._job
         with within(connection, job.limits.answer_s + job.limits.lock_s):
             table = _table(connection, job)
@@ -147,15 +165,45 @@ class PostgresWriter(SinkWriter):
             self._encoders = table.encoders(rows.schema)
             self._signature = table.signature
             connection.execute(self._opening(table))
+
+    def _start_copy(self, *, freeze: bool) -> None:
+        connection, job = self._open(), self._job
+        with within(connection, job.limits.answer_s + job.limits.lock_s):
             self._cursor = connection.cursor()
             schema, name = self._into()
             statement = (
                 sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(sql.Identifier(name))
                 if not schema
-                else statements.copy_into(schema, name, self._columns, freeze=job.commit == STAGED)
+                else statements.copy_into(schema, name, self._columns, freeze=freeze)
             )
             self._copy = self._copying.enter_context(self._cursor.copy(statement))
             self._copy.write(HEADER)
+
+    def _attempt(self, rows: pa.RecordBatch) -> str:
+        """Writes these rows and returns an empty text, or none of them and returns the reason."""
+        try:
+            pieces = list(encode_rows(rows, self._encoders))
+        except PrepareError as error:
+            return error.message
+        connection, before = self._open(), self._rows
+        with within(connection, self._job.limits.slot_s):
+            try:
+                self._start_copy(freeze=False)
+                for piece in pieces:
+                    self._copy.write(piece)
+                self._rows = rows.num_rows
+                self._end_copy()
+                self._rows += before
+                connection.execute(_GO_ON)
+            except psycopg.Error as error:
+                if not is_about_row(error):
+                    raise
+                self._rows, self._copy = before, None
+                with suppress(psycopg.Error):
+                    self._copying.close()
+                connection.execute(_BACK)
+                return server_message(error)
+        return ""
 
     def _opening(self, table: Table) -> sql.Composed:
         """Returns the statements before the rows, in one round trip."""
@@ -196,7 +244,7 @@ class PostgresWriter(SinkWriter):
                 f"Batch {self._batch}, slot {self._slot}: the server ended the session of the COPY: {error}.",
                 next_step="See the server's log; the batch is written again.",
             ) from None
-        taken = self._cursor.rowcount
+        taken, self._copy = self._cursor.rowcount, None
         # A table may have triggers that leave rows out; a staging table has none.
         if self._job.commit == STAGED and taken != self._rows:
             raise PrepareError(f"Slot {self._slot}: the server took {taken} of {self._rows} rows.")

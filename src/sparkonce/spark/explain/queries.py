@@ -21,6 +21,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.jvm import class_name, field, jvm, scala_map
+from sparkonce.spark.letters import refused_rows_of
 from sparkonce.spark.plans import format_of, plan_facts, source_facts
 
 Stable = bool | Iterable[str]
@@ -202,8 +203,12 @@ def sinks_given(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tu
         if isinstance(ours, ExactlyOnce):
             function = None if caller is None else function_facts(caller)
             where = str(ours.checkpoint)
-            facts = sink_facts(ours.sinks)
-            return tuple(replace(each, function=function, checkpoint=where) for each in facts), ours.sinks
+            facts = zip(sink_facts(ours.sinks), ours.sinks, strict=True)
+            letters = ours.dead_letters
+            return tuple(
+                replace(each, function=function, checkpoint=where, refused=refused_rows_of(one, letters))
+                for each, one in facts
+            ), ours.sinks
     sink = tuple(sink) if isinstance(sink, Mapping) else sink
     given = sink if isinstance(sink, list | tuple) else (sink,)
     mine = tuple(given) if all(isinstance(each, TwoPhaseCommitSink) for each in given) else ()

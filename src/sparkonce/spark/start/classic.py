@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sparkonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _NEXT = (
     "Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver runs, for example by "
@@ -38,3 +41,16 @@ def never_pickled(_: object) -> NoReturn:
         "Connect's foreachBatch does.",
         next_step=_NEXT,
     )
+
+
+def running_query(df: DataFrame) -> tuple[str, str]:
+    """Returns the run's and the query's id, which Spark keeps as the thread's local properties in ``foreachBatch``."""
+    check_classic("df", df)
+    context = df.sparkSession.sparkContext
+    run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
+    if not run or not query:
+        raise ConfigurationError(
+            "ExactlyOnce was called outside a streaming query.",
+            next_step="Give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
+        )
+    return run, query

@@ -67,6 +67,11 @@ class TableSink(WriteAheadSink, abc.ABC):
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`. Names how long the table remembers, and what readers do."""
 
+    @property
+    def tells_refused(self) -> bool:
+        """See `TwoPhaseCommitSink.tells_refused`."""
+        return True
+
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns all columns, once they fit the table's, and the table's other columns may be null.
 
@@ -102,8 +107,12 @@ class TableSink(WriteAheadSink, abc.ABC):
                 )
         return names
 
-    def checked(self, rows: DataFrame) -> DataFrame:
+    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:
         """Returns the same rows, whose computation fails for a row that the table would refuse after the decision.
+
+        Args:
+            rows: The rows.
+            mark: The name of a column that says instead why the table would refuse a row; null for the others.
 
         Raises:
             PreflightError: if the table cannot be read, or is another table now.
@@ -116,7 +125,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         )
         self._check_identity(identity, self._identity)
         if not rules.conditions:
-            return rows
+            return rows.withColumn(mark, F.lit(None).cast("string")) if mark else rows
         plain = [
             (F.col(quoted(given[one.name.lower()])) if one.name.lower() in given else F.lit(None))
             .cast(one.dataType)
@@ -134,6 +143,8 @@ class TableSink(WriteAheadSink, abc.ABC):
             )
         )
         whole = rows.select(F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN), *plain)
+        if mark:
+            return whole.select("*", *filled).select(f"{_GIVEN}.*", broken.alias(mark))
         passed = F.when(broken.isNull(), F.lit(True)).otherwise(F.raise_error(broken).cast("boolean"))
         return whole.select("*", *filled).where(passed).select(f"{_GIVEN}.*")
 

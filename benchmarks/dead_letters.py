@@ -1,0 +1,105 @@
+"""Measures what a sink of dead letters costs while no row is refused, for Kafka and PostgreSQL.
+
+    python3 dev.py run python benchmarks/dead_letters.py [--quick]
+
+Each sink runs with and without one, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.streaming.query import StreamingQuery
+
+from postgres import TABLE
+from sinks import Contender, Load, compare, machine
+from sparkonce import ExactlyOnce, FilesSink, KafkaSink, PostgresSink
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.testing.kafka import create_topic
+
+PARTITIONS = 4
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("--quick", action="store_true", help="shortened, to see that it works")
+    quick = given.parse_args().quick
+    load = Load(file_rows=20_000, measured=2) if quick else Load(file_rows=100_000, measured=3)
+    rounds = 1 if quick else 5
+    with PostgresServer({"max_wal_size": "8GB", "shared_buffers": "512MB"}) as server, Cluster() as broker:
+        _run(server, broker, load, rounds)
+
+
+def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int) -> None:
+    def ask(statement: str) -> int:
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchone()[0] if cursor.description else 0
+
+    def to_table(commit: str, letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
+        return _start(PostgresSink(server.conninfo(), table="rows", commit=commit), letters, rows, folder)
+
+    def to_topic(letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
+        create_topic(broker.bootstrap, folder.name, PARTITIONS)
+        sink = KafkaSink({"bootstrap.servers": broker.bootstrap}, topic=folder.name)
+        return _start(sink, letters, rows.select(F.to_json(F.struct("*")).alias("value")), folder)
+
+    ask(TABLE)
+    with machine(load, server_pid=server.pid) as on:
+        for commit in ("staged", "two_phase"):
+            compare(
+                on,
+                [
+                    Contender(
+                        name=f"{commit}, {'with dead letters' if letters else 'without'}",
+                        start=partial(to_table, commit, letters),
+                        count=lambda _: ask("SELECT count(*) FROM rows"),
+                        clean=lambda: ask("TRUNCATE rows; CHECKPOINT"),
+                    )
+                    for letters in (True, False)
+                ],
+                rounds=rounds,
+            )
+        compare(
+            on,
+            [
+                Contender(
+                    name=f"Kafka, {'with dead letters' if letters else 'without'}",
+                    start=partial(to_topic, letters),
+                    count=partial(_in_topic, broker),
+                )
+                for letters in (True, False)
+            ],
+            rounds=rounds,
+        )
+
+
+def _start(sink: TwoPhaseCommitSink, letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
+    dead = FilesSink(folder / "dead", name="dead") if letters else None
+    once = ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), display=False, dead_letters=dead)
+    return once.start(rows)
+
+
+def _in_topic(broker: Cluster, folder: Path) -> int:
+    """Counts the rows by a read_committed reader."""
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "count", "enable.partition.eof": True}
+    reader = Consumer({**settings, "isolation.level": "read_committed"})
+    reader.assign([TopicPartition(folder.name, number, 0) for number in range(PARTITIONS)])
+    found, ends = 0, 0
+    while ends < PARTITIONS:
+        for record in reader.consume(10_000, 30):
+            found, ends = found + (record.error() is None), ends + (record.error() is not None)
+    reader.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()

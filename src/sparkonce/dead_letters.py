@@ -1,0 +1,88 @@
+"""Rows that a system refuses, as rows of another sink: each with its reason, its sink and its batch.
+
+Everything here is per row and in Python: refused rows are few, and their number is limited.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sparkonce.errors import SchemaError
+from sparkonce.sink import TwoPhaseCommitSink, WriterContext
+
+LETTER = pa.schema(
+    [
+        pa.field("sink", pa.string(), nullable=False),
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("slot", pa.int32(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("row", pa.string(), nullable=False),
+    ]
+)
+"""The columns of a dead letter in a table or a file. ``row`` is the refused row as JSON, binary values as base64."""
+
+MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)])
+"""The columns where a sink writes messages: the refusing sink's name, and the five columns as JSON."""
+
+
+def letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
+    """Returns the columns of dead letters that this sink takes: those of `LETTER`, or else those of `MESSAGE`.
+
+    Raises:
+        SchemaError: if it takes neither.
+    """
+    try:
+        return tuple(sink.columns(LETTER))
+    except SchemaError as error:
+        try:
+            return tuple(sink.columns(MESSAGE))
+        except SchemaError:
+            raise error from None
+
+
+def to_letters(
+    rows: pa.RecordBatch, reasons: Sequence[str], *, sink: str, context: WriterContext, columns: Sequence[str]
+) -> pa.RecordBatch:
+    """Returns refused rows as dead letters.
+
+    Args:
+        rows: The refused rows.
+        reasons: The reason of each.
+        sink: The name of the sink that refused them.
+        context: The copy that was to write them.
+        columns: See `letter_columns`.
+    """
+    letters = [
+        {"sink": sink, "batch": context.batch, "slot": context.slot, "reason": reason, "row": _plain(row)}
+        for row, reason in zip(rows.to_pylist(), reasons, strict=True)
+    ]
+    if set(columns) <= set(MESSAGE.names):
+        messages = [{"key": sink, "value": _text(letter)} for letter in letters]
+        return pa.RecordBatch.from_pylist(messages, MESSAGE).select(list(columns))
+    told = [{**letter, "row": _text(letter["row"])} for letter in letters]
+    return pa.RecordBatch.from_pylist(told, LETTER).select(list(columns))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it; numbers that JSON lacks, dates and decimals as texts."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

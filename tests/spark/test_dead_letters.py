@@ -1,0 +1,198 @@
+"""Rows that a system refuses go to another sink of the unit: accepted and refused rows are exactly the input."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from mariadb_witness import Witness, shared_server
+from postgres_witness import ask, needs_postgres, server_fixture
+from spark.harness import new_name
+from spark.in_process import MARKS, CrashError, Stream, crash_at
+from sparkonce import DeltaSink, FilesSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink
+from sparkonce.errors import PrepareError, TransactionLostError
+from sparkonce.files import whole_batches
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.testing.kafka import read_committed
+
+pytestmark = [*MARKS, pytest.mark.drawn(3, "dead letters")]
+
+server = server_fixture()
+
+IDS = [f"{number}" for number in range(400)]
+LARGE = [one for one in IDS if int(one) % 50 == 0]
+UNLIKED = [one for one in IDS if int(one) % 70 == 3]
+CRASHES = [Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING]
+
+
+def plan(rows: DataFrame) -> DataFrame:
+    """Makes some values too large for the topic and the column."""
+    large = F.repeat(F.lit("x"), 3000)
+    return rows.withColumn("value", F.when(F.col("key").cast("int") % 50 == 0, large).otherwise(F.col("value")))
+
+
+def refused_by(sink: str, letters: list[dict[str, Any]]) -> list[str]:
+    """Returns the keys of the rows that a sink refused, as often as they are there."""
+    return sorted((json.loads(one["row"])["key"] for one in letters if one["sink"] == sink), key=int)
+
+
+def in_files(folder: Path) -> list[dict[str, Any]]:
+    """Returns the dead letters of whole batches."""
+    return [row for path in whole_batches(folder) for row in ds.dataset(path).to_table().to_pylist()]
+
+
+def accepted_by_kafka(stream: Stream) -> list[str]:
+    return sorted(stream.keys(), key=int)
+
+
+def without(refused: list[str]) -> list[str]:
+    """Returns the ids that are not refused, in the order of their numbers."""
+    return [one for one in IDS if one not in refused]
+
+
+@needs_postgres
+@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, server: PostgresServer, commit: str
+) -> None:
+    ask(server, "DROP TABLE IF EXISTS liked")
+    ask(server, "CREATE TABLE liked (key text, value varchar(100), CHECK (key::int % 70 <> 3))")
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
+    letters = tmp_path / "refused"
+
+    def run(**more: Any) -> Any:
+        table = PostgresSink(server.conninfo(), table="liked", commit=commit)
+        dead = FilesSink(letters, name="refused")
+        return stream.run(plan, rows_per_batch=100, sinks=lambda to: [to, table], dead_letters=dead, **more)
+
+    for batch, phase in enumerate(CRASHES):
+        with pytest.raises(CrashError):
+            run(listener=crash_at(phase, batch))
+    run()
+    table = sorted((key for (key,) in ask(server, "SELECT key FROM liked")), key=int)
+    found = in_files(letters)
+    assert accepted_by_kafka(stream) == without(LARGE)
+    assert refused_by("kafka", found) == LARGE
+    assert table == without([*LARGE, *UNLIKED])
+    assert Counter(refused_by("postgres", found)) == Counter([*LARGE, *UNLIKED])
+    reasons = {one["reason"] for one in found}
+    assert any("max.message.bytes is 2000" in one for one in reasons), reasons
+    assert any("23514" in one for one in reasons), reasons
+    assert any("22001" in one for one in reasons), reasons
+    assert {one["batch"] for one in found} == {0, 1, 2, 3}
+    assert not stream.transactions("Ongoing")
+
+
+@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+def test_mariadb_refuses_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path, commit: str) -> None:
+    witness = Witness(shared_server())
+    witness.run("CREATE TABLE liked (`key` VARCHAR(20) NOT NULL, value VARCHAR(100)) ENGINE=InnoDB")
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2)
+    table = MySQLSink(witness.settings, table="liked", commit=commit)
+    dead = FilesSink(tmp_path / "refused", name="refused")
+    stream.run(plan, rows_per_batch=200, sinks=lambda to: [table], dead_letters=dead)
+    there = sorted((key for (key,) in witness.rows("SELECT `key` FROM liked")), key=int)
+    assert there == without(LARGE)
+    assert refused_by("mysql", in_files(tmp_path / "refused")) == LARGE
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_tables_refuse_rows_by_their_rules(tables: SparkSession, kafka: Cluster, tmp_path: Path, kind: str) -> None:
+    table: DeltaSink | IcebergSink
+    if kind == "delta":
+        name = f"delta.`{tmp_path}/liked`"
+        rule = "TBLPROPERTIES ('delta.constraints.liked' = 'CAST(key AS INT) % 70 <> 3')"
+        tables.sql(f"CREATE TABLE {name} (key STRING, value STRING) USING delta {rule}")
+        table, refused = DeltaSink(str(tmp_path / "liked")), UNLIKED
+    else:
+        name = f"ice.db.{new_name('liked').replace('-', '_')}"
+        tables.sql(f"CREATE TABLE {name} (key STRING, value STRING NOT NULL) USING iceberg")
+        table, refused = IcebergSink(name), LARGE
+    stream = Stream(tables, kafka, tmp_path, IDS, partitions=2)
+    dead = FilesSink(tmp_path / "refused", name="refused")
+
+    def nulled(rows: DataFrame) -> DataFrame:
+        there = F.col("key").cast("int") % 50 != 0 if kind == "iceberg" else F.lit(True)
+        return rows.withColumn("value", F.when(there, F.col("value")))
+
+    stream.run(nulled, rows_per_batch=200, sinks=lambda to: [table], dead_letters=dead)
+    if kind == "delta":
+        found = tables.read.format("delta").load(str(tmp_path / "liked"))
+    else:
+        tables.catalog.refreshTable(name)
+        found = tables.table(name)
+    there = sorted((row.key for row in found.collect()), key=int)
+    assert there == without(refused)
+    assert refused_by(kind, in_files(tmp_path / "refused")) == refused
+
+
+def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
+    """Aborts decided transactions of the newest batch, as the broker does when their time is over."""
+    from sparkonce.checkpoint.local import LocalFiles
+    from sparkonce.driver.start import read_log
+    from sparkonce.log.base import DecisionLog
+    from sparkonce.log.files import log_store
+
+    view = read_log(DecisionLog(log_store(LocalFiles(stream.checkpoint))))
+    decided = view.newest_decision
+    assert decided is not None
+    handles = [one for one in decided.handles if one.sink == name and one.transaction and slots(one.slot)]
+    committer = KafkaCommitter({"bootstrap.servers": stream.bootstrap}, name, topic=topic)
+    try:
+        committer.abort(handles)
+    finally:
+        committer.close()
+    return len(handles)
+
+
+def test_lost_transactions_heal_and_refuse_the_same_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
+    other = Stream(spark, kafka, tmp_path / "other", partitions=1)
+
+    def run(**more: Any) -> Any:
+        dead = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=other.target, name="dead")
+        return stream.run(plan, rows_per_batch=400, sinks=lambda to: to, dead_letters=dead, **more)
+
+    with pytest.raises(CrashError):
+        run(listener=crash_at(Phase.FINISHING, 0))
+    assert lose(stream, "kafka", stream.target, lambda slot: slot == 1) == 1
+    assert lose(stream, "dead", other.target, lambda _: True) == 1
+    assert sum(batch.healed for batch in run()) == 2
+    assert accepted_by_kafka(stream) == without(LARGE)
+    letters = [json.loads(record.value or b"") for record in read_committed(stream.bootstrap, other.target)]
+    assert sorted((one["row"]["key"] for one in letters), key=int) == LARGE
+
+
+def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2)
+
+    def run(largest: str, **more: Any) -> Any:
+        dead = FilesSink(tmp_path / "refused", name="dead")
+        return stream.run(plan, settings={"message.max.bytes": largest}, sinks=lambda to: to, dead_letters=dead, **more)
+
+    with pytest.raises(CrashError):
+        run("2000", listener=crash_at(Phase.FINISHING, 0))
+    assert lose(stream, "kafka", stream.target, lambda _: True) == 2
+    with pytest.raises(TransactionLostError):
+        run("9000")
+    assert stream.keys() == []
+
+
+def test_too_many_refused_rows_stop_the_query(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
+    dead = FilesSink(tmp_path / "refused", name="dead")
+    with pytest.raises(PrepareError, match="max_refused is 3"):
+        stream.run(plan, dead_letters=dead, max_refused=3)
+    assert stream.keys() == []
+    assert in_files(tmp_path / "refused") == []
