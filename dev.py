@@ -249,6 +249,7 @@ def packages() -> None:
         "postgresql": postgres,
         "mariadb-server": program("mariadbd"),
         "redis-server": program("redis-server"),
+        "rabbitmq-server": program("rabbitmq-server"),
         "chromium": program("chromium") or program("google-chrome"),
         "libfaketime": any(faketime.exists() for faketime in places_of_faketime()),
     }

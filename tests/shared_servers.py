@@ -19,11 +19,13 @@ from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
 from sparkonce.rig.servers.process import find_program
+from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.rig.servers.s3 import S3Server, find_versitygw
 
 KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
 USES_HDFS = pytest.mark.xdist_group("hdfs")
+USES_RABBIT = pytest.mark.xdist_group("rabbitmq")
 """Servers that take seconds to start: one of each for all tests of a process."""
 
 _open = ExitStack()
@@ -50,6 +52,14 @@ def redis_cluster() -> RedisCluster:
     if find_program("redis-server") is None:
         pytest.skip("redis-server is not installed")
     return _open.enter_context(RedisCluster(_new_folder("cluster")))
+
+
+@cache
+def rabbit_server() -> RabbitServer:
+    """Starts one for tests that make streams and queues of their own. Mark them with `USES_RABBIT`."""
+    if not RabbitServer.is_installed():
+        pytest.skip("rabbitmq-server is not installed (apt install --no-install-recommends rabbitmq-server)")
+    return _open.enter_context(RabbitServer(_new_folder("rabbitmq") / "data"))
 
 
 @cache
