@@ -1,4 +1,19 @@
-"""RabbitMQ: its server, as streams and queues are reached.
+"""RabbitMQ: streams, to which the driver publishes decided rows under ids that the server takes once.
 
+For both halves:
+
+- ``sink``: the settings of the sink for streams; it puts the parts together.
 - ``server``: the server's address, its user and TLS.
+
+On the executors:
+
+- ``messages``: rows as messages, and messages as frames.
+- ``writer``: lets encoded rows wait.
+
+On the driver:
+
+- ``preflight``: checks the stream.
+- ``committer``: commits and aborts, and compares the stream with what it knows.
+- ``publishing``: publishes the rows of a batch in order; ``ids`` makes their publishing ids.
+- ``connection``: one connection of the stream protocol.
 """

@@ -30,6 +30,7 @@ class RabbitMQ:
         ca_file: The authorities that the server's certificate is checked against; by default the system's.
         certificate_file: The client's own certificate, if the server asks for one.
         key_file: The key of that certificate.
+        load_balancer: Whether the address is a load balancer's: a certain node is reached by connecting again.
         timeout_s: The time for which a connection, or an answer, is waited for.
 
     Raises:
@@ -46,6 +47,7 @@ class RabbitMQ:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    load_balancer: bool = False
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -58,7 +60,8 @@ class RabbitMQ:
         for setting in ("port", "stream_port"):
             if getattr(self, setting) is not None:
                 whole_number(setting, getattr(self, setting), least=1, most=65535)
-        flag("tls", self.tls)
+        for setting in ("tls", "load_balancer"):
+            flag(setting, getattr(self, setting))
         number("timeout_s", self.timeout_s, above=0)
         given = [setting for setting in TLS_FILES if getattr(self, setting) is not None]
         if given and not self.tls:

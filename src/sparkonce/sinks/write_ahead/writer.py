@@ -114,6 +114,8 @@ class WriteAheadWriter(SinkWriter):
             )
             try:
                 give(apply, [written.file], token)
+            except OutageError:
+                raise
             except Exception as error:
                 raise PrepareError(
                     f"Slot {token.slot} of batch {token.batch} could not be applied: {type(error).__name__}: {error}"

@@ -1,0 +1,241 @@
+"""Rows as messages of a stream, and messages as frames that publish them: whole columns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparkonce.errors import PrepareError, SchemaError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Body = Literal["amqp", "raw"]
+
+VALUE = "value"
+PROPERTIES = ("message_id", None, "to", "subject", "reply_to", "correlation_id", "content_type")
+"""The columns that become AMQP 1.0's properties, in its order; the second, user-id, is left out."""
+
+APPLICATION_PROPERTIES = "application_properties"
+MESSAGE = "message"
+"""The column in which encoded messages wait."""
+
+FRAME_OVERHEAD_BYTES = 64
+"""The bytes of a frame beyond its message: the header, the publishing id and the length take 25."""
+
+_NULL = b"\x40"
+_TEXT = b"\xb1"
+_DATA = b"\x00\x53\x75\xb0"
+_PROPERTIES = b"\x00\x53\x73\xd0"
+_APPLICATION_PROPERTIES = b"\x00\x53\x74\xd1"
+_COUNT_BYTES = 4
+
+
+def columns_of(schema: pa.Schema, body: Body) -> list[str]:
+    """Returns the columns that make a message, in their order.
+
+    Raises:
+        SchemaError: naming the column that is missing, not known, or of a type that it must not have.
+    """
+    import pyarrow as pa
+
+    known = {VALUE: "string or binary"}
+    if body == "amqp":
+        known |= {name: "string" for name in PROPERTIES if name} | {
+            APPLICATION_PROPERTIES: "array<struct<key: string, value: string>>"
+        }
+    for column in schema:
+        if column.name not in known:
+            raise SchemaError(
+                f"Column {column.name!r} is none of a message's: {', '.join(known)}.",
+                next_step="Drop it, or rename it." if body == "amqp" else "Drop it, or give body='amqp'.",
+            )
+        kind = column.type
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if column.name == VALUE:
+            fits = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        elif column.name == APPLICATION_PROPERTIES:
+            fits = _is_pairs(kind)
+        else:
+            fits = text
+        if not fits:
+            raise SchemaError(
+                f"Column {column.name!r} is a {kind}, and a message wants {known[column.name]}.",
+                next_step="Cast it, for example with to_json, or map_entries for a map.",
+            )
+    if VALUE not in schema.names:
+        raise SchemaError(
+            f"There is no column {VALUE!r}, which holds a message's body.",
+            next_step="Make one: df.select(to_json(struct('*')).alias('value')).",
+        )
+    return [name for name in known if name in schema.names]
+
+
+def _is_pairs(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    return [(field.name, str(field.type)) for field in kind.value_type] == [("key", "string"), ("value", "string")]
+
+
+def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
+    """Returns the rows as messages, in the one column `MESSAGE`.
+
+    Args:
+        rows: The columns of `columns_of`.
+        body: ``amqp`` for messages of AMQP 1.0; ``raw`` for the bare values.
+        most_bytes: The greatest size of a message.
+
+    Raises:
+        PrepareError: naming a row that the stream cannot take.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    value = _binary(rows.column(VALUE))
+    _refuse(pc.is_null(value), rows, lambda at: f"The {VALUE} of row {at} is null, and a message has a body.")
+    message = value
+    if body == "amqp":
+        message = _joined(_constant(_DATA, rows), _length(value), value)
+        if APPLICATION_PROPERTIES in rows.schema.names:
+            message = _joined(_application_properties(rows.column(APPLICATION_PROPERTIES)), message)
+        if any(name in rows.schema.names for name in PROPERTIES if name):
+            message = _joined(_properties(rows), message)
+    sizes = pc.binary_length(message)
+    _refuse(
+        pc.greater(sizes, most_bytes),
+        rows,
+        lambda at: f"Row {at} makes a message of {sizes[at].as_py()} bytes, and this server takes {most_bytes} at most",
+    )
+    return pa.record_batch({MESSAGE: message.cast(pa.binary())})
+
+
+def _refuse(wrong: pa.Array, rows: pa.RecordBatch, why: Callable[[int], str]) -> None:
+    import pyarrow.compute as pc
+
+    at = pc.index(wrong, True).as_py()
+    if at >= 0:
+        raise PrepareError(
+            f"{why(at).rstrip('.')}. It is row {at} of the {rows.num_rows} that came together.",
+            next_step="Filter such rows out, or make them smaller; stream.frame_max of the server limits their size.",
+        )
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    import pyarrow as pa
+
+    return column.cast(pa.large_binary())
+
+
+def _constant(value: bytes, rows: pa.RecordBatch) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(value, pa.large_binary()), rows.num_rows)
+
+
+def _length(column: pa.Array) -> pa.Array:
+    """Returns the length of each value as four bytes; null for null."""
+    import pyarrow.compute as pc
+
+    return _big_endian(pc.binary_length(column))
+
+
+def _big_endian(numbers: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    raw = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).astype(">u4")
+    made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_COUNT_BYTES), len(raw), [None, pa.py_buffer(raw.tobytes())])
+    made = made.cast(pa.binary()).cast(pa.large_binary())
+    return pc.if_else(pc.is_null(numbers), pa.scalar(None, pa.large_binary()), made) if numbers.null_count else made
+
+
+def _joined(*parts: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+
+
+def _text(column: pa.Array, prefix: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    value = _binary(column)
+    return pc.fill_null(_joined(prefix, _length(value), value), pa.scalar(_NULL, pa.large_binary()))
+
+
+def _properties(rows: pa.RecordBatch) -> pa.Array:
+    last = max(at for at, name in enumerate(PROPERTIES) if name in rows.schema.names)
+    prefix, null = _constant(_TEXT, rows), _constant(_NULL, rows)
+    fields = [
+        _text(rows.column(name), prefix) if name in rows.schema.names else null for name in PROPERTIES[: last + 1]
+    ]
+    content = _joined(_constant((last + 1).to_bytes(_COUNT_BYTES, "big"), rows), *fields)
+    return _joined(_constant(_PROPERTIES, rows), _length(content), content)
+
+
+def _application_properties(column: pa.Array) -> pa.Array:
+    """Returns the section of each row; nothing for a null."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pc.fill_null(column, pa.scalar([], column.type)) if column.null_count else column
+    offsets = column.offsets.to_numpy()
+    pairs = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    prefix = pa.repeat(pa.scalar(_TEXT, pa.large_binary()), len(pairs))
+    entries = _joined(_text(pairs.field("key"), prefix), _text(pairs.field("value"), prefix))
+    grouped = pa.LargeListArray.from_arrays(pa.array((offsets - offsets[0]).astype(np.int64)), entries)
+    joined = pc.binary_join(grouped, pa.scalar(b"", pa.large_binary()))
+    counts = _big_endian(pa.array(np.diff(offsets) * 2))
+    content = _joined(counts, joined)
+    head = pa.repeat(pa.scalar(_APPLICATION_PROPERTIES, pa.large_binary()), len(column))
+    return _joined(head, _length(content), content)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Messages that are published by one frame.
+
+    Attributes:
+        first_id: The publishing id of the first message; the others follow without a gap.
+        count: The number of messages.
+        payload: The messages as they are sent, each with its id and its length.
+    """
+
+    first_id: int
+    count: int
+    payload: memoryview
+
+
+def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame]:
+    """Puts messages into frames, in order.
+
+    Args:
+        messages: The messages.
+        first_id: The publishing id of the first of them.
+        most_bytes: The greatest size of a frame's payload. Each message fits.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    count = len(messages)
+    if not count:
+        return
+    heads = np.empty(count, dtype=[("id", ">u8"), ("length", ">u4")])
+    heads["id"] = np.arange(first_id, first_id + count, dtype=np.uint64)
+    offsets = messages.cast(pa.large_binary())
+    lengths = np.diff(np.frombuffer(offsets.buffers()[1], dtype=np.int64)[offsets.offset : offsets.offset + count + 1])
+    heads["length"] = lengths
+    head = pa.FixedSizeBinaryArray.from_buffers(pa.binary(heads.itemsize), count, [None, pa.py_buffer(heads.tobytes())])
+    joined = _joined(head.cast(pa.binary()).cast(pa.large_binary()), offsets)
+    ends = np.concatenate(([0], np.cumsum(lengths + heads.itemsize)))
+    data = memoryview(joined.buffers()[2])
+    at = 0
+    while at < count:
+        end = max(int(np.searchsorted(ends, ends[at] + most_bytes, side="right")) - 1, at + 1)
+        yield Frame(first_id + at, end - at, data[ends[at] : ends[end]])
+        at = end

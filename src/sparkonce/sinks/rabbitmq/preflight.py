@@ -1,0 +1,51 @@
+"""Checks a stream before anything is claimed or written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PreflightError
+from sparkonce.sinks.rabbitmq.connection import StreamConnection, StreamRefusedError
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+_NEXT_STEPS = {
+    2: "Make the stream first: rabbitmqadmin declare queue name=… queue_type=stream, or rstream's create_stream.",
+    8: "Give the right user and password.",
+    11: "Give another user than guest, or allow it with loopback_users = none.",
+    12: "Give the right virtual_host, or rabbitmqctl set_permissions -p VHOST USER CONFIGURE WRITE READ.",
+    16: "Let the user write and read the stream: rabbitmqctl set_permissions -p VHOST USER '' STREAM STREAM.",
+}
+
+
+def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
+    """Checks that the user can publish to the stream under this name, and can ask what is there.
+
+    Returns:
+        The greatest size of a frame that the server takes.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+    host, port = settings.stream_address
+    try:
+        connection = StreamConnection(settings, stream)
+        try:
+            connection.declare(publisher)
+            if publisher:
+                connection.sequence(publisher)
+            return connection.frame_max
+        finally:
+            connection.close()
+    except StreamRefusedError as error:
+        step = _NEXT_STEPS.get(error.code, "Read the server's log, and start again.")
+        raise PreflightError(
+            f"RabbitMQ at {host}:{port} refuses: {error}.", next_step=step, setting="server"
+        ) from error
+    except OSError as error:
+        raise PreflightError(
+            f"RabbitMQ at {host}:{port} cannot be used for streams: {error}.",
+            next_step="See that it listens there, with the plugin rabbitmq_stream, and that TLS fits.",
+            setting="server",
+        ) from error

@@ -1,0 +1,171 @@
+"""The publisher: brings the rows of a decided batch into the stream, in order, each once.
+
+The stream's leader keeps the highest publishing id of each publisher's name, and drops a message whose id is not above
+it. So a row is there once, however often it is published, as long as **no id is taken before the one below it**. That
+holds because each process that publishes a group of rows asks for the highest id first, goes on directly after it, and
+sends one frame at a time. It holds for several processes at once: each of them sends a row only after all rows before
+it were confirmed to it, and so were taken from somebody.
+
+The answer to the question may be ahead of what is replicated. So the row that it names is published again: the server
+confirms a message that it drops only when the one that it has is safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from sparkonce.sinks.rabbitmq.connection import FINAL, StreamConnection, StreamRefusedError
+from sparkonce.sinks.rabbitmq.ids import Ids, batch_of
+from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
+from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
+from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.sinks.write_ahead.rows import read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+_Answer = TypeVar("_Answer")
+
+
+class Publisher:
+    """One publisher of one stream, by its name. Connects when it is used, and again after an error.
+
+    Args:
+        settings: The server and the user.
+        stream: The stream's name.
+        name: The publisher's name; empty for one whose messages the server never takes for duplicates.
+
+    Attributes:
+        newest: The highest id that this publisher is known to have published; None if that is not known yet.
+    """
+
+    def __init__(self, settings: RabbitMQ, stream: str, name: str) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._name = name
+        self._connection: StreamConnection | None = None
+        self._lock = threading.RLock()
+        self.newest: int | None = None
+
+    def sequence(self) -> int:
+        """Returns the highest id of this publisher that the stream's leader has; 0 if it has none.
+
+        Raises:
+            OSError: if the server cannot be asked.
+            StreamRefusedError: if it refuses.
+        """
+        with self._lock:
+            if self._connection is not None:
+                try:
+                    return self._with(lambda connection: connection.sequence(self._name))
+                except OSError:  # it was idle, and the server or something between has closed it
+                    pass
+            return self._with(lambda connection: connection.sequence(self._name))
+
+    def publish(self, rows: Iterable[pa.RecordBatch], first_id: int, skip: int = 0) -> None:
+        """Publishes rows, all but the first few, and returns when each is confirmed.
+
+        Raises:
+            OSError: if the connection breaks, or the server does not confirm in time.
+            StreamRefusedError: if it refuses.
+        """
+        with self._lock:
+            at = 0
+            for batch in rows:
+                new = batch.column(MESSAGE).slice(max(0, skip - at))
+                start = first_id + at + batch.num_rows - len(new)
+                at += batch.num_rows
+                self._with(partial(self._send, messages=new, first_id=start))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _send(self, connection: StreamConnection, messages: pa.Array, first_id: int) -> None:
+        for frame in frames(messages, first_id, connection.frame_max - FRAME_OVERHEAD_BYTES):
+            connection.publish(frame)
+            self.newest = max(self.newest or 0, frame.first_id + frame.count - 1)
+
+    def _with(self, use: Callable[[StreamConnection], _Answer]) -> _Answer:
+        try:
+            if self._connection is None:
+                self._connection = StreamConnection(self._settings, self._stream)
+                self._connection.declare(self._name)
+            return use(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+
+class StreamApplication(Application):
+    """Publishes the rows of decided batches.
+
+    Args:
+        folder: The sink's folder.
+        sink: The sink's name.
+        settings: The settings of the calls.
+        publisher_of: Returns the publisher of a query.
+    """
+
+    def __init__(
+        self, folder: WriteAheadFolder, sink: str, settings: CallSettings, publisher_of: Callable[[str], Publisher]
+    ) -> None:
+        super().__init__(folder, sink, settings)
+        self._publisher_of = publisher_of
+        self._begun: set[str] = set()
+
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
+        """Publishes what the stream does not have yet.
+
+        Raises:
+            RefusedError: if the stream has lost rows of this query, or has rows that another copy of it has published.
+        """
+        begun = unit.repeated or token.id in self._begun
+        publisher = self._publisher_of(token.query)
+        try:
+            ids = Ids.of(token.batch, unit.number, token.rows)
+            there = publisher.sequence()
+            if reason := why_not(publisher.newest, there, ids, begun=begun):
+                raise RefusedError(reason)
+            self._begun.add(token.id)
+            publisher.publish(read(opened, []), ids.first, min(max(there - ids.first, 0), token.rows - 1))
+        except OverflowError as error:
+            raise RefusedError(str(error)) from error
+        except StreamRefusedError as error:
+            if error.code in FINAL:
+                raise RefusedError(str(error)) from error
+            raise
+        self._begun.discard(token.id)
+
+
+def why_not(known: int | None, there: int, ids: Ids | None, *, begun: bool) -> str:
+    """Tells why rows must not be published to a stream whose highest id is this; empty if they may.
+
+    Args:
+        known: The highest id that the publisher is known to have published; None if that is not known.
+        there: The highest id of the publisher in the stream.
+        ids: The ids of the rows; None for rows of a batch that is not decided yet.
+        begun: Whether an attempt to publish these rows may have been made.
+    """
+    if known is not None and there < known:
+        return (
+            f"The stream has rows up to batch {batch_of(there)} of this query, and batch {batch_of(known)} was "
+            "published there: the stream was deleted and made again, or went back to an older state, or its "
+            "memory of publishers' names is full (255)."
+        )
+    ahead = known is not None and there > known if ids is None else not begun and there >= ids.first
+    if ahead:
+        return (
+            f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it "
+            "is an old copy, or another driver of the query is ahead."
+        )
+    return ""
