@@ -56,10 +56,19 @@ def redis_cluster() -> RedisCluster:
 
 @cache
 def rabbit_server() -> RabbitServer:
-    """Starts one for tests that make streams and queues of their own. Mark them with `USES_RABBIT`."""
+    """Starts one for tests that make streams and queues of their own. Mark them with `USES_RABBIT`.
+
+    Its users are ``guest``, ``reader`` and ``writer``, who may do just that; ``guest`` alone sees the host ``other``.
+    """
     if not RabbitServer.is_installed():
         pytest.skip("rabbitmq-server is not installed (apt install --no-install-recommends rabbitmq-server)")
-    return _open.enter_context(RabbitServer(_new_folder("rabbitmq") / "data"))
+    server = RabbitServer(
+        _new_folder("rabbitmq") / "data",
+        users={"reader": "reads", "writer": "writes"},
+        permissions=[("reader", "/", "", "", ".*"), ("writer", "/", "", ".*", "")],
+        virtual_hosts=["other"],
+    )
+    return _open.enter_context(server)
 
 
 @cache

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ as RabbitMQ
+    from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink as RabbitMQStreamSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
     from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
@@ -48,6 +50,8 @@ HOMES = {
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
+    "RabbitMQ": "sparkonce.sinks.rabbitmq.server",
+    "RabbitMQStreamSink": "sparkonce.sinks.rabbitmq.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
     "await_end": "sparkonce.spark.job.ending",

@@ -22,6 +22,7 @@ from crashes.targets.folder import FolderTarget
 from crashes.targets.kafka import KafkaTarget
 from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
+from crashes.targets.rabbitmq import RabbitTarget
 from crashes.targets.redis import RedisClusterTarget, RedisTarget
 from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
@@ -41,6 +42,7 @@ TARGETS: list[Target] = [
     *WRITE_AHEAD,
     RedisTarget(),
     RedisClusterTarget(),
+    RabbitTarget(),
 ]
 
 

@@ -10,7 +10,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
 from sparkonce.sinks.rabbitmq.ids import Ids
-from sparkonce.sinks.rabbitmq.publishing import Publisher, StreamApplication, why_not
+from sparkonce.sinks.rabbitmq.publishing import Publisher, StreamApplication, ahead, why_behind
 from sparkonce.sinks.write_ahead.application import CallSettings
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
@@ -51,11 +51,13 @@ class StreamCommitter(WriteAheadCommitter):
         """
         try:
             publisher = self._publisher_of(facts["query"])
-            return why_not(publisher.newest, publisher.sequence(), None, begun=False)
+            there = publisher.sequence()
         except OSError as error:
             raise OutageError(f"Sink {self._sink!r}: the stream cannot be asked: {error}", next_step=_NEXT) from error
         except StreamRefusedError as error:
             return str(error)
+        known = publisher.newest
+        return ahead(there) if known is not None and there > known else why_behind(known, there)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Learns which rows are in the stream, also those that an earlier run has published."""

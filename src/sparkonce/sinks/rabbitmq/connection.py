@@ -142,15 +142,18 @@ class StreamConnection:
         """Connects and logs in, and returns the address by which the cluster knows this node."""
         settings = self._settings
         context = settings.ssl_context()
-        self._socket = socket.create_connection(address, timeout=settings.timeout_s)
+        opened = socket.create_connection(address, timeout=settings.timeout_s)
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context is not None:
-                self._socket = context.wrap_socket(self._socket, server_hostname=address[0])
-            self._file = self._socket.makefile("rb")
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = opened if context is None else context.wrap_socket(opened, server_hostname=address[0])
+        except BaseException:
+            opened.close()
+            raise
+        self._file = self._socket.makefile("rb")
+        try:
             return self._log_in(address)
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
 
     def _log_in(self, address: tuple[str, int]) -> tuple[str, int]:

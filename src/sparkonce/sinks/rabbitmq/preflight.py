@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.rabbitmq.connection import StreamConnection, StreamRefusedError
+from sparkonce.sinks.rabbitmq.connection import NOT_AVAILABLE, StreamConnection, StreamRefusedError
 
 if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.server import RabbitMQ
 
+_LEADER_WITHIN_S = 30.0
+_POLL_S = 0.2
 _NEXT_STEPS = {
     2: "Make the stream first: rabbitmqadmin declare queue name=… queue_type=stream, or rstream's create_stream.",
     8: "Give the right user and password.",
@@ -30,7 +33,7 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
     """
     host, port = settings.stream_address
     try:
-        connection = StreamConnection(settings, stream)
+        connection = _connect(settings, stream)
         try:
             connection.declare(publisher)
             if publisher:
@@ -49,3 +52,15 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
             next_step="See that it listens there, with the plugin rabbitmq_stream, and that TLS fits.",
             setting="server",
         ) from error
+
+
+def _connect(settings: RabbitMQ, stream: str) -> StreamConnection:
+    """Connects, and waits for the stream's leader: a server that has just started is still looking for it."""
+    give_up_at = time.monotonic() + _LEADER_WITHIN_S
+    while True:
+        try:
+            return StreamConnection(settings, stream)
+        except StreamRefusedError as error:
+            if error.code != NOT_AVAILABLE or time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_POLL_S)

@@ -13,6 +13,7 @@ confirms a message that it drops only when the one that it has is safe.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -21,7 +22,7 @@ from sparkonce.sinks.rabbitmq.connection import FINAL, StreamConnection, StreamR
 from sparkonce.sinks.rabbitmq.ids import Ids, batch_of
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
-from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError
+from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import read
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.server import RabbitMQ
 
 _Answer = TypeVar("_Answer")
+
+OTHERS_WITHIN_S = 10.0
+"""The time that another driver gets to note that it has published the same rows."""
+
+_LOOK_AGAIN_S = 0.2
 
 
 class Publisher:
@@ -122,6 +128,7 @@ class StreamApplication(Application):
         super().__init__(folder, sink, settings)
         self._publisher_of = publisher_of
         self._begun: set[str] = set()
+        self._ahead_since: dict[str, float] = {}
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
         """Publishes what the stream does not have yet.
@@ -134,8 +141,10 @@ class StreamApplication(Application):
         try:
             ids = Ids.of(token.batch, unit.number, token.rows)
             there = publisher.sequence()
-            if reason := why_not(publisher.newest, there, ids, begun=begun):
+            if reason := why_behind(publisher.newest, there):
                 raise RefusedError(reason)
+            if not begun and there >= ids.first:
+                self._wait_for_others(token, there)
             self._begun.add(token.id)
             publisher.publish(read(opened, []), ids.first, min(max(there - ids.first, 0), token.rows - 1))
         except OverflowError as error:
@@ -146,26 +155,33 @@ class StreamApplication(Application):
             raise
         self._begun.discard(token.id)
 
+    def _wait_for_others(self, token: ApplyToken, there: int) -> None:
+        """Raises, since somebody has published under these ids. Another driver here notes that soon."""
+        since = self._ahead_since.setdefault(token.id, time.monotonic())
+        if time.monotonic() - since >= OTHERS_WITHIN_S:
+            raise RefusedError(ahead(there))
+        raise RetryLaterError(ahead(there), after_s=_LOOK_AGAIN_S)
 
-def why_not(known: int | None, there: int, ids: Ids | None, *, begun: bool) -> str:
-    """Tells why rows must not be published to a stream whose highest id is this; empty if they may.
+
+def why_behind(known: int | None, there: int) -> str:
+    """Tells why nothing may be published to a stream that has lost rows; empty if it has not.
 
     Args:
         known: The highest id that the publisher is known to have published; None if that is not known.
         there: The highest id of the publisher in the stream.
-        ids: The ids of the rows; None for rows of a batch that is not decided yet.
-        begun: Whether an attempt to publish these rows may have been made.
     """
-    if known is not None and there < known:
-        return (
-            f"The stream has rows up to batch {batch_of(there)} of this query, and batch {batch_of(known)} was "
-            "published there: the stream was deleted and made again, or went back to an older state, or its "
-            "memory of publishers' names is full (255)."
-        )
-    ahead = known is not None and there > known if ids is None else not begun and there >= ids.first
-    if ahead:
-        return (
-            f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it "
-            "is an old copy, or another driver of the query is ahead."
-        )
-    return ""
+    if known is None or there >= known:
+        return ""
+    return (
+        f"The stream has rows up to batch {batch_of(there)} of this query, and batch {batch_of(known)} was published "
+        "there: the stream was deleted and made again, or went back to an older state, or its memory of publishers' "
+        "names is full (255)."
+    )
+
+
+def ahead(there: int) -> str:
+    """Tells that a stream has rows that nobody knows of here."""
+    return (
+        f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it is an "
+        "old copy, or another driver of the query is ahead."
+    )

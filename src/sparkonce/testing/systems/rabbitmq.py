@@ -55,6 +55,16 @@ class StreamWitness:
         """Publishes messages, and returns when all are confirmed."""
         self.ask(lambda client: _publish(client, stream, bodies, publisher, first_id))
 
+    def publish_as(self, stream: str, publishers: Sequence[str], body: bytes) -> None:
+        """Publishes one message under each of these names."""
+
+        async def each(client: Any) -> None:
+            for publisher in publishers:
+                await _publish(client, stream, [body], publisher, 1)
+                await client.delete_publisher(0)
+
+        self.ask(each)
+
     def messages(self, stream: str) -> list[bytes]:
         """Returns the messages that are there now, in order, as they were published."""
         end = f"sparkonce-end-{secrets.token_hex(8)}".encode()

@@ -1,0 +1,69 @@
+"""A stream of RabbitMQ: each message that was published twice is there twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from crashes.target import COMMIT, ServerTarget, new_name
+from sparkonce.rig.proxy import FaultProxy
+from sparkonce.rig.servers.process import HOST
+from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+from sparkonce.testing.systems.rabbitmq import StreamWitness
+
+
+def rows(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [str(number) for number in range(start, start + count)]})
+
+
+class RabbitTarget(ServerTarget):
+    name = "rabbitmq-stream"
+    choice = "light"
+    preload = (
+        "sparkonce.sinks.rabbitmq.writer",
+        "sparkonce.sinks.rabbitmq.committer",
+        "sparkonce.sinks.rabbitmq.preflight",
+    )
+    requests = {COMMIT: re.compile(rb"\x00\x02\x00\x01\x00\x00\x00")}  # noqa: RUF012 - a frame that publishes
+    rows = staticmethod(rows)
+    shows_within_s = 0.0
+    gone_within_s = 0.0
+    server: RabbitServer
+
+    def missing(self) -> str:
+        return "" if RabbitServer.is_installed() else "rabbitmq-server is not installed"
+
+    def make_server(self, folder: Path) -> RabbitServer:
+        self._folder = folder
+        return RabbitServer(folder / "data")
+
+    def start(self, folder: Path) -> None:
+        super().start(folder)
+        self._witness = StreamWitness(HOST, self.server.stream_port, answers_within_s=20)
+        self._witness.create()
+        self.server.settle()
+
+    def _start_proxy(self) -> None:
+        self.proxy = FaultProxy((HOST, self.server.stream_port), self.requests)
+        self.proxy.start()
+
+    def new_place(self) -> None:
+        self._stream = self._witness.create()
+        self._place = self._folder / new_name()
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        server = RabbitMQ(host=HOST, stream_port=self.proxy.port, timeout_s=2.0)
+        return RabbitMQStreamSink(server, stream=self._stream, body="raw", folder=self._place)
+
+    def visible(self) -> Sequence[int]:
+        return [int(body) for body in self._witness.messages(self._stream)]
+
+    def lingering(self) -> Sequence[str]:
+        folders = [folder for name in ("open", "prepared") for folder in self._place.rglob(name)]
+        return [str(path) for folder in folders for path in folder.rglob("*") if path.is_file()]

@@ -1,0 +1,218 @@
+"""What only a stream has: publishing ids, the memory of publishers, and messages that come again or late."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from plain_store import PlainStore
+from rabbitmq_scene import PUBLISHER, QUERY, StreamScene
+from shared_servers import USES_RABBIT, rabbit_server
+from sparkonce.errors import PreflightError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.rabbitmq import publishing
+from sparkonce.sinks.rabbitmq.connection import StreamConnection
+from sparkonce.sinks.rabbitmq.ids import Ids
+from sparkonce.sinks.rabbitmq.publishing import Publisher
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+pytestmark = USES_RABBIT
+
+LARGE = "x" * 300_000
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[StreamScene]:
+    made = StreamScene(rabbit_server(), tmp_path / "checkpoint")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def small_segments(tmp_path: Path) -> Iterator[StreamScene]:
+    made = StreamScene(rabbit_server(), tmp_path, max_length_bytes=200_000, stream_max_segment_size_bytes=100_000)
+    yield made
+    made.close()
+
+
+def numbered(start: int, count: int) -> list[str]:
+    return [str(number) for number in range(start, start + count)]
+
+
+def test_two_drivers_publish_the_same_batch_at_once(scene: StreamScene, tmp_path: Path) -> None:
+    kept = PlainStore(tmp_path / "plain")  # it has no locks, so both do publish
+    slots = [scene.prepare(numbered(20_000 * slot, 20_000), slot=slot, files=kept) for slot in range(2)]
+    committers = [scene.committer(files=kept) for _ in range(4)]
+    with ThreadPoolExecutor(len(committers)) as pool:
+        answers = list(pool.map(lambda one: one.commit(slots), committers))
+    done = {one.outcome for several in answers for one in several}
+    assert done <= {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.RETRY}, answers
+    assert Outcome.COMMITTED in done
+    assert scene.bodies() == numbered(0, 40_000)
+
+
+def test_a_driver_that_was_overtaken_before_its_first_question(
+    scene: StreamScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = PlainStore(tmp_path / "plain")
+    handle = scene.prepare(numbered(0, 10), files=kept)
+    older, newer = scene.committer(files=kept), scene.committer(files=kept)
+    ask = Publisher.sequence
+    overtaken: list[Any] = []
+
+    def overtake(self: Publisher) -> int:
+        if not overtaken:
+            overtaken.append(True)
+            overtaken.extend(newer.commit([handle]))
+        return ask(self)
+
+    monkeypatch.setattr(Publisher, "sequence", overtake)
+    (answer,) = older.commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    assert overtaken[1].outcome is Outcome.COMMITTED
+    (answer,) = older.commit([handle])
+    assert answer.outcome is Outcome.ALREADY_COMMITTED
+    assert scene.bodies() == numbered(0, 10)
+
+
+def test_a_driver_that_wakes_up_publishes_an_older_batch_again(scene: StreamScene) -> None:
+    committer = scene.committer()
+    for batch in range(2):
+        scene.finish(committer, batch, scene.prepare(numbered(10 * batch, 10), batch=batch))
+    late = Publisher(scene.server, scene.stream, PUBLISHER)
+    late.publish([pa.record_batch({"message": [body.encode() for body in numbered(0, 10)]})], Ids.of(0, 0, 10).first)
+    late.close()
+    assert scene.bodies() == numbered(0, 20)
+
+
+@pytest.fixture
+def breaking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Cuts the connection after so many more frames, before the confirms are read; a frame has three large messages."""
+    frames_left = [10**9]
+    sendall = StreamConnection.publish
+
+    def publish(self: StreamConnection, frame: Any) -> None:
+        frames_left[0] -= 1
+        sendall(self, frame)
+        if frames_left[0] == 0:
+            raise ConnectionError("cut by the test")
+
+    monkeypatch.setattr(StreamConnection, "publish", publish)
+    return frames_left
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_goes_on_after_the_last_message_that_is_there(
+    scene: StreamScene, breaking: list[int], same_process: bool
+) -> None:
+    bodies = [f"{number}{LARGE}" for number in range(12)]
+    committer, handle = scene.committer(), scene.prepare(bodies)
+    breaking[0] = 2
+    (answer,) = committer.commit([handle])
+    assert answer.outcome is Outcome.RETRY
+    assert scene.witness.sequence(scene.stream, PUBLISHER) == Ids.of(0, 0, 6).last
+    scene.finish(committer if same_process else scene.committer(), 0, handle)
+    assert scene.bodies() == bodies
+
+
+def test_a_stream_that_was_deleted_and_made_again(scene: StreamScene) -> None:
+    committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
+    facts = scene.facts(scene.sink())
+    scene.finish(committer, 0, handle)
+    assert committer.before_decision(facts) == ""
+    scene.witness.delete(scene.stream)
+    assert "the stream does not exist" in committer.before_decision(facts)
+    scene.witness.create(scene.stream)
+    assert "deleted and made again" in committer.before_decision(facts)
+    started = scene.committer()
+    assert started.missing([handle]) == [handle]
+    (answer,) = started.commit([scene.prepare(numbered(10, 10), batch=1)])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "deleted and made again" in answer.reason
+    assert scene.bodies() == []
+
+
+def test_an_old_copy_of_the_checkpoint_publishes_nothing(
+    scene: StreamScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "OTHERS_WITHIN_S", 0.0)
+    committer, first = scene.committer(), scene.prepare(numbered(0, 10))
+    facts = scene.facts(scene.sink())
+    scene.finish(committer, 0, first)
+    shutil.copytree(scene.root, tmp_path / "copy")
+    scene.finish(committer, 1, scene.prepare(numbered(10, 10), batch=1))
+    shutil.rmtree(scene.root)
+    (tmp_path / "copy").rename(scene.root)
+    old = scene.committer()
+    assert old.missing([first]) == []
+    assert "is an old copy" in old.before_decision(facts)
+    (answer,) = old.commit([scene.prepare(numbered(90, 10), batch=1)])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "is an old copy" in answer.reason
+    assert scene.bodies() == numbered(0, 20)
+
+
+@pytest.mark.drawn(1, "the memory of publishers")
+def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: StreamScene) -> None:
+    server, scene = rabbit_server(), small_segments
+    committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
+    scene.finish(committer, 0, handle)
+    for _ in range(30):  # each a segment
+        scene.witness.publish(scene.stream, [b"x" * 60_000, b"y" * 60_000])
+    server.settle()
+    server.restart()
+    scene.facts(scene.sink())  # waits for the stream's leader
+    assert "0" not in scene.bodies()
+    assert scene.committer().missing([handle]) == []
+    late = Publisher(scene.server, scene.stream, PUBLISHER)
+    late.publish([pa.record_batch({"message": [b"again"] * 10})], Ids.of(0, 0, 10).first)
+    late.close()
+    assert "again" not in scene.bodies()
+    scene.finish(scene.committer(), 1, scene.prepare(["new"], batch=1))
+    assert scene.bodies()[-1] == "new"
+
+
+@pytest.mark.drawn(1, "the memory of publishers")
+def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> None:
+    scene = small_segments
+    committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
+    facts = scene.facts(scene.sink())
+    scene.finish(committer, 0, handle)
+    scene.witness.publish_as(scene.stream, [f"other-{number}" for number in range(255)], b"other")
+    assert committer.before_decision(facts) == ""
+    scene.witness.publish(scene.stream, [b"x" * 60_000] * 2, "one more")  # a new segment begins
+    scene.witness.publish(scene.stream, [b"x"])
+    assert "its memory of publishers' names is full" in committer.before_decision(facts)
+    assert scene.committer().missing([handle]) == [handle]
+
+
+REFUSALS = {
+    "no stream": ({"stream": "not-there"}, {}, "the stream does not exist"),
+    "a wrong password": ({}, {"password": "wrong"}, "the user or password is wrong"),
+    "a user who may only read": ({}, {"user": "reader", "password": "reads"}, "lacks the right"),
+    "a user who may only write": ({}, {"user": "writer", "password": "writes"}, "lacks the right"),
+    "a virtual host without access": ({}, {"user": "writer", "password": "writes", "virtual_host": "other"}, "access"),
+    "nobody there": ({}, {"stream_port": 1}, "cannot be used for streams"),
+}
+
+
+@pytest.mark.parametrize("which", list(REFUSALS))
+def test_a_start_is_refused(scene: StreamScene, which: str) -> None:
+    changed, of_server, words = REFUSALS[which]
+    told = {"host": scene.server.host, "stream_port": scene.server.stream_port, **of_server}
+    with pytest.raises(PreflightError, match=words) as caught:
+        scene.sink(server=RabbitMQ(**told), **changed).preflight(QUERY, None)
+    assert "wrong" not in str(caught.value).replace(words, "")
+
+
+def test_another_stream_is_refused(scene: StreamScene) -> None:
+    facts = scene.facts(scene.sink())
+    other = scene.sink(stream=scene.witness.create())
+    with pytest.raises(PreflightError, match="the query has published to"):
+        other.preflight(QUERY, facts)

@@ -1,0 +1,118 @@
+"""Messages of a stream, read back by rstream's decoder; their frames and ids."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+from rstream.amqp import amqp_decoder
+
+from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sinks.rabbitmq.ids import MOST_ROWS, Ids, batch_of
+from sparkonce.sinks.rabbitmq.messages import MESSAGE, columns_of, encode, frames
+
+PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+ROOM = 1 << 20
+
+
+def rows(**columns: object) -> pa.RecordBatch:
+    return pa.record_batch(columns)
+
+
+def decoded(batch: pa.RecordBatch) -> list[object]:
+    return [amqp_decoder(one) for one in encode(batch, "amqp", ROOM).column(MESSAGE).to_pylist()]
+
+
+def test_bodies_of_all_lengths() -> None:
+    bodies = [b"", b"a", b"x" * 255, b"y" * 256, b"z" * 70_000]
+    assert [message.body for message in decoded(rows(value=pa.array(bodies, pa.binary())))] == bodies  # type: ignore[attr-defined]
+
+
+def test_properties_and_nulls() -> None:
+    batch = rows(
+        value=["a", "b"],
+        message_id=["1", None],
+        subject=pa.array([None, None], pa.string()),
+        correlation_id=["", "é"],
+    )
+    first, second = (message.properties for message in decoded(batch))  # type: ignore[attr-defined]
+    assert (first.message_id, first.subject, first.correlation_id, first.content_type) == (b"1", None, b"", None)
+    assert (second.message_id, second.subject, second.correlation_id) == (None, None, "é".encode())
+
+
+def test_application_properties_also_of_a_slice() -> None:
+    pairs = pa.array([[("skipped", "")], [("k", "v"), ("empty", ""), ("none", None)], None, []], PAIRS)
+    batch = rows(value=["0", "1", "2", "3"], application_properties=pairs).slice(1)
+    found = [message.application_properties or {} for message in decoded(batch)]  # type: ignore[attr-defined]
+    assert found == [{b"k": b"v", b"empty": b"", b"none": None}, {}, {}]
+
+
+def test_raw_bodies_stay_as_they_are() -> None:
+    assert encode(rows(value=["é", ""]), "raw", ROOM).column(MESSAGE).to_pylist() == ["é".encode(), b""]
+
+
+@pytest.mark.parametrize("most_bytes", [1, 40, 100, ROOM])
+def test_frames_hold_every_message_once_in_order(most_bytes: int) -> None:
+    bodies = [b"x" * (at % 7) for at in range(50)]
+    found: list[tuple[int, bytes]] = []
+    for frame in frames(pa.array(bodies, pa.binary()).slice(3), 1000, most_bytes):
+        assert frame.count == 1 or len(frame.payload) <= most_bytes
+        data, first = bytes(frame.payload), len(found)
+        while data:
+            number, length = struct.unpack_from(">QI", data)
+            found.append((number, data[12 : 12 + length]))
+            data = data[12 + length :]
+        assert (frame.first_id, frame.count) == (found[first][0], len(found) - first)
+    assert found == list(enumerate(bodies[3:], start=1000))
+    assert list(frames(pa.array([], pa.binary()), 1, most_bytes)) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (rows(value=["a", None]), "The value of row 1 is null"),
+        (rows(value=["a", "b", "x" * 100]), "Row 2 makes a message of 108 bytes, and this server takes 50 at most"),
+    ],
+)
+def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
+    with pytest.raises(PrepareError, match=words):
+        encode(batch, "amqp", 50)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ([("key", pa.string())], "Column 'key' is none of a message's"),
+        ([("message_id", pa.string())], "There is no column 'value'"),
+        ([("value", pa.int64())], "Column 'value' is a int64"),
+        ([("value", pa.string()), ("message_id", pa.int64())], "Column 'message_id' is a int64"),
+        ([("value", pa.string()), ("application_properties", pa.string())], "'application_properties' is a string"),
+    ],
+)
+def test_columns_that_are_refused(schema: list[tuple[str, pa.DataType]], words: str) -> None:
+    with pytest.raises(SchemaError, match=words):
+        columns_of(pa.schema(schema), "amqp")
+
+
+def test_raw_takes_no_properties() -> None:
+    with pytest.raises(SchemaError, match="'message_id' is none"):
+        columns_of(pa.schema([("value", pa.string()), ("message_id", pa.string())]), "raw")
+
+
+def test_ids_grow_with_batch_group_and_place_and_never_meet() -> None:
+    groups = [(batch, group, rows) for batch in (0, 1, 7) for group in (0, 1, 31) for rows in (1, 5, MOST_ROWS)]
+    for before, after in zip(groups, groups[3:], strict=False):
+        if before[:2] < after[:2]:
+            assert Ids.of(*before).last < Ids.of(*after).first
+    for batch, group, count in groups:
+        ids = Ids.of(batch, group, count)
+        assert 0 < ids.first <= ids.last == ids.first + count - 1 < 2**63
+        assert batch_of(ids.first) == batch_of(ids.last) == batch
+    assert batch_of(0) == -1
+
+
+@pytest.mark.parametrize("too_much", [(2**30 - 1, 0, 1), (0, 32, 1), (0, 0, MOST_ROWS + 1), (-1, 0, 1)])
+def test_what_has_no_ids(too_much: tuple[int, int, int]) -> None:
+    with pytest.raises(OverflowError, match="has no publishing ids"):
+        Ids.of(*too_much)
