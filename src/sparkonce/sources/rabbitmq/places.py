@@ -1,0 +1,115 @@
+"""Computes with positions in streams: plain values, as Spark stores them as JSON in the offset log.
+
+Of each stream a position has ``offset``, that of the next message, and ``first``, where the query began: Spark asks for
+the beginning again if it repeats batch 0, and then gets another answer. Once messages were read it has ``chunk`` and
+``at``, too: the first offset and the time of the chunk that holds the last message. They tell the stream from another
+one of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sparkonce.errors import CheckpointMismatchError, StaleServerError
+
+Place: TypeAlias = dict[str, int]
+Places: TypeAlias = dict[str, Place]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRange:
+    """A part of a stream that a batch reads.
+
+    Attributes:
+        stream: Its name.
+        start: The offset of the first message.
+        end: The offset behind the last one.
+        before: The first offset and the time of the chunk with the message before `start`; None if the query begins.
+        last: The same of the chunk with the message before `end`.
+    """
+
+    stream: str
+    start: int
+    end: int
+    before: tuple[int, int] | None
+    last: tuple[int, int]
+
+
+def beginning(offset: int) -> Place:
+    """Returns the position at which a query begins in a stream."""
+    return {"offset": offset, "first": offset}
+
+
+def behind(offset: int, chunk: tuple[int, int], begun: Place) -> Place:
+    """Returns the position before `offset`, in a stream that is read since `begun`.
+
+    Args:
+        offset: The offset of the next message.
+        chunk: The first offset and the time of the chunk with the message before it.
+        begun: An earlier position.
+    """
+    return {"offset": offset, "chunk": chunk[0], "at": chunk[1], "first": begun["first"]}
+
+
+def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
+    """Returns how many messages of each stream a batch takes: all, or `most`, in proportion to what is there.
+
+    Each stream that has messages gets one at least, so that none waits for ever.
+    """
+    total = sum(available.values())
+    if most is None or total <= most:
+        return available
+    return {stream: min(count, max(1, count * most // total)) for stream, count in available.items()}
+
+
+def ranges_of(start: Places, end: Places) -> list[StreamRange]:
+    """Returns the parts of the streams between two positions; none of a stream that has nothing between them.
+
+    Raises:
+        CheckpointMismatchError: if the end is before the start.
+    """
+    found = []
+    for stream, to in end.items():
+        known = start.get(stream)
+        # Without a chunk, the start is where the query begins. The end remembers it from the first time.
+        place = known if known is not None and "chunk" in known else beginning(to["first"])
+        if to["offset"] < place["offset"]:
+            raise CheckpointMismatchError(
+                f"The batch ends at offset {to['offset']} of the stream {stream!r}, before its start at "
+                f"{place['offset']}.",
+                next_step="Look whether offsets were changed by hand in the checkpoint.",
+            )
+        if to["offset"] > place["offset"]:
+            found.append(
+                StreamRange(
+                    stream=stream,
+                    start=place["offset"],
+                    end=to["offset"],
+                    before=chunk_of(place),
+                    last=(to["chunk"], to["at"]),
+                )
+            )
+    return found
+
+
+def chunk_of(place: Place) -> tuple[int, int] | None:
+    """Returns the first offset and the time of the chunk before a position; None if the query begins there."""
+    return (place["chunk"], place["at"]) if "chunk" in place else None
+
+
+def another(stream: str, offset: int, why: str) -> StaleServerError:
+    """Returns the error for a stream that is not the one that was read."""
+    return StaleServerError(
+        f"The stream {stream!r} is not the one that this query has read up to offset {offset}: {why}. It was deleted "
+        "and made again, or its server went back to an older state.",
+        next_step="If its messages are to be read from the beginning, start the job with a new checkpoint. Otherwise "
+        "restore the stream.",
+        stream=stream,
+    )
+
+
+def is_place(value: Any) -> bool:
+    """Tells whether a value of Spark's offset log is a position in a stream."""
+    return isinstance(value, dict) and {"offset", "first"} <= value.keys() <= {"offset", "first", "chunk", "at"}

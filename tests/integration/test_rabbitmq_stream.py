@@ -1,0 +1,324 @@
+"""Tests of reading RabbitMQ streams on a real server: each message once or an error, whatever the server forgets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pika
+import pyarrow as pa
+import pytest
+from rstream import CompressionType
+
+from eventually import eventually
+from rabbit_streams import end_of, make, new_stream, publish, publish_packed, settings_of
+from secured import make_keys
+from shared_servers import USES_RABBIT, rabbit_server
+from sparkonce.errors import OutageError, PreflightError, PrepareError, StaleServerError
+from sparkonce.rig.proxy import FaultProxy
+from sparkonce.rig.servers.process import HOST
+from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sources.rabbitmq.amqp import with_sections
+from sparkonce.sources.rabbitmq.asking import StreamAsker
+from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, ranges_of
+from sparkonce.sources.rabbitmq.reading import RangeReader
+
+pytestmark = USES_RABBIT
+
+TINY = {"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000}
+"""Arguments of a stream that soon forgets its first messages."""
+
+
+@pytest.fixture(scope="module")
+def server() -> RabbitServer:
+    return rabbit_server()
+
+
+@pytest.fixture
+def asker(server: RabbitServer) -> Iterator[StreamAsker]:
+    found = StreamAsker(settings_of(server), patience_s=30)
+    yield found
+    found.close()
+
+
+def numbered(first: int, end: int, size: int = 0) -> list[bytes]:
+    return [b"%d" % number + b"." * size for number in range(first, end)]
+
+
+def read(settings: RabbitMQ, part: StreamRange, **more: Any) -> list[pa.RecordBatch]:
+    return list(RangeReader(settings, part, **{"patience_s": 30, **more}).batches())
+
+
+def offsets(batches: list[pa.RecordBatch]) -> list[int]:
+    return [offset for one in batches for offset in one.column("offset").to_pylist()]
+
+
+def values(batches: list[pa.RecordBatch]) -> list[bytes]:
+    return [value for one in batches for value in one.column("value").to_pylist()]
+
+
+def plan(asker: StreamAsker, start: Places, most: int | None = None) -> Places:
+    return asker.next_place(start, asker.ends(tuple(start)), most)
+
+
+def all_batches(asker: StreamAsker, start: Places, most: int) -> Iterator[tuple[Places, Places]]:
+    """Plans batches until nothing is left."""
+    while (end := plan(asker, start, most)) != start:
+        yield start, end
+        start = end
+
+
+def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
+    server: RabbitServer, asker: StreamAsker
+) -> None:
+    stream = new_stream(server)
+    publish(server, stream, numbered(0, 700), at_once=64)
+    publish_packed(server, stream, numbered(700, 750), CompressionType.Gzip)
+    publish(server, stream, numbered(750, 800), publisher="named")
+    for most in (1000, 170, 37):
+        found: list[bytes] = []
+        begun: Places = {stream: asker.begin(stream, "earliest")}
+        for start, end in all_batches(asker, begun, most):
+            (part,) = ranges_of(json.loads(json.dumps(start)), json.loads(json.dumps(end)))
+            first, again = read(settings_of(server), part), read(settings_of(server), part)
+            assert first == again
+            assert offsets(first) == list(range(part.start, part.end))
+            assert len(offsets(first)) <= most
+            found += values(first)
+        assert found == numbered(0, 800)
+
+
+def test_offsets_that_the_server_took_for_its_notes_are_no_gap(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    publish(server, stream, numbered(0, 10))
+    place = {stream: asker.ends((stream,))[stream] | {"first": 0}}
+    for _ in range(3):
+        asker.store(place, "job")
+        publish(server, stream, [b"more"])
+    end = plan(asker, {stream: beginning(0)})
+    assert end[stream]["offset"] > 13, "the notes took offsets"
+    (part,) = ranges_of({stream: beginning(0)}, end)
+    batches = read(settings_of(server), part)
+    assert values(batches) == [*numbered(0, 10), b"more", b"more", b"more"]
+    assert len(offsets(batches)) < part.end
+    for start, to in all_batches(asker, {stream: beginning(0)}, 1):
+        (one,) = ranges_of(start, to)
+        assert len(values(read(settings_of(server), one))) == 1
+
+
+def test_a_stored_offset_is_that_of_the_last_message(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    publish(server, stream, numbered(0, 10))
+    asker.store(plan(asker, {stream: beginning(0)}), "job")
+    eventually(lambda: asker._connection(stream).query_offset(stream, "job") == 9, "the offset is stored")
+
+
+def truncated(server: RabbitServer, stream: str, beyond: int) -> int:
+    """Publishes until retention has deleted messages up to an offset, and returns the first that is left."""
+    asker = StreamAsker(settings_of(server), patience_s=30)
+
+    def first() -> int:
+        publish(server, stream, numbered(0, 20, size=500), at_once=10)
+        return asker.begin(stream, "earliest")["offset"]
+
+    try:
+        eventually(lambda: first() > beyond, "retention deletes messages")
+        return asker.begin(stream, "earliest")["offset"]
+    finally:
+        asker.close()
+
+
+def test_messages_that_retention_has_deleted_stop_the_reader_by_name(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server, arguments=TINY)
+    publish(server, stream, numbered(0, 40), at_once=10)
+    start = plan(asker, {stream: asker.begin(stream, "earliest")}, 25)
+    publish(server, stream, numbered(40, 80), at_once=10)
+    end = plan(asker, start)
+    there = truncated(server, stream, 60)
+    (part,) = ranges_of(start, {stream: plan(asker, start)[stream]})
+    with pytest.raises(PrepareError) as refused:
+        read(settings_of(server), part)
+    assert (refused.value.details["wanted"], refused.value.details["there"]) == (25, there)
+    assert refused.value.message.startswith(f"The stream '{stream}' has no messages 25 to {there - 1}")
+    assert f"accept_lost={{'{stream}': {there}}}" in refused.value.next_step
+    with pytest.raises(PrepareError, match="has no messages 25 to"):
+        read(settings_of(server), part, accepted=there - 1)
+    accepted = read(settings_of(server), part, accepted=there)
+    assert offsets(accepted)[0] == there
+    assert asker.begin(stream, "earliest") == beginning(there)
+    with pytest.raises(PrepareError, match="has no messages 25 to"):  # an end that is gone, too
+        read(settings_of(server), ranges_of(start, end)[0])
+
+
+def test_a_stream_that_was_made_again_is_refused(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    publish(server, stream, numbered(0, 30), at_once=10)
+    begun: Places = {stream: beginning(0)}
+    start = plan(asker, begun, 15)
+    end = plan(asker, start)
+    asker.patience_s = 0.1
+    make(server, stream)
+    publish(server, stream, numbered(0, 10))
+    with pytest.raises(StaleServerError, match="up to offset 15: it ends at offset 10"):
+        plan(asker, start)
+    with pytest.raises(StaleServerError, match="up to offset 30: it ends at offset 10"):
+        asker.compare(end)
+    publish(server, stream, numbered(10, 100), at_once=7)
+    asker.compare(end)
+    for part in (*ranges_of(start, end), *ranges_of(begun, start)):
+        with pytest.raises(StaleServerError, match="of another time"):
+            read(settings_of(server), part)
+    with pytest.raises(StaleServerError, match="of another time"):
+        read(settings_of(server), ranges_of(start, plan(asker, start))[0])
+
+
+def test_a_query_begins_where_it_is_told(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    empty = new_stream(server)
+    publish(server, stream, numbered(0, 30))
+    eventually(lambda: datetime.now(timezone.utc) > written(asker, stream), "the clock goes on")
+    between = datetime.now(timezone.utc)
+    publish(server, stream, numbered(30, 50))
+    late = between + timedelta(days=1)
+    starts: Mapping[str | int | datetime, int] = {
+        "earliest": 0,
+        "latest": 50,
+        17: 17,
+        50: 50,
+        between: 30,
+        late: 50,
+        between - timedelta(days=1): 0,
+    }
+    assert {given: asker.begin(stream, given)["offset"] for given in starts} == starts
+    assert [asker.begin(empty, given)["offset"] for given in ("earliest", "latest", between, 0)] == [0, 0, 0, 0]
+    with pytest.raises(PreflightError, match="has messages 0 to 49"):
+        asker.begin(stream, 51)
+
+
+def written(asker: StreamAsker, stream: str) -> datetime:
+    return datetime.fromtimestamp((asker.ends((stream,))[stream]["at"] + 1) / 1000, timezone.utc)
+
+
+def test_an_empty_stream_has_no_end_and_needs_no_wait(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    assert asker.ends((stream,)) == {stream: {}}
+    assert plan(asker, {stream: beginning(0)}) == {stream: beginning(0)}
+
+
+def test_a_super_stream_is_its_streams(server: RabbitServer, asker: StreamAsker) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+    channel = connection.channel()
+    name = new_stream(server, "super")
+    channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+    for number in range(3):
+        channel.queue_declare(f"{name}-{number}", durable=True, arguments={"x-queue-type": "stream"})
+        order = {"x-stream-partition-order": number}
+        channel.queue_bind(f"{name}-{number}", name, str(number), arguments=order)
+    connection.close()
+    assert asker.partitions(name) == tuple(f"{name}-{number}" for number in range(3))
+    with pytest.raises(PreflightError, match="'no-such', which this query reads, does not exist"):
+        asker.partitions("no-such")
+
+
+def test_what_is_published_by_amqp_is_read_by_its_sections(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+    about = pika.BasicProperties(content_type="text/plain", message_id="id-7", headers={"kind": "order", "count": 3})
+    connection.channel().basic_publish("", stream, b"the body", about)
+    connection.close()
+    eventually(lambda: end_of(server, stream) == 1, "the message is there")
+    (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
+    (rows,) = map(with_sections, read(settings_of(server), part))
+    assert rows.column("value").to_pylist() == [b"the body"]
+    assert {"content_type": "text/plain", "message_id": "id-7"}.items() <= dict(rows["properties"][0].as_py()).items()
+    assert {"kind": "order", "count": "3"}.items() <= dict(rows["application_properties"][0].as_py()).items()
+
+
+def test_a_connection_that_is_cut_goes_on_behind_what_was_read(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    publish(server, stream, numbered(0, 60_000, size=100))
+    (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
+    with FaultProxy((HOST, server.stream_port)) as proxy:
+        port = int(proxy.address.rpartition(":")[2])
+        batches = RangeReader(settings_of(server, stream_port=port), part, patience_s=30).batches()
+        found = [next(batches)]
+        proxy.cut()
+        found += batches
+    assert len(found) > 1
+    assert offsets(found) == list(range(60_000))
+
+
+def test_a_server_that_is_away_is_an_outage(server: RabbitServer, asker: StreamAsker) -> None:
+    stream = new_stream(server)
+    publish(server, stream, numbered(0, 10))
+    (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
+    with FaultProxy((HOST, server.stream_port)) as proxy:
+        port = int(proxy.address.rpartition(":")[2])
+    with pytest.raises(OutageError, match=f"The stream '{stream}' could not be read for 0 s: ConnectionRefusedError"):
+        read(settings_of(server, stream_port=port), part, patience_s=0.1)
+    away = StreamAsker(settings_of(server, stream_port=port), patience_s=0.1)
+    with pytest.raises(OutageError, match="could not be read"):
+        away.ends((stream,))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"password": "wrong"}, "refused this user: AuthenticationFailure"),
+        ({"virtual_host": "nowhere"}, "refused this user: VirtualHostAccessFailure"),
+    ],
+)
+def test_a_wrong_login_is_refused_by_name(server: RabbitServer, changed: Mapping[str, str], why: str) -> None:
+    with pytest.raises(PreflightError, match=why):
+        StreamAsker(settings_of(server, **changed), patience_s=30).check("any")
+
+
+def test_a_stream_that_is_missing_is_refused_by_name(asker: StreamAsker) -> None:
+    for ask in (asker.check, lambda stream: asker.begin(stream, "latest"), lambda stream: asker.ends((stream,))):
+        with pytest.raises(PreflightError, match="The stream 'no-such', which this query reads, does not exist"):
+            _called(ask, "no-such")
+
+
+def _called(ask: Callable[[str], object], stream: str) -> None:
+    ask(stream)
+
+
+@pytest.mark.drawn(1, "rabbitmq servers")
+def test_a_server_with_tls_rights_and_a_restart(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    rights = [("reader", "shop", "", "", "^may-.*"), ("reader", "/", "", "", "^may-.*")]
+    with RabbitServer(
+        tmp_path / "data",
+        users={"reader": "secret"},
+        permissions=rights,
+        virtual_hosts=["shop"],
+        tls=(keys / "ca.pem", keys / "broker.pem", keys / "broker.key"),
+    ) as server:
+        make(server, "may-orders")
+        make(server, "others")
+        publish(server, "may-orders", numbered(0, 100))
+        secured = RabbitMQ(
+            host=HOST,
+            stream_port=server.stream_tls_port,
+            user="reader",
+            password="secret",  # noqa: S106
+            tls=True,
+            ca_file=str(keys / "ca.pem"),
+        )
+        asker = StreamAsker(secured, patience_s=60)
+        with pytest.raises(PreflightError, match="'others' may not be read by this user"):
+            asker.check("others")
+        with pytest.raises(PreflightError, match="shows a certificate that is not trusted: self-signed certificate"):
+            StreamAsker(replace(secured, ca_file=None), patience_s=30).check("may-orders")
+        begun: Places = {"may-orders": asker.begin("may-orders", "earliest")}
+        end = plan(asker, begun)
+        assert server.stop()
+        server.start()
+        assert plan(asker, begun) == end, "the server's answer after it was restarted"
+        assert values(read(secured, ranges_of(begun, end)[0])) == numbered(0, 100)
+        asker.close()
