@@ -45,6 +45,11 @@ def kept(folder: Path, source: int, name: str, text: str) -> None:
         ),
         ('{"version":1,"snapshot_id":77,"position":0,"scan_all_files":false}', "iceberg", ""),
         ('{"offset":20,"timestamp":1000}', "rate-micro-batch", ""),
+        (
+            '{"orders":{"offset":5,"first":0},"b":{"offset":9,"chunk":7,"at":1,"first":2}}',
+            "rabbitmq_stream",
+            "orders, b",
+        ),
         ('{"shardId":"1"}', "", "its offset holds shardId"),
         ("17", "", "source 0, its offset is 17"),
         ("-", "", "source 0, its offset is -"),

@@ -114,6 +114,9 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("iceberg", {}, EXACTLY, "snapshots are expired"),
         ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped with all"),
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
+        ("rabbitmq_stream", {"source": "{}"}, EXACTLY, "max-age, max-length-bytes"),
+        ("rabbitmq_stream", {"source": '{"accept_lost": {}}'}, EXACTLY, "does not fsync streams"),
+        ("rabbitmq_stream", {"source": '{"accept_lost": {"orders": 17}}'}, AT_MOST, "no accept_lost"),
         ("kinesis", {}, AT_MOST, "an unknown source"),
         ("", {}, AT_MOST, "an unknown source"),
     ],
@@ -125,11 +128,14 @@ def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str
     assert bool(found.changes) is (level is not EXACTLY)
 
 
-@pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg"])
+@pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg", "rabbitmq_stream"])
 def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
     found = judge(replace(BEST, sources=(SourceFacts(format=form, options=None),))).part(Role.SOURCE)
     assert found.level is EXACTLY
-    assert any(" set" in condition or "is not false" in condition for condition in found.conditions)
+    assert any(
+        " set" in condition or "is not false" in condition or "is not given" in condition
+        for condition in found.conditions
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 from sparkonce.spark.grouping import Grouping, grouping_of
 
 ONE = '{"t":{"0":100,"1":100}}'
+STREAM = '{"s":{"offset":100,"first":0}}'
+"""A stream has an order of its own, which a restart does not change."""
 MANY = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
 
 
@@ -24,6 +26,9 @@ MANY = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
         ([ONE], [ONE], 1),
         ([ONE, '{"u":{"0":5}}'], ['{"t":{"0":115,"1":100}}', '{"u":{"0":15}}'], 3),
         ([ONE], ['{"t":{"0":120}}'], 2),
+        ([STREAM], ['{"s":{"offset":115,"chunk":90,"at":1795633666592,"first":0}}'], 2),
+        ([STREAM], ['{"s":{"offset":100,"first":0},"new":{"offset":21,"first":0}}'], 3),
+        ([STREAM, ONE], [STREAM, '{"t":{"0":110,"1":101}}'], 2),
         (["-"], [ONE], None),
         ([ONE], ['{"t":{"0":100,"1":100,"2":17}}'], 2),
         ([ONE], ['{"t":{"0":1,"1":101}}'], 1),
@@ -36,6 +41,10 @@ MANY = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
 def test_a_slot_is_counted_for_each_ten_rows_read(before: list[str] | None, now: list[str], slots: int | None) -> None:
     found = grouping_of(before, now, 10)
     assert (found and found.slots) == slots
+
+
+def test_a_stream_keeps_its_number() -> None:
+    assert grouping_of([STREAM], [STREAM], 10) == Grouping(1, is_small=False)
 
 
 def test_nothing_is_grouped_unless_it_is_asked_for() -> None:

@@ -30,6 +30,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView
+from sparkonce.sources.rabbitmq.places import is_place
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
@@ -109,6 +110,8 @@ def _source(files: CheckpointFiles, number: int, line: str) -> SourceFacts:
 
 def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
     keys = set(offset)
+    if all(map(is_place, offset.values())):
+        return SourceFacts(format="rabbitmq_stream", options=None, where=", ".join(offset))
     if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
         return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
     if keys == {"logOffset"}:

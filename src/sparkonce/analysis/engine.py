@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,6 +104,8 @@ def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
             return False
         starting = known.get("startingoffsets", "latest").strip().lower()
         return starting == "latest" or re.search(r":\s*-1\b", starting) is not None
+    if form == "rabbitmq_stream":
+        return "latest" in json.loads(known.get("source", "{}")).get("starting", {}).values()
     if form == "delta":
         return known.get("startingversion", "").strip().lower() == "latest"
     return form in {"socket", "textsocket"}

@@ -6,6 +6,7 @@ docs/explain.md lists those that a test has tried.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
@@ -149,6 +150,20 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield must(f"no file comes late: {late} (maxFileAge)")
 
 
+def _rabbitmq_stream(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield holds("offsets are stored before a batch runs, and a replay reads the same messages again, or stops")
+    if source.options is None:
+        yield must("accept_lost is not given")
+    elif accepted := json.loads(source.options.get("source", "{}")).get("accept_lost"):
+        yield loses(
+            f"accept_lost={accepted}: messages below these offsets that are gone are skipped",
+            "no accept_lost, once the query is past them",
+        )
+    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
+    yield must(f"the streams keep messages longer than {away} (max-age, max-length-bytes)")
+    yield must("a majority of each stream's replicas keep what they have confirmed: RabbitMQ does not fsync streams")
+
+
 def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield holds("it computes its rows from the offsets, so a replay gives the same")
     yield note("it generates its rows: for tests only")
@@ -226,6 +241,7 @@ RULES: Mapping[str, Rule] = {
     "iceberg": _iceberg,
     "kafka": _kafka,
     "memory": _memory,
+    "rabbitmq_stream": _rabbitmq_stream,
     "rate": _rate,
     "rate-micro-batch": _rate,
     "ratestream": _rate,

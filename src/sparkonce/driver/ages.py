@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts, TwoPhaseCommitSink
+from sparkonce.sources.rabbitmq.places import is_place
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
 """The rest of a transaction's life when its batch is decided: at least this part of it, and so many seconds."""
@@ -91,20 +92,28 @@ class Pace:
 
 
 def offsets_between(before: Sequence[str] | None, after: Sequence[str]) -> int | None:
-    """Counts a batch's input by its offsets; None if a source has none that count rows, as Kafka's have.
+    """Counts a batch's input by its offsets; None if a source has none that count rows, as Kafka's and RabbitMQ's have.
 
     Args:
         before: Where the sources stood before the batch, a line of JSON each; None for a query's first batch.
-        after: Where they stand after it. Kafka's are ``{topic: {partition: offset}}``.
+        after: Where they stand after it. Kafka's are ``{topic: {partition: offset}}``, see `places` for RabbitMQ's.
     """
     if before is None:
         return None
     try:
-        return sum(  # type: ignore[no-any-return]
+        return sum(
             offset - first.get(topic, {}).get(partition, 0)
-            for first, last in zip(map(json.loads, before), map(json.loads, after), strict=True)
+            for first, last in zip(map(_offsets, before), map(_offsets, after), strict=True)
             for topic, partitions in last.items()
             for partition, offset in partitions.items()
         )
     except (AttributeError, TypeError, ValueError):
         return None
+
+
+def _offsets(line: str) -> Mapping[str, Mapping[str, int]]:
+    """Returns a source's offsets by their place. A stream's position has more than its offset."""
+    found = json.loads(line)
+    if found and all(map(is_place, found.values())):
+        return {stream: {"": place["offset"]} for stream, place in found.items()}
+    return found  # type: ignore[no-any-return]

@@ -44,6 +44,7 @@ from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
 from sparkonce.spark.start.given import accepted, check_frame, groups, location_of, new_writer
 from sparkonce.spark.start.slots import SlotAdvice
+from sparkonce.spark.start.streams import needs_of_streams
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -202,7 +203,7 @@ class ExactlyOnce:
             options=options,
         )
         self._open(df).check()
-        self._preflight(df, self._check_columns(df), output_mode, is_limited=not (trigger or {}).get("once"))
+        self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
         query = writer.foreachBatch(self).start()
         self._query = query
@@ -322,7 +323,9 @@ class ExactlyOnce:
         self._run = (run, driver)
         return driver
 
-    def _preflight(self, df: DataFrame, samples: Sequence[ShareSample], output_mode: str, *, is_limited: bool) -> None:
+    def _preflight(
+        self, df: DataFrame, samples: Sequence[ShareSample], output_mode: str, trigger: Mapping[str, Any] | None
+    ) -> None:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         files = self._open(df)
         query = SparkCheckpoint(files).query_id()
@@ -330,7 +333,7 @@ class ExactlyOnce:
         point = ResumePoint.of(files, view)
         if point.batch < 0:
             warn_of_mode(output_mode)
-        sources = check_sources(df, samples, point, self.sinks, is_limited=is_limited)
+        sources = check_sources(df, samples, point, self.sinks, trigger=trigger)
         if where := point.description():
             logger.info("%s", where)
             self._display.say(where)
@@ -342,7 +345,7 @@ class ExactlyOnce:
             with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)
         if not point.awaits_commit:  # the driver commits alone; the next batch's first tasks check their workers
-            check_executors(df.sparkSession, self.sinks)
+            check_executors(df.sparkSession, self.sinks, needs_of_streams(df))
 
     def _open(self, df: DataFrame) -> CheckpointFiles:
         """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from sparkonce.driver.ages import offsets_between
+from sparkonce.sources.rabbitmq.places import is_place
 from sparkonce.spark.jvm import class_name, items
 
 _KEPT_IN_ORDER = 4
@@ -70,7 +71,8 @@ def grouping_of(before: Sequence[str] | None, now: Sequence[str], rows_per_slot:
     """
     if rows_per_slot is None or (rows := offsets_between(before, now)) is None:
         return None
-    sizes = [sum(map(len, json.loads(source).values())) for source in now if source != "-"]
+    kafka = [json.loads(source) for source in now if source != "-"]
+    sizes = [sum(map(len, source.values())) for source in kafka if not any(map(is_place, source.values()))]
     return Grouping(max(1, -(-rows // rows_per_slot)), any(1 < size <= _KEPT_IN_ORDER for size in sizes))
 
 

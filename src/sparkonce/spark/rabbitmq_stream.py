@@ -33,6 +33,9 @@ except ImportError:
 
 logger = logging.getLogger("sparkonce")
 
+IS_LIMITED_BY_SPARK = ReadMaxRows is not None
+"""Tells if Spark itself limits batches of Python sources, so that a trigger that ends by itself reads all."""
+
 NAME = "rabbitmq_stream"
 SCHEMA = "stream string, offset long, timestamp timestamp, value binary"
 AMQP_SCHEMA = f"{SCHEMA}, properties map<string, string>, application_properties map<string, string>"

@@ -80,7 +80,8 @@ def read_rabbitmq_stream(
         },
     )
     spark.dataSource.register(RabbitMQStreamSource)
-    return spark.readStream.format(NAME).option(OPTION, options.text()).load()
+    reader = spark.readStream.format(NAME).option("streams", ", ".join(names))  # for people who read the plan
+    return reader.option(OPTION, options.text()).load()
 
 
 def _checked(server: object) -> RabbitMQ:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from zipimport import zipimporter
 
 from pyspark import cloudpickle
 
+from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark import shipped
 from sparkonce.spark.shipped import Needs, build_of, check_once
@@ -44,12 +45,16 @@ def lighten_worker() -> None:
         _frozen = len(sys.modules)
 
 
-def needs_of(sinks: Sequence[TwoPhaseCommitSink], master: str) -> Needs:
+def needs_of(
+    sinks: Sequence[TwoPhaseCommitSink], master: str, sources: Mapping[str, WorkerNeeds] | None = None
+) -> Needs:
     """Returns what every Python worker needs to write to these sinks: the driver's sparkonce, modules, files, reach.
+
+    With what it needs to read sources in Python, by a name for people.
 
     On one machine there are no files and no addresses: there the sinks' preflight has read and reached them.
     """
-    needs = {sink.name: sink.worker_needs() for sink in sinks}
+    needs = {sink.name: sink.worker_needs() for sink in sinks} | dict(sources or {})
     elsewhere = {} if is_local(master) else needs
     return {
         "version": __version__,

@@ -1,10 +1,11 @@
-"""Finds the point at which a query resumes, and checks its Kafka sources, before Spark starts it."""
+"""Finds the point at which a query resumes, and checks its sources, before Spark starts it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -15,6 +16,7 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
+from sparkonce.spark.start.streams import ask_streams, stream_sources
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources
 from sparkonce.spark.views import ShareSample
 
@@ -64,29 +66,30 @@ def check_sources(
     point: ResumePoint,
     sinks: Sequence[TwoPhaseCommitSink],
     *,
-    is_limited: bool = True,
+    trigger: Mapping[str, Any] | None = None,
 ) -> Sequence[KafkaSource]:
-    """Asks the brokers of the query's Kafka sources, and warns of a costly first batch.
+    """Asks the servers of the query's sources, and warns of a costly first batch.
 
     Args:
         df: The query's DataFrame.
         samples: Each sink's share of an empty batch.
         point: The point at which the query resumes.
         sinks: The query's sinks.
-        is_limited: See `ask_sources`.
+        trigger: The query's trigger.
 
     Returns:
-        The sources, as their brokers know them; none if the newest batch is committed first.
+        The Kafka sources, as their brokers know them; none if the newest batch is committed first.
 
     Raises:
-        PreflightError: naming the brokers, the topic or the column.
+        PreflightError: naming the servers, the topic, the stream or the column.
     """
     if point.awaits_commit:
         return ()
     is_first = point.batch < 0
     plan = analyzed(df)
     found = kafka_sources(plan)
-    sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=is_limited)
+    ask_streams(stream_sources(plan), trigger or {})
+    sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=not (trigger or {}).get("once"))
     check_partition_column(df, sources, samples, is_first=is_first)
     if is_first:
         warn_of_slots(df.sparkSession, plan, sources, samples, sinks)

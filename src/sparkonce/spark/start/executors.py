@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
+from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.shipped import NEXT_STEPS, REPORT, Needs, reporter
 from sparkonce.spark.show.failures import is_stop, message_and_next, short_error
@@ -29,12 +30,15 @@ _proven: set[tuple[str, str]] = set()
 """The local applications, and the needs, for which the job was run: their one executor does not change."""
 
 
-def check_executors(spark: SparkSession, sinks: Sequence[TwoPhaseCommitSink]) -> None:
-    """Checks that the executors are as the driver and the sinks' writers need them.
+def check_executors(
+    spark: SparkSession, sinks: Sequence[TwoPhaseCommitSink], sources: Mapping[str, WorkerNeeds] | None = None
+) -> None:
+    """Checks that the executors are as the driver, the sinks' writers and sources in Python need them.
 
     Args:
         spark: The session.
         sinks: The query's sinks.
+        sources: The needs of sources, by a name for people.
 
     Raises:
         ConfigurationError: if a wheel is given as one of Python's files.
@@ -42,7 +46,7 @@ def check_executors(spark: SparkSession, sinks: Sequence[TwoPhaseCommitSink]) ->
     """
     context = spark.sparkContext
     _refuse_wheels(context)
-    needs = needs_of(sinks, context.master)
+    needs = needs_of(sinks, context.master, sources)
     proof = (context.applicationId, repr(needs))
     if proof in _proven:
         return
