@@ -32,12 +32,15 @@ LAST_S = 1_000_000
 
 def windowed(spark: SparkSession, config: Config) -> DataFrame:
     """Sums amounts by group in windows of ten seconds. A row's key tells group, window and sum."""
-    from sparkonce import read_rabbitmq_stream
-    from sparkonce.sinks.rabbitmq.server import RabbitMQ
+    from sparkonce import RabbitMQ, read_rabbitmq_stream
 
     where = json.loads(spark.conf.get(SOURCE))
     rows = read_rabbitmq_stream(
-        spark, RabbitMQ(**where["server"]), streams=where["streams"], max_rows_per_batch=config.rows_per_batch
+        spark,
+        RabbitMQ(**where["server"]),
+        streams=where["streams"],
+        max_rows_per_batch=config.rows_per_batch,
+        body="raw",
     )
     event = F.from_json(F.col("value").cast("string"), "g string, s long, v long")
     events = rows.select(event.alias("e")).select("e.*").withColumn("time", F.timestamp_seconds(F.col("s") + EPOCH_S))

@@ -63,7 +63,7 @@ class Reading:
             if batch == crash_in:
                 raise KeyError(batch)
 
-        rows = read_rabbitmq_stream(self._spark, settings_of(self._server), **self._given)
+        rows = read_rabbitmq_stream(self._spark, settings_of(self._server), **{"body": "raw", **self._given})
         query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(self.checkpoint)).start()
         try:
             if crash_in is None:
@@ -168,7 +168,7 @@ def test_messages_that_are_gone_stop_the_query_by_name(
 def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
     stream = new_stream(server)
     publish(server, stream, numbered(0, 300), at_once=64)
-    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream, max_rows_per_batch=None)
+    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream, max_rows_per_batch=None, body="raw")
     for end in (300, 350):
         once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
         ended(once.start(rows.selectExpr("cast(value as string) as value"), trigger={"availableNow": True}))
@@ -198,7 +198,7 @@ def test_a_trigger_that_ends_by_itself_warns_of_the_limit(
 ) -> None:
     stream = new_stream(server)
     publish(server, stream, numbered(0, 30))
-    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream, max_rows_per_batch=10)
+    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream, max_rows_per_batch=10, body="raw")
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     ended(once.start(rows.selectExpr("cast(value as string) as value"), trigger={"availableNow": True}))
     count = sum(len(list(read_values(path))) for path in whole_batches(tmp_path / "out"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkonce.arguments import flag, mapping, need_package, nonempty, number, shown, texts, whole_number
+from sparkonce.arguments import mapping, need_package, nonempty, number, one_of, shown, texts, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.spark.rabbitmq_stream import NAME, OPTION, RabbitMQStreamSource, StreamOptions
@@ -17,6 +17,9 @@ from sparkonce.spark.start.given import check_session
 
 MAX_ROWS_PER_BATCH = 1_000_000
 """The default limit of a batch, as `read_kafka` has it."""
+
+AMQP, RAW = "amqp", "raw"
+"""The forms of a message."""
 
 _STARTS = "'earliest', 'latest', an aware datetime, or {'orders': 17}"
 
@@ -31,7 +34,7 @@ def read_rabbitmq_stream(
     super_stream: str | None = None,
     starting: Start | Mapping[str, Start] = "earliest",
     max_rows_per_batch: int | None = MAX_ROWS_PER_BATCH,
-    amqp: bool = False,
+    body: str = "amqp",
     offset_name: str | None = None,
     outage_patience_s: float = 300.0,
     accept_lost: Mapping[str, int] | None = None,
@@ -47,14 +50,15 @@ def read_rabbitmq_stream(
             not older). Or for each stream one of these or an offset. Later runs resume from the checkpoint. A stream
             that is added later is read from its beginning, unless it is named here.
         max_rows_per_batch: The most messages of a batch, over all streams; None for no limit.
-        amqp: True if the messages are of AMQP 1.0, as most clients write them, and as RabbitMQ stores what is
-            published to a stream by AMQP 0.9.1. ``value`` is then the body.
+        body: ``amqp`` if messages are of AMQP 1.0, as RabbitMQ's clients and `RabbitMQStreamSink` write them, and as
+            RabbitMQ stores what is published to a stream by AMQP 0-9-1. ``value`` is then the body. ``raw`` if they
+            are bare bytes.
         offset_name: The name under which the server keeps the offsets of finished batches, for tools that show lag.
         outage_patience_s: The time for which the server may be away, in seconds.
         accept_lost: For each stream the offset below which messages may be missing, as an error has named it.
 
     Returns:
-        Columns ``stream``, ``offset``, ``timestamp`` (of the message's chunk), ``value`` (binary), and with ``amqp``
+        Columns ``stream``, ``offset``, ``timestamp`` (of the message's chunk), ``value`` (binary), and for AMQP
         ``properties`` and ``application_properties`` (texts by name).
 
     Raises:
@@ -69,7 +73,7 @@ def read_rabbitmq_stream(
         super_stream=is_super,
         starting=_starting(starting),
         most=None if max_rows_per_batch is None else whole_number("max_rows_per_batch", max_rows_per_batch, least=1),
-        amqp=flag("amqp", amqp),
+        amqp=one_of("body", body, (AMQP, RAW)) == AMQP,
         offset_name=""
         if offset_name is None
         else nonempty("offset_name", offset_name, example="a name, such as 'orders-job'"),

@@ -14,7 +14,7 @@ from rstream.constants import OffsetType
 from sparkonce.errors import PreflightError
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sources.rabbitmq.chunks import StreamChunk, next_offset
-from sparkonce.sources.rabbitmq.connection import OUTAGES, StreamConnection
+from sparkonce.sources.rabbitmq.connection import OUTAGES, ConsumerConnection
 from sparkonce.sources.rabbitmq.places import Place, Places, another, beginning, behind, shares
 from sparkonce.sources.rabbitmq.reading import AGAIN_S, away, connect_to
 
@@ -38,7 +38,7 @@ class StreamAsker:
 
     def __init__(self, server: RabbitMQ, *, patience_s: float) -> None:
         self._server, self.patience_s = server, patience_s
-        self._open: dict[str, StreamConnection] = {}
+        self._open: dict[str, ConsumerConnection] = {}
 
     def close(self) -> None:
         """Closes the connections."""
@@ -50,7 +50,7 @@ class StreamAsker:
         """Returns a super stream's streams."""
 
         def ask() -> tuple[str, ...]:
-            connection = StreamConnection(self._server)
+            connection = ConsumerConnection(self._server)
             try:
                 return tuple(connection.partitions_of(super_stream))
             finally:
@@ -179,7 +179,7 @@ class StreamAsker:
     def _chunk(self, stream: str, kind: OffsetType, offset: int | None = None) -> StreamChunk | None:
         return self._patiently(stream, lambda: self._connection(stream).first_chunk(stream, kind, offset))
 
-    def _connection(self, stream: str) -> StreamConnection:
+    def _connection(self, stream: str) -> ConsumerConnection:
         known = self._open.get(stream)
         if known is None or time.monotonic() - known.used_at > _IDLE_S:
             self._drop(stream)

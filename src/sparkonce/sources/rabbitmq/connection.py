@@ -42,7 +42,7 @@ OUTAGES = (OSError, OutageError)
 """The errors after which a new connection may succeed. `OSError` has those of sockets and of TLS."""
 
 
-class StreamConnection:
+class ConsumerConnection:
     """An open connection, which has at most one subscription.
 
     Args:

@@ -1,0 +1,98 @@
+"""Tests of the choice of a node: the one that answers, a replica, the leader, or one behind a load balancer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import OutageError
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sources.rabbitmq import reading
+from sparkonce.sources.rabbitmq.reading import connect_to
+
+GIVEN = ("given", 5552)
+Node = tuple[str, int]
+A, B, C, ELSEWHERE = (("a", 1), ("b", 1), ("c", 1), ("elsewhere", 1))
+
+
+class Cluster:
+    """A cluster, in place of connections to a real one.
+
+    Args:
+        nodes: Those that hold the stream, its leader first.
+        answers: The nodes that answer at the given address, one connection after the other.
+        down: The nodes that do not answer.
+    """
+
+    def __init__(self, nodes: Sequence[Node], answers: Sequence[Node], down: Sequence[Node] = ()) -> None:
+        self.nodes, self.down = nodes, down
+        self.answers = iter(answers)
+        self.open: list[Any] = []
+        self.asked: list[Node] = []
+
+    def connection(self, _: RabbitMQ, address: Node | None = None) -> Any:
+        cluster = self
+        if address in self.down:
+            raise ConnectionRefusedError(str(address))
+
+        class Connection:
+            advertised = next(self.answers) if address is None else address
+
+            def nodes_of(self, _: str) -> Sequence[Node]:
+                return cluster.nodes
+
+            def close(self) -> None:
+                if self in cluster.open:
+                    cluster.open.remove(self)
+
+        made = Connection()
+        self.open.append(made)
+        self.asked.append(address or GIVEN)
+        return made
+
+
+def reached(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, **asked: Any) -> Node:
+    """Connects, and sees that no other connection stays open."""
+    balancer = asked.pop("load_balancer", False)
+    monkeypatch.setattr(reading, "ConsumerConnection", cluster.connection)
+    found: Any = connect_to(RabbitMQ(host="given", load_balancer=balancer), "s", **asked)
+    assert cluster.open == [found]
+    return found.advertised  # type: ignore[no-any-return]
+
+
+def test_the_node_that_answers_first_is_read_from_if_it_holds_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in (A, B):
+        cluster = Cluster([A, B], [node])
+        assert reached(monkeypatch, cluster) == node
+        assert cluster.asked == [GIVEN]
+
+
+def test_a_replica_is_read_from_before_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reached(monkeypatch, Cluster([A, B, C], [ELSEWHERE])) in (B, C)
+    assert reached(monkeypatch, Cluster([A, B, C], [ELSEWHERE], down=[B])) in (C, A)
+    assert reached(monkeypatch, Cluster([A, B, C], [ELSEWHERE], down=[B, C])) == A
+
+
+def test_the_leader_is_asked_where_a_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reached(monkeypatch, Cluster([A, B], [B]), leader=True) == A
+    assert reached(monkeypatch, Cluster([A, B], [A]), leader=True) == A
+
+
+def test_no_node_of_a_stream_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster([A, B], [ELSEWHERE], down=[A, B])
+    with pytest.raises(ConnectionRefusedError):
+        reached(monkeypatch, cluster)
+    assert cluster.open == []
+
+
+def test_a_load_balancer_is_asked_until_a_good_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster([A, B], [ELSEWHERE, ELSEWHERE, B])
+    assert reached(monkeypatch, cluster, load_balancer=True) == B
+    assert set(cluster.asked) == {GIVEN}
+    assert reached(monkeypatch, Cluster([A, B], [B, ELSEWHERE, A]), leader=True, load_balancer=True) == A
+    never = Cluster([A, B], [ELSEWHERE] * 100)
+    with pytest.raises(OutageError, match="No node of the stream 's' was reached"):
+        reached(monkeypatch, never, load_balancer=True)
+    assert never.open == []
