@@ -212,9 +212,12 @@ class SinkCommitter(abc.ABC):
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in this run.
 
         Returns:
-            The reason, upon which the batch is aborted and the run stops, or an empty string. An error counts as a
-            reason.
+            The reason, upon which the batch is aborted and the run stops; or an empty text. An error counts as one.
         """
+        return ""
+
+    def check_prepared(self, handles: Sequence[Handle]) -> str:  # noqa: ARG002 - for those that override it
+        """Returns such a reason that the rows of all slots show together, as two of one key do. Optional."""
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
@@ -283,8 +286,7 @@ class Lookout(abc.ABC):
     def look(self, batch_s: float) -> None:
         """Looks once, and logs what the operator has to act on.
 
-        Must not use what batches need, such as their connections. Its errors are logged at DEBUG: nothing depends on
-        it.
+        Must not use what batches need, such as their connections. Its errors are logged at DEBUG, and end nothing.
 
         Args:
             batch_s: The duration of the query's last batch, in seconds.

@@ -51,11 +51,15 @@ class Validator:
 
     def _objection(self) -> str:
         transactional = (name for name in self._sinks.transactional if name in self._written)
-        told = (self._sinks.committer(name).before_decision(self._sinks.facts(name)) for name in transactional)
         try:
-            return next(filter(None, told), "")
+            return next(filter(None, map(self._objection_of, transactional)), "")
         except Exception as error:  # noqa: BLE001 - every transaction is prepared, and has to be aborted first
             return self._trouble.note(error)
+
+    def _objection_of(self, sink: str) -> str:
+        committer = self._sinks.committer(sink)
+        own = [handle for handle in self._handles if handle.sink == sink]
+        return committer.before_decision(self._sinks.facts(sink)) or committer.check_prepared(own)
 
     def grown_old(self) -> str:
         """Says so if a transaction of the batch that was validated last has grown too old; empty if none has.

@@ -162,6 +162,10 @@ class ForwardingCommitter(SinkCommitter):
         """See `SinkCommitter.before_decision`."""
         return self._real.before_decision(facts)
 
+    def check_prepared(self, handles: Sequence[Handle]) -> str:
+        """See `SinkCommitter.check_prepared`."""
+        return self._real.check_prepared(handles)
+
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """See `SinkCommitter.conclude`."""
         self._real.conclude(batch, handles)
