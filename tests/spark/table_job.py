@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark.in_process import crash_at, ended
 from sparkonce import ExactlyOnce
@@ -48,9 +48,12 @@ def table_session(spark: SparkSession, warehouse: Path) -> Iterator[SparkSession
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     sessions.setActiveSession(made)
+    # PySpark keeps the active session of another module's tables, and the sinks ask it.
+    SparkSession._activeSession = SparkSession(spark.sparkContext, made)
     try:
-        yield SparkSession(spark.sparkContext, made)
+        yield SparkSession._activeSession
     finally:
+        SparkSession._activeSession = spark
         sessions.setDefaultSession(spark._jsparkSession)
         sessions.setActiveSession(spark._jsparkSession)
 
@@ -110,17 +113,21 @@ class TableJob(abc.ABC):
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(kind, method, killed)
             with pytest.raises(KilledError):
-                self.commit(*handles)
+                pytest.fail(f"not killed: {self.sink().committer().commit(handles)}")
 
     def commit_unnoticed(self, *handles: Handle) -> None:
         """The driver is killed between the commit and its own note of it."""
         self.commit_killed(WriteAheadFolder, "note_done", *handles)
 
+    def of_orders(self, orders: DataFrame) -> DataFrame:
+        """What of the orders is written."""
+        return orders
+
     def query(self, listener: Callable[[Phase, int], None] | None = None) -> str:
         """Writes the orders that there are, in batches of two files. What stopped it, or nothing."""
         rows = self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
         once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / "query"), listener=listener, display=False)
-        orders = rows.json(str(self.folder / "orders")).withColumnRenamed("id", "number")
+        orders = self.of_orders(rows.json(str(self.folder / "orders")).withColumnRenamed("id", "number"))
         try:
             ended(once.start(orders, trigger={"availableNow": True}))
         except StreamingQueryException as error:

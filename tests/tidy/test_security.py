@@ -224,6 +224,15 @@ NAMED_AS_IS = {
         "', '.join(columns)": "of the callers, who write them down",
     },
     "lab/systems/postgres.py": {"self.schema": "drawn there, of hexadecimal digits"},
+    "spark/tables/committer.py": {
+        "self.sql_name": "the table as the user names it, or its quoted path",
+        "', '.join(columns)": "quoted one line above",
+    },
+    "spark/tables/merging.py": {
+        "target": "the table as the user names it, and a branch of our own",
+        "source": "a view of our own",
+        "self.on": "of quoted names, and the user's own condition",
+    },
 }
 """What stands in a text that begins like a statement and is not quoted in that text, and why it may."""
 

@@ -71,6 +71,22 @@ MADE = [
     Mistake("whole_batches('/out', store_options='s3')", "store_options='s3' is not a mapping"),
     Mistake("DeltaSink()", "one of them is needed"),
     Mistake("IcebergSink(None)", "table=None is not a text"),
+    Mistake("DeltaSink('t', merge_on='id')", "merge_on='id' is one text"),
+    Mistake("DeltaSink('t', merge_on=[])", "merge_on=[] names no column"),
+    Mistake("DeltaSink('t', delete_when='source.gone')", "delete_when is given without merge_on"),
+    Mistake("DeltaSink('t', when_matched=None)", "when_matched is given without merge_on"),
+    Mistake("DeltaSink('t', merge_on=['id'], when_matched='update')", "when_matched='update' is not known"),
+    Mistake("DeltaSink('t', merge_on=['id'], when_matched={'n': 1})", "when_matched['n']=1 is not a text"),
+    Mistake("DeltaSink('t', merge_on=['id'], when_not_matched={})", "when_not_matched={} sets no column"),
+    Mistake("DeltaSink('t', merge_on=['id'], order_by='at')", "order_by='at' is one text"),
+    Mistake("DeltaSink('t', merge_on=['id'], evolve_schema='yes')", "is neither True nor False"),
+    Mistake(
+        "IcebergSink('t', merge_on=['id'], when_matched=None, update_when='source.n > 0')",
+        "would decide nothing",
+    ),
+    Mistake(
+        "IcebergSink('t', merge_on=['id'], when_matched=None, when_not_matched=None)", "the merge would do nothing"
+    ),
     Mistake("GroupOffsets('', settings)", "group='' is no group id"),
     Mistake("GroupOffsets('g', 'broker:9092')", "settings='broker:9092' is not a mapping"),
     Mistake("GroupOffsets('g', settings, topics='orders')", "topics='orders' is one text"),

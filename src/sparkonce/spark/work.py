@@ -22,7 +22,8 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
 from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.show.failures import short_error
-from sparkonce.spark.tables.sink import TableSink, quoted
+from sparkonce.spark.tables.merging import quoted
+from sparkonce.spark.tables.sink import TableSink
 from sparkonce.spark.views import Share, arrow_schema, computed_once
 from sparkonce.spark.worker import checked_first, lighten_worker, needs_of
 

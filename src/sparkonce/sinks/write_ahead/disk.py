@@ -85,9 +85,9 @@ class DiskFolder(WriteAheadFolder):
         names = [name for state in (RowsState.OPEN, RowsState.PREPARED) for name in self.names(state.value)]
         return [name for name in names if wanted(name)]
 
-    def url(self, name: TransactionName) -> str:
+    def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:
         """See `WriteAheadFolder.url`. Names this disk, not the cluster's default file system."""
-        return f"file://{self.path(RowsState.STARTED, name)}"
+        return f"file://{self.path(state, name)}"
 
     def open(self, name: TransactionName) -> BinaryIO:
         """See `WriteAheadFolder.open`."""

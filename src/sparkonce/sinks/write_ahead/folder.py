@@ -104,8 +104,8 @@ class WriteAheadFolder(abc.ABC):
         """Lists those of these transactions that are open, prepared, or discarded and not yet deleted."""
 
     @abc.abstractmethod
-    def url(self, name: TransactionName) -> str:
-        """Returns the URL of rows that were taken, as Spark reads them."""
+    def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:
+        """Returns the URL of rows in this state, as Spark reads them."""
 
     @abc.abstractmethod
     def open(self, name: TransactionName) -> BinaryIO:

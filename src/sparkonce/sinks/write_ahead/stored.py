@@ -73,8 +73,8 @@ class StoredFolder(WriteAheadFolder):
         """See `WriteAheadFolder.lingering`."""
         return [name for name in self.names(_ROWS) if wanted(name) and self._fate(name) != _STARTED]
 
-    def url(self, name: TransactionName) -> str:
-        """See `WriteAheadFolder.url`."""
+    def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:  # noqa: ARG002
+        """See `WriteAheadFolder.url`. Rows stay where they are in all states."""
         return f"{self.location}/{_rows(name)}"
 
     def open(self, name: TransactionName) -> BinaryIO:

@@ -6,5 +6,7 @@ The files and their ledger are those of `sparkonce.sinks.write_ahead`.
 - ``committer``: the driver half of all tables: writes once, and checks which version has the rows
 - ``delta``: Delta tables; needs their Spark package, and the driver's session
 - ``iceberg``: Iceberg tables; needs the same
+- ``merging``: the settings of a MERGE, and the statement that they make
+- ``merge_checks``: checks them against the columns of table and rows
 - ``errors``: the meaning of the errors of Spark and of tables
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,17 +21,19 @@ from sparkonce.sinks.write_ahead.application import Application, CallSettings, U
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.spark.tables.errors import error_message, is_final
+from sparkonce.spark.tables.merging import Merge, MergePlan, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
 WAIT_S = 120.0
 _NAME = "sparkonce"
 _LOOK_BACK = 20
 _UNFINISHED = "unfinished"
+_OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
 
 def never(*_: object) -> None:
@@ -96,7 +99,14 @@ class Rules:
 
 
 class Table(abc.ABC):
-    """A table, by what differs between Delta and Iceberg. Every method runs on the driver."""
+    """A table, by what differs between Delta and Iceberg. Every method runs on the driver.
+
+    Args:
+        spark: The session that reads and writes it.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
 
     @abc.abstractmethod
     def identity(self) -> str:
@@ -113,6 +123,28 @@ class Table(abc.ABC):
     @abc.abstractmethod
     def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
         """Adds the rows of Parquet files in one version that carries the label, unless one does already."""
+
+    @abc.abstractmethod
+    def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
+        """Merges rows in one version that carries the label, unless one does already.
+
+        Fails if others have changed what it read: it is then computed again, from the beginning.
+        """
+
+    @abc.abstractmethod
+    def frame(self) -> DataFrame:
+        """Returns the table to be read."""
+
+    @property
+    @abc.abstractmethod
+    def sql_name(self) -> str:
+        """The table's name in Spark's SQL."""
+
+    def add_columns(self, fields: Sequence[StructField]) -> None:
+        """Adds columns, which are null in the rows that there are."""
+        types = self.spark._jvm.org.apache.spark.sql.types.DataType
+        columns = (f"{quoted(one.name)} {types.fromJson(one.dataType.json()).sql()}" for one in fields)
+        self.spark.sql(f"ALTER TABLE {self.sql_name} ADD COLUMNS ({', '.join(columns)})")
 
     @abc.abstractmethod
     def labels(self, newest: int | None = None) -> list[Label]:
@@ -133,6 +165,14 @@ class Table(abc.ABC):
         """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
 
 
+def read_rows(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
+    """Returns the rows in these files."""
+    # No file may be skipped, whatever the session's settings for files that are missing or damaged.
+    reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+    # Spark takes paths for patterns.
+    return reader.parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))
+
+
 class TableApplication(Application):
     """Writes files to a table, and checks afterwards which version has them.
 
@@ -141,12 +181,16 @@ class TableApplication(Application):
         sink: The sink's name.
         table: The table.
         identity: The `Table.identity` that it must have; None if that was not asked yet.
+        merge: The settings of a merge; None to append.
     """
 
-    def __init__(self, folder: WriteAheadFolder, sink: str, table: Table, identity: str | None) -> None:
+    def __init__(
+        self, folder: WriteAheadFolder, sink: str, table: Table, identity: str | None, merge: Merge | None
+    ) -> None:
         super().__init__(folder, sink, _settings())
         self._table = table
         self._identity = identity
+        self._merge = merge
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
         """Returns whether a version of the table carries the rows' label.
@@ -154,7 +198,7 @@ class TableApplication(Application):
         Raises:
             RefusedError: if the table has forgotten too much to tell, or is gone.
         """
-        with _refusals():
+        with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
             if Label.of(unit.entries) in self._table.labels():
                 return True
@@ -176,9 +220,14 @@ class TableApplication(Application):
         """
         label = Label.of(unit.entries)
         urls = [self._folder.url(entry.name) for entry in unit.entries]
-        with _refusals():
+        with _refusals(), _active(self._table.spark):
             self._check_identity(f"{token.id} is not written to it")
-            self._table.append(urls, unit, label)
+            if self._merge is None:
+                self._table.append(urls, unit, label)
+            else:
+                rows = read_rows(self._table.spark, urls)
+                plan = self._merge.plan(self._table.spark, rows.columns, self._table.schema().fields)
+                self._table.merge(self._merge.last(rows), plan, unit, label)
             self._check_identity(f"{token.id} was written to it just when the other one went")
             found = label in self._table.labels(newest=_LOOK_BACK) or label in self._table.labels()
         if not found:
@@ -195,6 +244,21 @@ class TableApplication(Application):
                 f"The table was deleted or replaced while the query ran: it was {self._identity}, and is {found} now; "
                 f"{so}."
             )
+
+
+@contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Makes a session this thread's: Spark loads a catalog, such as Iceberg's, by the settings of that session."""
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 @contextmanager
@@ -223,14 +287,30 @@ class TableCommitter(WriteAheadCommitter):
         prefix: The sink's name as the names of its files begin with it.
         table: The table.
         identity: See `TableApplication`.
+        merge: See `TableApplication`.
     """
 
     def __init__(
-        self, folder: WriteAheadFolder, sink: str, prefix: str, table: Table, identity: str | None = None
+        self,
+        folder: WriteAheadFolder,
+        sink: str,
+        prefix: str,
+        table: Table,
+        identity: str | None = None,
+        merge: Merge | None = None,
     ) -> None:
-        super().__init__(folder, sink, prefix, _settings(), TableApplication(folder, sink, table, identity))
+        super().__init__(folder, sink, prefix, _settings(), TableApplication(folder, sink, table, identity, merge))
         self._table = table
+        self._merge = merge
         self._queries: frozenset[str] | None = None
+
+    def check_prepared(self, handles: Sequence[Handle]) -> str:
+        """See `SinkCommitter.check_prepared`. Refuses several rows of one key: at the commit it would be too late."""
+        names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
+        if self._merge is None or not names:
+            return ""
+        urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
+        return self._merge.repeated(read_rows(self._table.spark, urls))
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Lists files, and what attempts to write them have left in the table."""

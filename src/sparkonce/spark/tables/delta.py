@@ -11,8 +11,19 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items
-from sparkonce.spark.tables.committer import Label, Rules, Table
-from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, not_null, quoted, read_rows
+from sparkonce.spark.tables.committer import Label, Rules, Table, read_rows
+from sparkonce.spark.tables.merging import (
+    INSERT_ALL,
+    SOURCE,
+    TARGET,
+    UPDATE_ALL,
+    Merge,
+    MergePlan,
+    WhenMatched,
+    WhenNotMatched,
+    quoted,
+)
+from sparkonce.spark.tables.sink import TableSink, not_null
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,11 +33,26 @@ if TYPE_CHECKING:
 
 
 class DeltaSink(TableSink):
-    """Appends each batch to a Delta table, in one version of it.
+    """Appends each batch to a Delta table, or merges it into the table, in one version of it.
 
     Args:
         path: The table's location; or give `table`.
         table: The table's name in a catalog.
+        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches those of
+            the table whose key columns equal its own. A null equals nothing. In all expressions below ``source`` is a
+            row of the batch, and ``target`` a row of the table.
+        merge_where: A condition beside the key under which two rows match.
+        when_matched: What becomes of a row of the table that matches: ``update_all`` sets its columns to those of the
+            batch's row; a mapping of columns to expressions sets these; None leaves it.
+        when_not_matched: What becomes of a row of the batch that matches none: ``insert_all`` inserts it; a mapping of
+            columns to expressions inserts these; None drops it.
+        delete_when: A condition under which a row of the table that matches is deleted instead. If it reads only
+            ``source``, such rows of the batch are not inserted either.
+        update_when: A further condition of `when_matched`.
+        insert_when: A further condition of `when_not_matched`.
+        order_by: Columns whose greatest values decide which of several rows of one key counts. A row that is less than
+            the table's changes nothing there. Without it several rows of one key are refused.
+        evolve_schema: Whether columns of the rows that the table does not have are added to it at the start.
         folder: The folder in which rows wait, see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
@@ -39,6 +65,15 @@ class DeltaSink(TableSink):
         path: str | Path | None = None,
         *,
         table: str | None = None,
+        merge_on: Sequence[str] | None = None,
+        merge_where: str | None = None,
+        when_matched: WhenMatched = UPDATE_ALL,
+        when_not_matched: WhenNotMatched = INSERT_ALL,
+        delete_when: str | None = None,
+        update_when: str | None = None,
+        insert_when: str | None = None,
+        order_by: Sequence[str] = (),
+        evolve_schema: bool = False,
         folder: str | Path | None = None,
         name: str = "delta",
     ) -> None:
@@ -52,7 +87,18 @@ class DeltaSink(TableSink):
             nonempty("path", path, example="the table's location")
         else:
             nonempty("table", table, example="its name: catalog.schema.table")
-        super().__init__(f"path={path!r}" if table is None else f"table={table!r}", folder=folder, name=name)
+        merge = Merge.of(
+            merge_on=merge_on,
+            merge_where=merge_where,
+            when_matched=when_matched,
+            when_not_matched=when_not_matched,
+            delete_when=delete_when,
+            update_when=update_when,
+            insert_when=insert_when,
+            order_by=order_by,
+        )
+        where = f"path={path!r}" if table is None else f"table={table!r}"
+        super().__init__(where, merge=merge, evolve_schema=evolve_schema, folder=folder, name=name)
         self._path = path
         self._table = table
 
@@ -65,21 +111,21 @@ class DeltaSink(TableSink):
         """See `TableSink.table`."""
         return _DeltaTable(spark, self._path, self._table)
 
-    def conditions(self) -> Sequence[str]:
-        """See `TableSink.conditions`."""
+    def table_conditions(self) -> Sequence[str]:
+        """See `TableSink.table_conditions`."""
         return (
             "delta.logRetentionDuration is longer than the query may be away with a batch half committed",
             "the table stays the same table, and readers read it by its log, not its files",
-            SEEN_BY_ALL,
         )
 
 
 _IDENTITY = "delta.identity.start"
+_DELTA = "spark.databricks.delta"
 
 
 class _DeltaTable(Table):
     def __init__(self, spark: SparkSession, path: str | None, name: str | None) -> None:
-        self._spark = spark
+        super().__init__(spark)
         self._path = path
         self._name = name
 
@@ -97,7 +143,7 @@ class _DeltaTable(Table):
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
         from pyspark.sql.classic.column import Column
 
-        spark = self._spark._jvm.org.apache.spark.sql
+        spark = self.spark._jvm.org.apache.spark.sql
         fills: dict[str, Column] = {}
         conditions: dict[str, Column] = {}
         for one in self.schema():
@@ -109,7 +155,7 @@ class _DeltaTable(Table):
             elif generated:
                 text = f"column {one.name!r} is generated always as {generated}, and the row has another value"
                 conditions[text] = F.col(quoted(one.name)).eqNullSafe(F.expr(generated).cast(one.dataType))
-        for rule in items(spark.delta.constraints.Constraints.getAll(self._metadata(), self._spark._jsparkSession)):
+        for rule in items(spark.delta.constraints.Constraints.getAll(self._metadata(), self.spark._jsparkSession)):
             if class_name(rule) == "NotNull":
                 text, condition = not_null(".".join(quoted(part) for part in items(rule.column())))
                 conditions[text] = condition
@@ -124,17 +170,43 @@ class _DeltaTable(Table):
         Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141): the caller
         looks for the label afterwards.
         """
-        # The id names the run, so that a restored log never meets the versions of another run; and the unit, since a
-        # slot of a batch may be written again with other rows, which are another unit.
-        name = unit.name
-        application = f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"
-        writer = self._widened(read_rows(self._spark, urls)).write.format("delta").mode("append")
-        writer = writer.option("txnAppId", application).option("txnVersion", name.batch)
+        writer = self._widened(read_rows(self.spark, urls)).write.format("delta").mode("append")
+        writer = writer.option("txnAppId", _application(unit)).option("txnVersion", unit.name.batch)
         writer = writer.option("userMetadata", label.to_text())
         if self._name is not None:
             writer.saveAsTable(self._name)
         else:
             writer.save(self._path)
+
+    def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
+        """See `Table.merge`. Delta skips and refuses as for an append, and refuses what others have changed meanwhile.
+
+        A MERGE takes from the session what an append takes as its options.
+        """
+        conf = self.spark.conf
+        conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
+        conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
+        conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
+        made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
+        for one in plan.clauses:
+            condition = () if one.condition is None else (one.condition,)
+            changes = self.spark._jvm.java.util.HashMap()
+            for column, text in one.changes.items():
+                changes[quoted(column)] = text
+            if one.kind == "insert":
+                made = made.whenNotMatched(*condition).insertExpr(changes)
+            elif one.kind == "update":
+                made = made.whenMatched(*condition).updateExpr(changes)
+            else:
+                made = made.whenMatched(*condition).delete()
+        made.execute()
+
+    def frame(self) -> DataFrame:
+        return self._frame(self._handle().toDF())
+
+    @property
+    def sql_name(self) -> str:
+        return self._name or f"delta.{quoted(self._path or '')}"
 
     def _widened(self, rows: DataFrame) -> DataFrame:
         """Casts the rows to the table's types: Delta takes no others for columns of constraints or of expressions."""
@@ -156,15 +228,22 @@ class _DeltaTable(Table):
 
     def _metadata(self) -> Any:
         """Returns the metadata of the newest version. Fails if there is none."""
-        none = self._spark._jvm.scala.Option.empty
+        none = self.spark._jvm.scala.Option.empty
         return self._handle().deltaLog().update(False, none(), none()).metadata()
 
     def _handle(self) -> Any:
-        tables = self._spark._jvm.io.delta.tables.DeltaTable
-        session = self._spark._jsparkSession
+        tables = self.spark._jvm.io.delta.tables.DeltaTable
+        session = self.spark._jsparkSession
         return tables.forPath(session, self._path) if self._name is None else tables.forName(session, self._name)
 
     def _frame(self, java: Any) -> DataFrame:
         from pyspark.sql.classic.dataframe import DataFrame
 
-        return DataFrame(java, self._spark)
+        return DataFrame(java, self.spark)
+
+
+def _application(unit: Unit) -> str:
+    # The id names the run, so that a restored log never meets the versions of another run; and the unit, since a slot
+    # of a batch may be written again with other rows, which are another unit.
+    name = unit.name
+    return f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,18 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
-from sparkonce.spark.tables.committer import Label, Rules, Table
+from sparkonce.spark.tables.committer import Label, Rules, Table, read_rows
 from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.sink import SEEN_BY_ALL, TableSink, driver_session, not_null, quoted, read_rows
+from sparkonce.spark.tables.merging import (
+    INSERT_ALL,
+    UPDATE_ALL,
+    Merge,
+    MergePlan,
+    WhenMatched,
+    WhenNotMatched,
+    quoted,
+)
+from sparkonce.spark.tables.sink import TableSink, driver_session, not_null
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,16 +40,33 @@ NOTE = "sparkonce."
 KEEP_NOTES = 20
 """The number of notes that each query and sink keeps."""
 
+_MAIN = "main"
+_ROWS = "sparkonce_rows"
 _DUPLICATE = "DuplicateWAPCommitException"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
 """Iceberg's own keys of a snapshot's summary, which it compares when a staged snapshot is published."""
 
 
 class IcebergSink(TableSink):
-    """Appends each batch to an Iceberg table, in one snapshot of it.
+    """Appends each batch to an Iceberg table, or merges it into the table, in one snapshot of it.
 
     Args:
         table: The table's name in Spark's SQL: ``catalog.namespace.table``, or relative to the session's catalog.
+        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches those of
+            the table whose key columns equal its own. A null equals nothing. In all expressions below ``source`` is a
+            row of the batch, and ``target`` a row of the table.
+        merge_where: A condition beside the key under which two rows match.
+        when_matched: What becomes of a row of the table that matches: ``update_all`` sets its columns to those of the
+            batch's row; a mapping of columns to expressions sets these; None leaves it.
+        when_not_matched: What becomes of a row of the batch that matches none: ``insert_all`` inserts it; a mapping of
+            columns to expressions inserts these; None drops it.
+        delete_when: A condition under which a row of the table that matches is deleted instead. If it reads only
+            ``source``, such rows of the batch are not inserted either.
+        update_when: A further condition of `when_matched`.
+        insert_when: A further condition of `when_not_matched`.
+        order_by: Columns whose greatest values decide which of several rows of one key counts. A row that is less than
+            the table's changes nothing there. Without it several rows of one key are refused.
+        evolve_schema: Whether columns of the rows that the table does not have are added to it at the start.
         folder: The folder in which rows wait, see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
@@ -48,9 +74,34 @@ class IcebergSink(TableSink):
         ConfigurationError: if a setting is wrong.
     """
 
-    def __init__(self, table: str, *, folder: str | Path | None = None, name: str = "iceberg") -> None:
+    def __init__(
+        self,
+        table: str,
+        *,
+        merge_on: Sequence[str] | None = None,
+        merge_where: str | None = None,
+        when_matched: WhenMatched = UPDATE_ALL,
+        when_not_matched: WhenNotMatched = INSERT_ALL,
+        delete_when: str | None = None,
+        update_when: str | None = None,
+        insert_when: str | None = None,
+        order_by: Sequence[str] = (),
+        evolve_schema: bool = False,
+        folder: str | Path | None = None,
+        name: str = "iceberg",
+    ) -> None:
         self._table = nonempty("table", table, example="its name: catalog.namespace.table")
-        super().__init__(f"table={table!r}", folder=folder, name=name)
+        merge = Merge.of(
+            merge_on=merge_on,
+            merge_where=merge_where,
+            when_matched=when_matched,
+            when_not_matched=when_not_matched,
+            delete_when=delete_when,
+            update_when=update_when,
+            insert_when=insert_when,
+            order_by=order_by,
+        )
+        super().__init__(f"table={table!r}", merge=merge, evolve_schema=evolve_schema, folder=folder, name=name)
 
     @property
     def needs(self) -> tuple[str, str]:
@@ -61,12 +112,11 @@ class IcebergSink(TableSink):
         """See `TableSink.table`."""
         return _IcebergTable(spark, self._table)
 
-    def conditions(self) -> Sequence[str]:
-        """See `TableSink.conditions`."""
+    def table_conditions(self) -> Sequence[str]:
+        """See `TableSink.table_conditions`."""
         return (
             f"nobody unsets the table's properties that begin with {NOTE!r}",
             "readers read the table by its catalog and its branch main, not its files",
-            SEEN_BY_ALL,
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
@@ -91,7 +141,7 @@ class IcebergSink(TableSink):
 
 class _IcebergTable(Table):
     def __init__(self, spark: SparkSession, name: str) -> None:
-        self._spark = spark
+        super().__init__(spark)
         self._name = name
 
     def identity(self) -> str:
@@ -99,7 +149,7 @@ class _IcebergTable(Table):
 
     def schema(self) -> StructType:
         self._load()
-        return self._spark.table(self._name).schema
+        return self.spark.table(self._name).schema
 
     def rules(self, given: Collection[str]) -> Rules:
         """See `Table.rules`. `TableSink.columns` has refused rows without a column that must have a value."""
@@ -111,13 +161,42 @@ class _IcebergTable(Table):
 
         The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
         """
+        rows = self._filled(urls)
+
+        def write(branch: str) -> None:
+            writer = rows.writeTo(self._of_branch(branch))
+            writer.option(f"snapshot-property.{_STAGED}", label.to_text()).append()
+
+        self._stage(write, unit, label, False)
+
+    def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
+        """See `Table.merge`. It is published only if nobody has committed since its branch began."""
+
+        def write(branch: str) -> None:
+            rows.createOrReplaceTempView(_ROWS)
+            _run_labelled(self.spark, plan.to_sql(self._of_branch(branch), _ROWS), {_STAGED: label.to_text()})
+
+        self._stage(write, unit, label, True)
+
+    def frame(self) -> DataFrame:
+        self._load()
+        return self.spark.table(self._name)
+
+    @property
+    def sql_name(self) -> str:
+        return self._name
+
+    def _of_branch(self, branch: str) -> str:
+        return f"{self._name}.`branch_{branch}`"
+
+    def _stage(self, write: Callable[[str], None], unit: Unit, label: Label, alone: bool) -> None:
         # Each attempt has a branch of its own, which ends with what this attempt wrote.
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
-            writer = self._filled(urls).writeTo(f"{self._name}.`branch_{branch}`")
-            writer.option(f"snapshot-property.{_STAGED}", label.to_text()).append()
-            self._publish(branch, unit, label)
+            self._load()  # the session keeps a table that does not have the branch
+            write(branch)
+            self._publish(branch, unit, label, alone)
         except Exception as error:
             if _DUPLICATE not in str(error):  # otherwise it is there: the caller looks
                 self._drop_quietly(branch)
@@ -130,7 +209,7 @@ class _IcebergTable(Table):
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
             # Not those of a past that the table was rolled back from: without the notes it may be written again.
-            for snapshot_id in self._spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
+            for snapshot_id in self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
                 if label is not None:
@@ -156,13 +235,16 @@ class _IcebergTable(Table):
         """Returns the rows, with nulls in columns that they lack: Iceberg wants all columns."""
         from pyspark.sql import functions
 
-        rows = read_rows(self._spark, urls)
+        rows = read_rows(self.spark, urls)
         given = {name.lower() for name in rows.columns}
         missing = [field for field in self.schema() if field.name.lower() not in given]
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
-    def _publish(self, branch: str, unit: Unit, label: Label) -> None:
-        """Makes the rows the table's, with a note, in one commit. Iceberg repeats it if others were faster."""
+    def _publish(self, branch: str, unit: Unit, label: Label, alone: bool) -> None:
+        """Makes the rows the table's, with a note, in one commit.
+
+        If others were faster Iceberg repeats it, or fails if it is to be published alone.
+        """
         # Iceberg compares with the ids of snapshots that are still there and led to the current one. The notes, which
         # are read first, also have those that are expired or rolled back.
         table = self._load()
@@ -175,7 +257,10 @@ class _IcebergTable(Table):
         kin = {name: one for name, one in notes.items() if _kin(name, unit.name)} | {unit.name: label}
         kept = set(sorted(kin, key=lambda name: (_begun_ms(kin[name]), str(name)))[-KEEP_NOTES:])
         transaction = table.newTransaction()
-        transaction.manageSnapshots().cherrypick(staged.snapshotId()).commit()
+        if alone:
+            transaction.manageSnapshots().fastForwardBranch(_MAIN, branch).commit()
+        else:
+            transaction.manageSnapshots().cherrypick(staged.snapshotId()).commit()
         properties = transaction.updateProperties()
         for name in kin:
             if name not in kept:
@@ -198,10 +283,31 @@ class _IcebergTable(Table):
         """Loads the table anew."""
         # A refresh of what Spark's catalog keeps would not do: a table of a Hadoop catalog that another session has
         # dropped and made again, and that has as many versions, would stay the old one.
-        session, spark3 = self._spark._jsparkSession, self._spark._jvm.org.apache.iceberg.spark.Spark3Util
+        session, spark3 = self.spark._jsparkSession, self.spark._jvm.org.apache.iceberg.spark.Spark3Util
         found = spark3.catalogAndIdentifier(session, self._name)
         found.catalog().invalidateTable(found.identifier())
         return spark3.loadIcebergTable(session, self._name)
+
+
+def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str]) -> None:
+    """Runs a statement whose snapshot gets these in its summary; SQL has no other way before Iceberg 1.11.
+
+    It takes a function of Java's. This one is the session's own method: one of Python's would have to be called back by
+    the thread that waits for it.
+    """
+    java = spark._jvm.java
+    handles, text = java.lang.invoke.MethodHandles, java.lang.Class.forName("java.lang.String")
+    kind = java.lang.invoke.MethodType.methodType(java.lang.Class.forName("org.apache.spark.sql.Dataset"), text)
+    given = spark.sparkContext._gateway.new_array(java.lang.Object, 1)
+    given[0] = statement
+    run = handles.insertArguments(handles.publicLookup().bind(spark._jsparkSession, "sql", kind), 0, given)
+    proxies = java.lang.invoke.MethodHandleProxies
+    call = proxies.asInterfaceInstance(java.lang.Class.forName("java.util.concurrent.Callable"), run)
+    words = java.util.HashMap()
+    for key, value in summary.items():
+        words[key] = value
+    errors = java.lang.Class.forName("java.lang.RuntimeException")
+    spark._jvm.org.apache.iceberg.spark.CommitMetadata.withCommitProperties(words, call, errors)
 
 
 def _notes(table: Any) -> dict[TransactionName, Label]:

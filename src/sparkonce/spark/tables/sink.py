@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
+from sparkonce.arguments import flag
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
@@ -17,9 +17,12 @@ from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.tables.committer import Table, TableCommitter, never
 from sparkonce.spark.tables.errors import error_message
+from sparkonce.spark.tables.merge_checks import check_merge, check_syntax
+from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructField
 
 _Answer = TypeVar("_Answer")
 
@@ -34,25 +37,38 @@ _WIDER = {
 FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
 """The metadata of a column that the table itself fills."""
 
-_GIVEN = "__sparkonce_given"
-_OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
+_GIVEN, _INSERTS = "__sparkonce_given", "__sparkonce_inserts"
 
 SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors, under one path or URL"
 
 
 class TableSink(WriteAheadSink, abc.ABC):
-    """Appends each batch to a table in one version of it.
+    """Appends each batch to a table, or merges it into the table, in one version of it.
 
     Args:
         where: The table's setting and its value, for messages.
+        merge: The settings of a merge; None to append.
+        evolve_schema: Whether columns that the table does not have are added to it at the start.
         folder: The folder in which rows wait until the decision, see `WriteAheadSink`; all executors read it.
         name: Unique within the query, and the same after a restart.
     """
 
-    def __init__(self, where: str, *, folder: str | Path | None = None, name: str) -> None:
+    def __init__(
+        self,
+        where: str,
+        *,
+        merge: Merge | None = None,
+        evolve_schema: bool = False,
+        folder: str | Path | None = None,
+        name: str,
+    ) -> None:
         super().__init__(never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
         self.where = where
+        self.merge = merge
+        self.evolve_schema = flag("evolve_schema", evolve_schema)
         self._identity: str | None = None
+        self._new: tuple[StructField, ...] = ()
+        self._checked = ""
 
     @property
     @abc.abstractmethod
@@ -64,8 +80,12 @@ class TableSink(WriteAheadSink, abc.ABC):
         """Returns the table, in a session of the driver."""
 
     @abc.abstractmethod
+    def table_conditions(self) -> Sequence[str]:
+        """Names how long the table remembers, and what readers do."""
+
     def conditions(self) -> Sequence[str]:
-        """See `TwoPhaseCommitSink.conditions`. Names how long the table remembers, and what readers do."""
+        """See `TwoPhaseCommitSink.conditions`."""
+        return (*([CONDITION] if self.merge is not None else []), *self.table_conditions(), SEEN_BY_ALL)
 
     @property
     def tells_refused(self) -> bool:
@@ -79,33 +99,61 @@ class TableSink(WriteAheadSink, abc.ABC):
             SchemaError: naming the column that does not.
             PreflightError: if the table cannot be read.
         """
-        from sparkonce.spark.views import to_arrow
-
         names = super().columns(schema)
         if _active_session() is None:  # a worker, where they were checked before
             return names
-        fields = self._ask(lambda table: table.schema())
+        self._ask(lambda table: self._fit(table, schema))
+        return names
+
+    def _fit(self, table: Table, schema: pa.Schema) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from sparkonce.spark.views import to_arrow
+
+        fields = table.schema()
         there = {column.name.lower(): column for column in to_arrow(fields)}
-        for column in schema:
-            if column.name.lower() not in there:
+        given = {column.name.lower(): column for column in schema}
+        merge = self.merge
+        if merge is not None:
+            check_syntax(merge, table.spark)
+        takes_all = merge is None or merge.takes_all
+        if takes_all:
+            self._new = self._missing(table, schema, there)
+        for name in given.keys() & there.keys() if takes_all else ():
+            column, wanted, found = given[name], str(there[name].type), str(given[name].type)
+            if wanted not in (found, str(_nullable(column.type)), *_WIDER.get(found, ())):
                 raise SchemaError(
-                    f"Column {column.name!r} is none of {self.where}, which has {sorted(there)}.",
-                    next_step="Add it to the table, or drop it from the rows.",
-                )
-            wanted, given = str(there[column.name.lower()].type), str(column.type)
-            if wanted not in (given, str(_nullable(column.type)), *_WIDER.get(given, ())):
-                raise SchemaError(
-                    f"Column {column.name!r} is a {given}, and in {self.where} it is a {wanted}.",
+                    f"Column {column.name!r} is a {found}, and in {self.where} it is a {wanted}.",
                     next_step="Cast it to the table's type.",
                 )
-        taken = {name.lower() for name in names}
-        for field in fields:
-            if not field.nullable and field.name.lower() not in taken and not FILLED_BY_TABLE & field.metadata.keys():
+        for field in fields if merge is None or merge.not_matched == INSERT_ALL else ():
+            if not field.nullable and field.name.lower() not in given and not FILLED_BY_TABLE & field.metadata.keys():
                 raise SchemaError(
                     f"Column {field.name!r} of {self.where} must not be null, and the rows do not have it.",
                     next_step="Add it to the rows, or let it be null in the table.",
                 )
-        return names
+        checked = f"{schema} {fields.json()}"
+        if merge is not None and not self._new and self._checked != checked:
+            rows = table.spark.createDataFrame([], from_arrow_schema(schema))
+            check_merge(merge, table.frame(), fields.fields, rows, self.where)
+            self._checked = checked
+
+    def _missing(self, table: Table, schema: pa.Schema, there: Collection[str]) -> tuple[StructField, ...]:
+        """Returns the columns of the rows that are to be added to the table.
+
+        Raises:
+            SchemaError: if they are not to be.
+        """
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        read = self.merge.read_by(table.spark) if self.merge is not None else frozenset[str]()
+        new = [one for one in from_arrow_schema(schema) if one.name.lower() not in {*there, *read}]
+        if new and (not self.evolve_schema or self._identity is not None):
+            raise SchemaError(
+                f"Column {new[0].name!r} is none of {self.where}, which has {sorted(there)}.",
+                next_step="Add it to the table, or drop it from the rows; or start the query with evolve_schema=True.",
+            )
+        return tuple(new)
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:
         """Returns the same rows, whose computation fails for a row that the table would refuse after the decision.
@@ -124,8 +172,13 @@ class TableSink(WriteAheadSink, abc.ABC):
             lambda table: (table.identity(), table.schema().fields, table.rules(given.keys()))
         )
         self._check_identity(identity, self._identity)
-        if not rules.conditions:
+        merge = self.merge
+        if not rules.conditions or (merge is not None and merge.not_matched != INSERT_ALL):
             return rows.withColumn(mark, F.lit(None).cast("string")) if mark else rows
+        columns = rows.columns
+        inserts = None if merge is None else merge.inserts(rows.sparkSession)
+        if inserts is not None:
+            rows = rows.alias(SOURCE).withColumn(_INSERTS, F.expr(inserts))
         plain = [
             (F.col(quoted(given[one.name.lower()])) if one.name.lower() in given else F.lit(None))
             .cast(one.dataType)
@@ -142,16 +195,20 @@ class TableSink(WriteAheadSink, abc.ABC):
                 for name, condition in rules.conditions.items()
             )
         )
-        whole = rows.select(F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN), *plain)
+        kept = [] if inserts is None else [_INSERTS]
+        whole = rows.select(F.struct(*(F.col(quoted(name)) for name in columns)).alias(_GIVEN), *kept, *plain)
+        fits = broken.isNull() if inserts is None else broken.isNull() | ~F.coalesce(F.col(_INSERTS), F.lit(False))
         if mark:
-            return whole.select("*", *filled).select(f"{_GIVEN}.*", broken.alias(mark))
-        passed = F.when(broken.isNull(), F.lit(True)).otherwise(F.raise_error(broken).cast("boolean"))
+            return whole.select("*", *filled).select(f"{_GIVEN}.*", F.when(~fits, broken).alias(mark))
+        passed = F.when(fits, F.lit(True)).otherwise(F.raise_error(broken).cast("boolean"))
         return whole.select("*", *filled).where(passed).select(f"{_GIVEN}.*")
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Checks that the table is there, and that it is the one in the log."""
         found = self._ask(lambda table: table.identity())
         self._check_identity(found, (recorded or {}).get("table"))
+        if self._new:
+            self._ask(lambda table: table.add_columns(self._new))
         self._identity = found
         return {**super().preflight(query, recorded), "table": found}
 
@@ -168,6 +225,8 @@ class TableSink(WriteAheadSink, abc.ABC):
         table = self.table(spark)
         try:
             return question(table)
+        except SchemaError:
+            raise
         except Exception as error:
             raise PreflightError(
                 f"{self.where} of sink {self.name!r} cannot be read: {error_message(error)}",
@@ -176,8 +235,10 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     def committer(self) -> SinkCommitter:
         """See `TwoPhaseCommitSink.committer`."""
-        table = self.table(driver_session(self.name))
-        return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity)
+        spark = driver_session(self.name)
+        # A merge takes some of its settings from the session: from a copy, so that nobody else's writes have them.
+        table = self.table(spark if self.merge is None else _copy(spark))
+        return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity, self.merge)
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
@@ -208,6 +269,10 @@ def driver_session(sink: str) -> SparkSession:
     return spark
 
 
+def _copy(spark: SparkSession) -> SparkSession:
+    return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
 def _active_session() -> SparkSession | None:
     from pyspark.sql import SparkSession
 
@@ -218,21 +283,8 @@ def _active_session() -> SparkSession | None:
     return started
 
 
-def quoted(name: str) -> str:
-    """Returns a name quoted for Spark's SQL."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def not_null(column: str) -> tuple[str, Column]:
     """Returns the condition that a column, or a field within one, has a value; its name is quoted."""
     from pyspark.sql import functions
 
     return f"{column} must not be null", functions.col(column).isNotNull()
-
-
-def read_rows(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
-    """Returns the rows in these files."""
-    # No file may be skipped, whatever the session's settings for files that are missing or damaged.
-    reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    # Spark takes paths for patterns.
-    return reader.parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))
