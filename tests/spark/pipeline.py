@@ -117,6 +117,14 @@ def for_tables(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("key as id", batch, "substr(key, -2) as ending", "1 as amount")
 
 
+def totals(rows: DataFrame) -> DataFrame:
+    """Makes a row of each ending, which says how many rows there are of it, and of which batch."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    grouped = for_tables(rows).groupBy("ending").agg(F.sum("amount").alias("amount"), F.max("batch").alias("batch"))
+    return grouped.selectExpr("ending", "amount", "concat(batch, ':', amount, ';') as seen")
+
+
 def make_sinks(config: Config) -> Sinks:
     import sparkonce
 
@@ -131,7 +139,8 @@ def make_sinks(config: Config) -> Sinks:
         slots = more.pop("slots", 0)
         sink = gated(config, getattr(sparkonce, kind)(**more))
         fewer = partial(in_fewer_slots, slots=slots)
-        views[sink] = None if kind == KAFKA else fewer if slots else for_tables
+        own = totals if kind == "DeltaSink" else for_tables
+        views[sink] = None if kind == KAFKA else fewer if slots else own
     return views
 
 
