@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.formats.register import register as register
     from sparkonce.spark.job.ending import await_end as await_end
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
+    from sparkonce.spark.read_rabbitmq_queue import read_rabbitmq_queue as read_rabbitmq_queue
     from sparkonce.spark.read_rabbitmq_stream import read_rabbitmq_stream as read_rabbitmq_stream
     from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
     from sparkonce.spark.tables.iceberg import IcebergSink as IcebergSink
@@ -58,6 +59,7 @@ HOMES = {
     "await_end": "sparkonce.spark.job.ending",
     "explain": "sparkonce.spark.explain.explain",
     "read_kafka": "sparkonce.spark.read_kafka",
+    "read_rabbitmq_queue": "sparkonce.spark.read_rabbitmq_queue",
     "read_rabbitmq_stream": "sparkonce.spark.read_rabbitmq_stream",
     "register": "sparkonce.spark.formats.register",
     "spark_packages": "sparkonce.sources.packages",

@@ -9,6 +9,7 @@
   them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
+- ``read_rabbitmq_queue``: RabbitMQ queues, by the Python data source ``rabbitmq_queue``.
 - ``read_rabbitmq_stream``: RabbitMQ streams, by the Python data source ``rabbitmq_stream``.
 - ``tables``: the sinks of Delta and Iceberg tables.
 - ``show``: progress and errors, as people see them.

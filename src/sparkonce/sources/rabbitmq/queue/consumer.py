@@ -1,0 +1,257 @@
+"""The thread that holds the connection: it receives, keeps, and acknowledges.
+
+pika's blocking connection is used, in a thread of its own in the process that plans batches: it is idle in between,
+so heartbeats are answered while the driver is busy. aio-pika puts an event loop over the same protocol, and that thread
+has nothing else to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pika
+from pika.exceptions import (
+    AMQPError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from sparkonce.errors import OutageError, PreflightError, SparkonceError
+from sparkonce.sources.rabbitmq.queue.messages import QueueMessage
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ
+    from sparkonce.sources.rabbitmq.queue.receiver import Receiver
+
+logger = logging.getLogger("sparkonce")
+
+_HEARTBEAT_S = 30
+_POLL_S = 0.02
+_LOOK_S = 0.25
+_QUIET_S = 0.3
+_BACKOFF_S = 0.5
+_ACCESS_REFUSED = 403
+_EXCLUSIVE = "exclusive"
+_PROPERTIES = (
+    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration", "type",
+    "user_id", "app_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """The settings of a consumer.
+
+    Attributes:
+        server: The server and the user.
+        queue: The queue's name.
+        prefetch: The most messages that are delivered and not acknowledged.
+        exclusive: Whether nobody else may consume at the same time.
+        patience_s: The time for which the server, or the store, may be away.
+    """
+
+    server: RabbitMQ
+    queue: str
+    prefetch: int
+    exclusive: bool
+    patience_s: float
+
+
+class QueueConsumer:
+    """A receiver's connection, in a thread of its own.
+
+    Args:
+        settings: The settings.
+        receiver: What takes the messages.
+    """
+
+    def __init__(self, settings: ConsumerSettings, receiver: Receiver) -> None:
+        self._settings, self._receiver = settings, receiver
+        self._thread = threading.Thread(target=self._run, name="sparkonce-queue", daemon=True)
+        self._stopping = threading.Event()
+        self._quiet = threading.Event()
+        self._error: SparkonceError | None = None
+        self._well_at = time.monotonic()
+        self._last_delivery = 0.0
+
+    def start(self) -> None:
+        """Starts to receive."""
+        self._thread.start()
+
+    def wait_quiet(self, timeout_s: float) -> None:
+        """Waits until the queue has given what it has for now, but no longer than this."""
+        self._quiet.wait(timeout_s)
+
+    def check(self) -> None:
+        """Raises why nothing is received any more, if so."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Closes the connection: what is not acknowledged goes back to the queue."""
+        self._stopping.set()
+        self._thread.join(self._settings.server.timeout_s)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        claimed = False
+        while not self._stopping.is_set():
+            try:
+                if not claimed:
+                    self._receiver.claim()
+                    claimed = True
+                self._receiver.settle()
+                self._consume()
+            except SparkonceError as error:
+                self._error = error
+            except ChannelClosedByBroker as error:
+                self._refused(error)
+            except (ProbableAuthenticationError, ProbableAccessDeniedError) as error:
+                self._error = PreflightError(
+                    f"RabbitMQ refuses the login of user {self._settings.server.user!r} to virtual host "
+                    f"{self._settings.server.virtual_host!r}: {type(error).__name__}.",
+                    next_step="Correct the user, the password or the virtual host, or grant the user access to it.",
+                )
+            except (AMQPError, OSError) as error:
+                self._away(error)
+            except Exception as error:
+                logger.exception("The queue's receiver has stopped.")
+                self._error = PreflightError(
+                    f"The queue {self._settings.queue!r} cannot be received from: {error!r}.",
+                    next_step="Start the query again; if it stays so, report it with the log.",
+                )
+            finally:
+                self._receiver.disconnected()
+            if self._error is not None:
+                self._quiet.set()
+                return
+
+    def _consume(self) -> None:
+        settings = self._settings
+        connection = pika.BlockingConnection(_parameters(settings.server))
+        try:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=settings.prefetch)
+            channel.add_on_cancel_callback(self._cancelled)
+            channel.basic_consume(settings.queue, self._deliver, exclusive=settings.exclusive)
+            self._last_delivery = look_at = time.monotonic()
+            while not self._stopping.is_set():
+                connection.process_data_events(time_limit=_POLL_S)
+                now = self._well_at = time.monotonic()
+                kept = self._receiver.keep_due()
+                if now >= look_at:
+                    self._receiver.look()
+                    look_at = time.monotonic() + _LOOK_S
+                tag = self._receiver.acknowledge()
+                if tag is not None:
+                    channel.basic_ack(tag, multiple=True)
+                if kept and now - self._last_delivery > _QUIET_S:
+                    self._quiet.set()
+        finally:
+            with suppress(AMQPError, OSError):
+                connection.close()
+
+    def _deliver(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._last_delivery = time.monotonic()
+        self._receiver.take(method.delivery_tag, _message(method, properties, body))
+        if self._receiver.is_full():
+            self._receiver.keep()
+
+    def _cancelled(self, _: Any) -> None:
+        raise PreflightError(
+            f"The queue {self._settings.queue!r} was deleted, or no node has it.",
+            next_step="Make the queue again, then start the query again.",
+        )
+
+    def _refused(self, error: ChannelClosedByBroker) -> None:
+        if error.reply_code == _ACCESS_REFUSED and _EXCLUSIVE in error.reply_text:
+            logger.warning("The queue %r has another consumer: %s", self._settings.queue, error.reply_text)
+            self._stopping.wait(_BACKOFF_S)
+        elif error.reply_code in (_ACCESS_REFUSED, 404, 405):
+            self._error = PreflightError(
+                f"RabbitMQ refuses queue {self._settings.queue!r}: {error.reply_text}",
+                next_step="Make the queue, or grant the user the right to read it.",
+            )
+        else:
+            self._away(error)
+
+    def _away(self, error: Exception) -> None:
+        away_s = time.monotonic() - self._well_at
+        if away_s > self._settings.patience_s:
+            self._error = OutageError(
+                f"RabbitMQ or the checkpoint's store has been away for {away_s:.0f} s: {_said(error)}.",
+                next_step="See that both can be reached, then start the query again.",
+            )
+            return
+        logger.warning("Queue %r: %s. It is tried again.", self._settings.queue, _said(error))
+        self._stopping.wait(_BACKOFF_S)
+
+
+def queue_is_there(server: RabbitMQ, queue: str) -> None:
+    """Checks that the queue is there, and that this user may log in.
+
+    Raises:
+        PreflightError: if not.
+        OutageError: if the server cannot be reached.
+    """
+    try:
+        connection = pika.BlockingConnection(_parameters(server))
+        try:
+            connection.channel().queue_declare(queue, passive=True)
+        finally:
+            with suppress(AMQPError, OSError):
+                connection.close()
+    except (ChannelClosedByBroker, ProbableAuthenticationError, ProbableAccessDeniedError) as error:
+        raise PreflightError(
+            f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {_said(error)}.",
+            next_step="Make the queue, correct the user, the password or the virtual host, or grant the right to read.",
+        ) from error
+    except (AMQPError, OSError) as error:
+        raise OutageError(
+            f"RabbitMQ at {server.host} cannot be reached: {_said(error)}.", next_step="Start it, or correct host=."
+        ) from error
+
+
+def _parameters(server: RabbitMQ) -> pika.ConnectionParameters:
+    host, port = server.amqp_address
+    context = server.ssl_context()
+    return pika.ConnectionParameters(
+        host,
+        port,
+        server.virtual_host,
+        pika.PlainCredentials(server.user, server.password),
+        heartbeat=_HEARTBEAT_S,
+        socket_timeout=server.timeout_s,
+        blocked_connection_timeout=server.timeout_s,
+        ssl_options=None if context is None else pika.SSLOptions(context, host),
+        client_properties={"connection_name": "sparkonce"},
+    )
+
+
+def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
+    given = ((name, getattr(properties, name)) for name in _PROPERTIES)
+    return QueueMessage(
+        value=body,
+        exchange=method.exchange,
+        routing_key=method.routing_key,
+        message_id=properties.message_id,
+        timestamp=properties.timestamp,
+        properties={name: str(value) for name, value in given if value is not None},
+        headers=properties.headers or {},
+        redelivered=method.redelivered,
+    )
+
+
+def _said(error: Exception) -> str:
+    """Returns an error in words: several of pika's have none."""
+    if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
+        return str(error.reply_text)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,126 @@
+"""A message of a queue, what tells it from others, and messages as Arrow rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from sparkonce.errors import ConfigurationError
+
+ID_BYTES = 16
+
+SCHEMA = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("message_id", pa.string()),
+        ("exchange", pa.string()),
+        ("routing_key", pa.string()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("redelivered", pa.bool_()),
+    ]
+)
+SPARK_SCHEMA = (
+    "value binary, message_id string, exchange string, routing_key string, timestamp timestamp, "
+    "properties map<string, string>, headers map<string, string>, redelivered boolean"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueMessage:
+    """A message as the server delivers it.
+
+    Attributes:
+        value: The body.
+        exchange: The exchange that it was published to.
+        routing_key: Its routing key.
+        message_id: The property of that name, as its publisher has set it.
+        timestamp: The property of that name, in seconds since the epoch.
+        properties: The other properties that are set, by name.
+        headers: The headers, by name.
+        redelivered: Whether the server says that it may have been delivered before.
+    """
+
+    value: bytes
+    exchange: str = ""
+    routing_key: str = ""
+    message_id: str | None = None
+    timestamp: int | None = None
+    properties: Mapping[str, str]
+    headers: Mapping[str, Any]
+    redelivered: bool = False
+
+
+Identify = Literal["message_id", "digest"] | Callable[[QueueMessage], str | bytes]
+"""Tells a message from others: its property, a digest of all of it, or a function's answer."""
+
+
+def id_of(message: QueueMessage, identify: Identify) -> bytes:
+    """Returns what tells a message from others, in `ID_BYTES` bytes.
+
+    Raises:
+        ConfigurationError: if the message has nothing that does.
+    """
+    if identify == "digest":
+        return _digest(message)
+    if identify == "message_id":
+        found: object = message.message_id
+    elif callable(identify):
+        found = identify(message)
+    if not isinstance(found, str | bytes) or not found:
+        raise ConfigurationError(
+            f"A message with routing key {message.routing_key!r} has no id: identify={identified_by(identify)} gives "
+            f"{found!r}.",
+            next_step="Take the message out of the queue, where it still is, or begin on a new checkpoint with another "
+            "identify, such as 'digest'.",
+            setting="identify",
+        )
+    return hashlib.sha256(found.encode() if isinstance(found, str) else found).digest()[:ID_BYTES]
+
+
+def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
+    """Returns messages as rows."""
+    columns = (
+        [one.value for one in messages],
+        [one.message_id for one in messages],
+        [one.exchange for one in messages],
+        [one.routing_key for one in messages],
+        [None if one.timestamp is None else datetime.fromtimestamp(one.timestamp, timezone.utc) for one in messages],
+        [list(one.properties.items()) for one in messages],
+        [[(name, _text(value)) for name, value in one.headers.items()] for one in messages],
+        [one.redelivered for one in messages],
+    )
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _digest(message: QueueMessage) -> bytes:
+    """Returns a digest of all that the publisher has set: its parts are told apart by their lengths."""
+    headers = json.dumps(message.headers, sort_keys=True, default=repr)
+    properties = json.dumps({**message.properties, "message_id": message.message_id, "timestamp": message.timestamp})
+    found = hashlib.sha256()
+    for text in (message.exchange, message.routing_key, properties, headers):
+        data = text.encode()
+        found.update(len(data).to_bytes(8, "big") + data)
+    found.update(message.value)
+    return found.digest()[:ID_BYTES]
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def identified_by(identify: Identify) -> str:
+    """Returns in a word what tells messages from each other."""
+    return identify if isinstance(identify, str) else getattr(identify, "__qualname__", type(identify).__name__)

@@ -1,0 +1,216 @@
+"""Tests of the receiver of a queue on a real server: what is kept, what is acknowledged, what comes again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventually import eventually
+from rabbit_queues import KINDS, all_messages, channel_to, new_queue, publish, ready, settings_of
+from secured import make_keys
+from shared_servers import USES_RABBIT, rabbit_server
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.errors import OutageError, PreflightError, SupersededError
+from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer, queue_is_there
+from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE, Progress
+from sparkonce.sources.rabbitmq.queue.receiver import Receiver, ReceiverSettings
+from sparkonce.sources.rabbitmq.queue.segments import Segments
+
+pytestmark = USES_RABBIT
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def server() -> RabbitServer:
+    return rabbit_server()
+
+
+class Driver:
+    """A query's driver as far as the receiver sees it, on a checkpoint that the test keeps.
+
+    Args:
+        root: Of the checkpoint.
+        server: The server's settings.
+        queue: The queue.
+        given: Of `ReceiverSettings` and `ConsumerSettings`.
+    """
+
+    def __init__(self, root: Path, server: RabbitMQ, queue: str, **given: Any) -> None:
+        self.files = LocalFiles(root)
+        self.segments = Segments(self.files.inside("sparkonce-queue"))
+        self.identity = self.segments.identity("message_id")
+        consumer = {"prefetch": 1000, "exclusive": True, "patience_s": 60.0, **given.pop("consumer", {})}
+        self.receiver = Receiver(self.segments, Progress(self.files, self.identity), ReceiverSettings(**given))
+        self.consumer = QueueConsumer(ConsumerSettings(server=server, queue=queue, **consumer), self.receiver)
+        self.consumer.start()
+
+    def kept(self) -> list[str]:
+        """Returns the messages that are kept, in order."""
+        self.consumer.check()
+        tables = [self.segments.read(number).table() for number in self.segments.numbers()]
+        return [bytes(one).decode() for table in tables for one in table.column("value").to_pylist()]
+
+    def finish(self) -> None:
+        """Records a batch that has read all that is kept, as Spark does."""
+        batch = len(self.files.names("commits"))
+        position = json.dumps({QUEUE: self.identity, NEXT: self.receiver.newest()})
+        for log in ("offsets", "commits"):
+            self.files.put(f"{log}/{batch}", f"v1\n{{}}\n{position}\n".encode())
+
+
+@pytest.fixture
+def drivers(server: RabbitServer, tmp_path: Path) -> Iterator[Any]:
+    made: list[Driver] = []
+
+    def make(queue: str, **given: Any) -> Driver:
+        made.append(Driver(tmp_path / "checkpoint", settings_of(server), queue, **given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.consumer.stop()
+
+
+def numbered(first: int, end: int) -> list[str]:
+    return [f"m{number}" for number in range(first, end)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_are_acknowledged_when_their_batch_is_finished(server: RabbitServer, kind: str, drivers: Any) -> None:
+    queue = new_queue(server, kind)
+    publish(server, queue, numbered(0, 50))
+    driver = drivers(queue)
+    driver.consumer.wait_quiet(WAIT_S)
+    assert driver.kept() == numbered(0, 50)
+    assert len(driver.receiver._held) == 50
+    driver.finish()
+    assert left(server, driver, queue) == 0
+
+
+def left(server: RabbitServer, driver: Driver, queue: str) -> int:
+    """Stops a driver that has acknowledged all it may, and returns how many messages the queue still has."""
+    eventually(lambda: not driver.receiver._held, "all are acknowledged")
+    driver.consumer.stop()
+    return all_messages(server, queue)
+
+
+def test_stored_messages_are_acknowledged_at_once(server: RabbitServer, drivers: Any) -> None:
+    queue = new_queue(server, "classic")
+    publish(server, queue, numbered(0, 50))
+    driver = drivers(queue, acknowledge="stored")
+    eventually(lambda: len(driver.kept()) == 50, "all are kept")
+    assert left(server, driver, queue) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_that_come_again_are_kept_once(server: RabbitServer, kind: str, drivers: Any) -> None:
+    queue = new_queue(server, kind)
+    publish(server, queue, numbered(0, 50))
+    first = drivers(queue)
+    first.consumer.wait_quiet(WAIT_S)
+    first.consumer.stop()
+    assert eventually(lambda: ready(server, queue), "they are given back") == 50
+    publish(server, queue, numbered(50, 60))
+    second = drivers(queue)
+    eventually(lambda: len(second.kept()) >= 60, "the new ones are kept")
+    assert second.kept() == numbered(0, 60)
+    second.finish()
+    assert left(server, second, queue) == 0
+    assert second.kept() == numbered(0, 60)
+
+
+def test_it_goes_on_after_its_server_was_restarted(server: RabbitServer, drivers: Any) -> None:
+    queue = new_queue(server, "quorum")
+    publish(server, queue, numbered(0, 50))
+    driver = drivers(queue)
+    driver.consumer.wait_quiet(WAIT_S)
+    server.settle()
+    server.restart()
+    eventually(lambda: publishes(server, queue, numbered(50, 60)), "the queue is there again")
+    eventually(lambda: len(set(driver.kept())) >= 60, "it receives again")
+    assert sorted(driver.kept()) == sorted(numbered(0, 60))
+    driver.finish()
+    assert left(server, driver, queue) == 0
+
+
+def publishes(server: RabbitServer, queue: str, names: list[str]) -> bool:
+    try:
+        publish(server, queue, names)
+    except Exception:  # noqa: BLE001 - whatever it is, it is asked again: a queue that was restarted looks for a leader
+        return False
+    return True
+
+
+def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(server: RabbitServer, drivers: Any) -> None:
+    queue = new_queue(server, "classic")
+    publish(server, queue, numbered(0, 50))
+    older = drivers(queue)
+    older.consumer.wait_quiet(WAIT_S)
+    newer = drivers(queue)
+    with pytest.raises(SupersededError, match="Another run receives from the queue"):
+        eventually(older.consumer.check, "the older one stops")
+    publish(server, queue, numbered(50, 60))
+    eventually(lambda: len(newer.kept()) >= 60, "the newer one receives")
+    assert newer.kept() == numbered(0, 60)
+    newer.finish()
+    assert left(server, newer, queue) == 0
+
+
+def test_no_more_than_the_prefetch_is_received_ahead(server: RabbitServer, drivers: Any) -> None:
+    queue = new_queue(server, "classic")
+    publish(server, queue, numbered(0, 50))
+    driver = drivers(queue, consumer={"prefetch": 20})
+    driver.consumer.wait_quiet(WAIT_S)
+    assert [driver.kept(), ready(server, queue)] == [numbered(0, 20), 30]
+    driver.finish()
+    eventually(lambda: len(driver.kept()) == 40, "the next ones come")
+
+
+def test_a_queue_that_is_deleted_stops_it(server: RabbitServer, drivers: Any) -> None:
+    queue = new_queue(server, "classic")
+    driver = drivers(queue)
+    driver.consumer.wait_quiet(WAIT_S)
+    with channel_to(server) as channel:
+        channel.queue_delete(queue)
+    with pytest.raises(PreflightError, match=f"The queue '{queue}' was deleted"):
+        eventually(driver.consumer.check, "it stops")
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({}, "NOT_FOUND - no queue 'no-such'"),
+        ({"password": "wrong"}, "ProbableAuthenticationError"),
+        ({"virtual_host": "nowhere"}, "ProbableAccessDeniedError|vhost nowhere not found"),
+    ],
+)
+def test_what_the_server_refuses_is_said(server: RabbitServer, given: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(PreflightError, match=refusal):
+        queue_is_there(settings_of(server, **given), "no-such")
+
+
+def test_a_server_that_is_away_is_an_outage(tmp_path: Path) -> None:
+    away = RabbitMQ(host="127.0.0.1", port=1, timeout_s=1.0)
+    with pytest.raises(OutageError, match="cannot be reached"):
+        queue_is_there(away, "orders")
+    driver = Driver(tmp_path, away, "orders", consumer={"patience_s": 0.01})
+    with pytest.raises(OutageError, match="has been away"):
+        eventually(driver.consumer.check, "it gives up")
+
+
+@pytest.mark.drawn(1, "rabbitmq servers")
+def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    tls = (keys / "ca.pem", keys / "broker.pem", keys / "broker.key")
+    with RabbitServer(tmp_path / "data", tls=tls, virtual_hosts=["shop"]) as server:
+        given = {"port": server.tls_port, "tls": True, "ca_file": str(keys / "ca.pem"), "virtual_host": "shop"}
+        settings = settings_of(server, **given)
+        with pytest.raises(PreflightError, match="no queue 'orders' in vhost 'shop'"):
+            queue_is_there(settings, "orders")

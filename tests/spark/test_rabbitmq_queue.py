@@ -1,0 +1,112 @@
+"""Queries that read RabbitMQ queues: each message is in the output once, whatever dies."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from eventually import eventually
+from rabbit_queues import KINDS, all_messages, new_queue, publish, settings_of
+from shared_servers import rabbit_server
+from spark.in_process import LIMIT_S, SPARK, stopped
+from sparkonce import ExactlyOnce, FilesSink, read_rabbitmq_queue
+from sparkonce.errors import PreflightError
+from sparkonce.files import whole_batches
+from sparkonce.rig.servers.rabbitmq import RabbitServer
+
+pytestmark = SPARK
+
+
+@pytest.fixture(scope="module")
+def server() -> RabbitServer:
+    return rabbit_server()
+
+
+class Reading:
+    """A query that copies a queue to files, on one checkpoint.
+
+    Args:
+        spark: The session.
+        server: The server.
+        folder: Of the checkpoint and the files.
+        given: Of `read_rabbitmq_queue`.
+    """
+
+    def __init__(self, spark: SparkSession, server: RabbitServer, folder: Path, **given: Any) -> None:
+        self.checkpoint, self.out = folder / "checkpoint", folder / "out"
+        self._spark, self._server, self._given = spark, server, given
+
+    def rows(self) -> DataFrame:
+        settings = settings_of(self._server)
+        found = read_rabbitmq_queue(self._spark, settings, checkpoint=self.checkpoint, **self._given)
+        return found.selectExpr("cast(value as string) as value")
+
+    def once(self) -> ExactlyOnce:
+        return ExactlyOnce(FilesSink(self.out), checkpoint=str(self.checkpoint), display=False)
+
+    def run(self, wanted: Callable[[Counter[str]], bool]) -> Counter[str]:
+        """Runs until the files have what is wanted."""
+        query = self.once().start(self.rows(), trigger={"processingTime": "0 seconds"})
+        try:
+            eventually(lambda: not query.isActive or wanted(self.found()), "all is there")
+            if (failed := query.exception()) is not None:
+                raise failed
+        finally:
+            stopped(query)
+        return self.found()
+
+    def crash_in(self, batch: int) -> None:
+        """Runs until a batch is written, and fails then."""
+        once = self.once()
+
+        def take(rows: DataFrame, number: int) -> None:
+            if number == batch:
+                raise KeyError(number)
+            once(rows, number)
+
+        writer = self.rows().writeStream.option("checkpointLocation", str(self.checkpoint))
+        with pytest.raises(StreamingQueryException):
+            writer.foreachBatch(take).start().awaitTermination(int(LIMIT_S))
+        once.close()
+
+    def found(self) -> Counter[str]:
+        import pyarrow.parquet as pq
+
+        return Counter(one for path in whole_batches(self.out) for one in pq.read_table(path).column(0).to_pylist())
+
+
+def numbered(first: int, end: int) -> list[str]:
+    return [f"m{number}" for number in range(first, end)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
+    spark: SparkSession, server: RabbitServer, tmp_path: Path, kind: str
+) -> None:
+    queue = new_queue(server, kind)
+    publish(server, queue, numbered(0, 100))
+    reading = Reading(spark, server, tmp_path, queue=queue, max_rows_per_batch=40)
+    reading.crash_in(1)
+    assert reading.found() == Counter(numbered(0, 40))
+    planned = json.loads((reading.checkpoint / "offsets" / "1").read_text().splitlines()[-1])
+    publish(server, queue, numbered(100, 120))
+    assert reading.run(lambda found: len(found) >= 120) == Counter(numbered(0, 120))
+    assert planned == json.loads((reading.checkpoint / "offsets" / "1").read_text().splitlines()[-1])
+    again = Reading(spark, server, tmp_path, queue=queue)
+    publish(server, queue, numbered(120, 125))
+    assert again.run(lambda found: len(found) >= 125) == Counter(numbered(0, 125))
+    publish(server, queue, ["last"])
+    again.run(lambda found: "last" in found)
+    assert all_messages(server, queue) <= 1, "the last batch is acknowledged if the query still runs then"
+
+
+def test_a_queue_that_is_missing_refuses_the_start(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="no queue 'no-such'"):
+        read_rabbitmq_queue(spark, settings_of(server), queue="no-such", checkpoint=tmp_path)
