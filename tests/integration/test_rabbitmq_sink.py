@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from conformance import test_rabbitmq_stream
+from integration import test_outages as outages
+from integration import test_went_back as went_back
 from plain_store import PlainStore
 from rabbitmq_scene import PUBLISHER, QUERY, StreamScene
+from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.process import HOST
+from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq import publishing
 from sparkonce.sinks.rabbitmq.connection import StreamConnection
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
 
 pytestmark = USES_RABBIT
 
@@ -216,3 +226,81 @@ def test_another_stream_is_refused(scene: StreamScene) -> None:
     other = scene.sink(stream=scene.witness.create())
     with pytest.raises(PreflightError, match="the query has published to"):
         other.preflight(QUERY, facts)
+
+
+class Place(went_back.OnServer, test_rabbitmq_stream.TestStream):
+    """A server of the test's own."""
+
+    server: RabbitServer
+
+    def begin(self, folder: Path, stack: ExitStack) -> None:
+        if not RabbitServer.is_installed():
+            pytest.skip("rabbitmq-server is not installed")
+        self.settle(folder, stack.enter_context(RabbitServer(folder / "server")))
+        self.server.settle()
+
+    def make(self, **changed: Any) -> RabbitMQStreamSink:
+        """The sink, whose query tells it of the checkpoint."""
+        server = RabbitMQ(host=HOST, stream_port=self.server.stream_port)
+        return RabbitMQStreamSink(server, stream=self.stream, **{"body": "raw", **changed})
+
+    def left_open(self) -> list[Path]:
+        waiting = self.root.parent / "checkpoint" / "sparkonce-write-ahead" / "rabbitmq"
+        return [path for state in ("open", "prepared", "started") for path in (waiting / state).iterdir()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place()
+    with ExitStack() as stack:
+        made.begin(tmp_path / "place", stack)
+        yield made
+
+
+OWN_SERVER = pytest.mark.drawn(1, "a stream's own server")
+
+
+@OWN_SERVER
+def test_a_server_that_is_away_before_a_decision(place: Place, tmp_path: Path) -> None:
+    query = outages.Query(place, tmp_path)
+    with outages.once_logged("Waiting for at most 60 s", place.server.start):
+        query.job.run(0, 1, 2, listener=went_back.once_at(Phase.VALIDATING, 1, place.server.kill))
+    assert Counter(place.visible()) == outages.numbers(0, 1, 2)
+    assert place.left_open() == []
+
+
+@OWN_SERVER
+def test_a_server_that_is_away_while_a_batch_is_finished(place: Place, tmp_path: Path) -> None:
+    outages.test_a_server_that_is_away_while_a_batch_is_finished(place, tmp_path)
+
+
+@OWN_SERVER
+def test_a_server_that_went_back_is_found_at_a_start(place: Place, tmp_path: Path) -> None:
+    went_back.test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place, tmp_path)
+
+
+@OWN_SERVER
+def test_a_lower_guarantee_and_back_and_a_restored_log(place: Place, tmp_path: Path) -> None:
+    went_back.test_what_changed_with_the_sink_itself_stops_nothing(place, tmp_path)
+
+
+@OWN_SERVER
+def test_tls(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    authority = keys / "ca.pem"
+    with RabbitServer(tmp_path / "data", tls=(authority, keys / "broker.pem", keys / "broker.key")) as server:
+        scene = StreamScene(server, tmp_path / "checkpoint")
+        told: dict[str, Any] = {"host": HOST, "stream_port": server.stream_tls_port, "tls": True}
+        secure = {"server": RabbitMQ(**told, ca_file=str(authority))}
+        committer = scene.committer(**secure)
+        scene.finish(committer, 0, scene.prepare(numbered(0, 10), **secure))
+        assert scene.bodies() == numbered(0, 10)
+        scene.close()
+        for wrong, words in (
+            (RabbitMQ(**told), "certificate verify failed"),
+            (RabbitMQ(**told, ca_file=str(keys / "stranger.pem")), "certificate verify failed"),
+            (RabbitMQ(**told, ca_file=str(keys / "none.pem")), "ca_file='.*none.pem'"),
+            (RabbitMQ(**{**told, "tls": False}), "cannot be used for streams"),
+        ):
+            with pytest.raises(PreflightError, match=words):
+                scene.sink(server=wrong).preflight(QUERY, None)

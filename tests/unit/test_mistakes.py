@@ -62,6 +62,13 @@ MADE = [
     Mistake("RedisSink('cache:6379')", "url is no URL of Redis"),
     Mistake("RedisSink(structure='json')", "structure='json' is not known"),
     Mistake("RedisSink(timeout_s=float('nan'))", "timeout_s=nan is not a number from 0.1"),
+    Mistake("RabbitMQStreamSink('rabbit-1', stream='s')", "server is a str"),
+    Mistake("RabbitMQStreamSink(RabbitMQ(), stream='')", "stream='' is empty"),
+    Mistake("RabbitMQStreamSink(RabbitMQ(), stream='s', body='json')", "body='json' is not known"),
+    Mistake("RabbitMQ(stream_port='5552')", "stream_port='5552' is not a whole number"),
+    Mistake("RabbitMQ(password=None)", "password is a NoneType"),
+    Mistake("RabbitMQ(ca_file='/ca.pem')", "has no effect without tls=True"),
+    Mistake("RabbitMQ(tls=True, key_file='/client.key')", "belong together"),
     Mistake("WriteAheadSink('print', applies=Applies.IDEMPOTENT)", "apply='print' is not a function"),
     Mistake("WriteAheadSink(print, applies='once')", "applies='once' is not known"),
     Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, parallel=True)", "parallel=True is not a whole number"),
@@ -144,6 +151,7 @@ MISSING = {
     "psycopg": "PostgresSink('dbname=shop', table='t')",
     "pymysql": "MySQLSink({'database': 'shop'}, table='t')",
     "redis": "RedisSink()",
+    "rstream": "RabbitMQStreamSink(RabbitMQ(), stream='s')",
 }
 """What needs which module."""
 

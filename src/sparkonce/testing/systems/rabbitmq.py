@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ _Answer = TypeVar("_Answer")
 _CREDIT = 20
 _SUBSCRIPTION = 0
 _FRAME_MAX = 1 << 20
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,9 @@ class StreamWitness:
         return [one for one in found if not one.startswith(b"sparkonce-end-")]
 
     def ask(self, question: Callable[[Any], Awaitable[_Answer]]) -> _Answer:
-        """Asks one thing."""
+        """Asks one thing; again, as long as a server that has just started is looking for the stream's leader."""
         from rstream.client import Client
+        from rstream.exceptions import StreamNotAvailable
 
         async def run() -> _Answer:
             client = Client(self.host, self.port, frame_max=_FRAME_MAX, heartbeat=0)
@@ -85,7 +88,14 @@ class StreamWitness:
             finally:
                 await client.close()
 
-        return asyncio.run(asyncio.wait_for(run(), self.answers_within_s))
+        give_up_at = time.monotonic() + self.answers_within_s
+        while True:
+            try:
+                return asyncio.run(asyncio.wait_for(run(), self.answers_within_s))
+            except StreamNotAvailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_POLL_S)
 
 
 async def _publish(client: Any, stream: str, bodies: Sequence[bytes], publisher: str, first_id: int) -> None:
