@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventually import eventually
-from rabbit_streams import new_stream, publish, settings_of
+from rabbit_streams import end_of, new_stream, publish, settings_of
 from shared_servers import rabbit_server
 from spark.in_process import LIMIT_S, SPARK, ended, stopped
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain, read_rabbitmq_stream
@@ -181,6 +181,34 @@ def read_values(path: Any) -> Iterator[str]:
     import pyarrow.parquet as pq
 
     yield from pq.read_table(path).column("value").to_pylist()
+
+
+@pytest.mark.drawn(1, "rabbitmq streams")
+def test_a_server_that_is_killed_and_comes_back_ends_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    with RabbitServer(tmp_path / "data") as own:
+        first, stream = new_stream(own), new_stream(own)
+        publish(own, stream, numbered(0, 100))
+        rows = read_rabbitmq_stream(spark, settings_of(own), streams=[first, stream], body="raw")
+        out = tmp_path / "out"
+        once = ExactlyOnce(FilesSink(out), checkpoint=str(tmp_path / "checkpoint"), display=False)
+        query = once.start(rows.selectExpr("cast(value as string) as value"))
+        try:
+            eventually(lambda: found_in(out) == 100, "what was there is written")
+            own.kill()
+            own.start()
+            assert end_of(own, stream) == 100
+            publish(own, stream, numbered(100, 150))
+            eventually(lambda: not query.isActive or found_in(out) == 150, "what came later is written")
+            assert query.exception() is None
+        finally:
+            stopped(query)
+        found = [one for path in whole_batches(out) for one in read_values(path)]
+        assert sorted(found, key=int) == [str(number) for number in range(150)]
+
+
+def found_in(folder: Path) -> int:
+    """Counts the rows of whole batches."""
+    return sum(len(list(read_values(path))) for path in whole_batches(folder))
 
 
 def test_explain_knows_the_source(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:

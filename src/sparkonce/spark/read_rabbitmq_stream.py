@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -67,11 +67,15 @@ def read_rabbitmq_stream(
     check_session(spark)
     need_package("read_rabbitmq_stream", "rstream", "rstream", "rabbitmq")
     names, is_super = _which(streams, super_stream)
+    begins, accepted = _starting(starting), mapping("accept_lost", accept_lost or {}, example="{'orders': 17}")
+    if not is_super:
+        _check_names("starting", begins, {*names, ""})
+        _check_names("accept_lost", accepted, names)
     options = StreamOptions(
         server=asdict(_checked(server)),
         streams=names,
         super_stream=is_super,
-        starting=_starting(starting),
+        starting=begins,
         most=None if max_rows_per_batch is None else whole_number("max_rows_per_batch", max_rows_per_batch, least=1),
         amqp=one_of("body", body, (AMQP, RAW)) == AMQP,
         offset_name=""
@@ -79,8 +83,7 @@ def read_rabbitmq_stream(
         else nonempty("offset_name", offset_name, example="a name, such as 'orders-job'"),
         patience_s=number("outage_patience_s", outage_patience_s, above=0),
         accept_lost={
-            stream: whole_number(f"accept_lost[{stream!r}]", offset, least=0)
-            for stream, offset in mapping("accept_lost", accept_lost or {}, example="{'orders': 17}").items()
+            stream: whole_number(f"accept_lost[{stream!r}]", offset, least=0) for stream, offset in accepted.items()
         },
     )
     spark.dataSource.register(RabbitMQStreamSource)
@@ -110,6 +113,14 @@ def _which(streams: str | Sequence[str] | None, super_stream: str | None) -> tup
         return (nonempty("super_stream", super_stream, example="the name of a super stream"),), True
     names = texts("streams", (streams,) if isinstance(streams, str) else streams, example="'orders', or ['orders']")
     return tuple(dict.fromkeys(names)), False
+
+
+def _check_names(setting: str, given: Mapping[str, Any], names: Collection[str]) -> None:
+    for stream in given:
+        if stream not in names:
+            raise ConfigurationError(
+                f"{setting}[{stream!r}] is none of the streams.", next_step="Name one of streams.", setting=setting
+            )
 
 
 def _starting(given: Any) -> dict[str, str | int]:
