@@ -49,13 +49,24 @@ def ready(server: RabbitServer, queue: str) -> int:
         return channel.queue_declare(queue, passive=True).method.message_count
 
 
-def all_messages(server: RabbitServer, queue: str) -> int:
-    """Returns how many messages a queue without a consumer has: counted by receiving them once more."""
+def peek(server: RabbitServer, queue: str) -> list[tuple[pika.BasicProperties, bytes]]:
+    """Returns the messages of a queue that no consumer has, with their properties; they stay there."""
+    found = []
     with channel_to(server) as channel:
-        count = 0
-        while channel.basic_get(queue)[0] is not None:
-            count += 1
-    return count
+        while (one := channel.basic_get(queue))[0] is not None:
+            found.append((one[1], one[2]))
+    return found
+
+
+def all_messages(server: RabbitServer, queue: str) -> int:
+    """Returns how many messages a queue without a consumer has."""
+    return len(peek(server, queue))
+
+
+def counted(server: RabbitServer, queue: str) -> int:
+    """Returns how many messages a queue has, with those that a consumer has; of a quorum queue some seconds late."""
+    told = server.control("-q", "list_queues", "name", "messages").splitlines()
+    return next(int(line.split("\t")[1]) for line in told if line.startswith(f"{queue}\t"))
 
 
 def settings_of(server: RabbitServer, **more: Any) -> RabbitMQ:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
+    from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink as RabbitMQQueueSink
     from sparkonce.sinks.rabbitmq.server import RabbitMQ as RabbitMQ
     from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink as RabbitMQStreamSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
@@ -53,6 +54,7 @@ HOMES = {
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
     "RabbitMQ": "sparkonce.sinks.rabbitmq.server",
+    "RabbitMQQueueSink": "sparkonce.sinks.rabbitmq.queue_sink",
     "RabbitMQStreamSink": "sparkonce.sinks.rabbitmq.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",

@@ -23,6 +23,7 @@ from crashes.targets.kafka import KafkaTarget
 from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
 from crashes.targets.rabbitmq import RabbitTarget
+from crashes.targets.rabbitmq_queue import QueueTarget
 from crashes.targets.redis import RedisClusterTarget, RedisTarget
 from crashes.targets.toy import ToyTarget
 from crashes.targets.write_ahead import WRITE_AHEAD
@@ -43,6 +44,7 @@ TARGETS: list[Target] = [
     RedisTarget(),
     RedisClusterTarget(),
     RabbitTarget(),
+    QueueTarget(),
 ]
 
 

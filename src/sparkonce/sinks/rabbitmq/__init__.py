@@ -16,4 +16,11 @@ On the driver:
 - ``committer``: commits and aborts, and compares the stream with what it knows.
 - ``publishing``: publishes the rows of a batch in order; ``ids`` makes their publishing ids.
 - ``connection``: one connection of the stream protocol.
+
+For queues:
+
+- ``queue_sink``: the settings of the sink for queues.
+- ``queue_rows``: checks rows on the executors.
+- ``queue_publisher``: publishes decided rows, on the driver.
+- ``amqp``: connections, also for the source.
 """

@@ -15,15 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pika
-from pika.exceptions import (
-    AMQPError,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
-    ProbableAccessDeniedError,
-    ProbableAuthenticationError,
-)
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from sparkonce.errors import OutageError, PreflightError, SparkonceError
+from sparkonce.sinks.rabbitmq.amqp import ACCESS_REFUSED, LOCKED, NOT_FOUND, REFUSED_LOGIN, amqp_parameters, said
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage
 
 if TYPE_CHECKING:
@@ -32,12 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkonce")
 
-_HEARTBEAT_S = 30
 _POLL_S = 0.02
 _LOOK_S = 0.25
 _QUIET_S = 0.3
 _BACKOFF_S = 0.5
-_ACCESS_REFUSED = 403
 _EXCLUSIVE = "exclusive"
 _PROPERTIES = (
     "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration", "type",
@@ -114,7 +107,7 @@ class QueueConsumer:
                 self._error = error
             except ChannelClosedByBroker as error:
                 self._refused(error)
-            except (ProbableAuthenticationError, ProbableAccessDeniedError) as error:
+            except REFUSED_LOGIN as error:
                 self._error = PreflightError(
                     f"RabbitMQ refuses the login of user {self._settings.server.user!r} to virtual host "
                     f"{self._settings.server.virtual_host!r}: {type(error).__name__}.",
@@ -136,7 +129,7 @@ class QueueConsumer:
 
     def _consume(self) -> None:
         settings = self._settings
-        connection = pika.BlockingConnection(_parameters(settings.server))
+        connection = pika.BlockingConnection(amqp_parameters(settings.server))
         try:
             channel = connection.channel()
             channel.basic_qos(prefetch_count=settings.prefetch)
@@ -172,10 +165,10 @@ class QueueConsumer:
         )
 
     def _refused(self, error: ChannelClosedByBroker) -> None:
-        if error.reply_code == _ACCESS_REFUSED and _EXCLUSIVE in error.reply_text:
+        if error.reply_code == ACCESS_REFUSED and _EXCLUSIVE in error.reply_text:
             logger.warning("The queue %r has another consumer: %s", self._settings.queue, error.reply_text)
             self._stopping.wait(_BACKOFF_S)
-        elif error.reply_code in (_ACCESS_REFUSED, 404, 405):
+        elif error.reply_code in (ACCESS_REFUSED, NOT_FOUND, LOCKED):
             self._error = PreflightError(
                 f"RabbitMQ refuses queue {self._settings.queue!r}: {error.reply_text}",
                 next_step="Make the queue, or grant the user the right to read it.",
@@ -187,11 +180,11 @@ class QueueConsumer:
         away_s = time.monotonic() - self._well_at
         if away_s > self._settings.patience_s:
             self._error = OutageError(
-                f"RabbitMQ or the checkpoint's store has been away for {away_s:.0f} s: {_said(error)}.",
+                f"RabbitMQ or the checkpoint's store has been away for {away_s:.0f} s: {said(error)}.",
                 next_step="See that both can be reached, then start the query again.",
             )
             return
-        logger.warning("Queue %r: %s. It is tried again.", self._settings.queue, _said(error))
+        logger.warning("Queue %r: %s. It is tried again.", self._settings.queue, said(error))
         self._stopping.wait(_BACKOFF_S)
 
 
@@ -203,37 +196,21 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
         OutageError: if the server cannot be reached.
     """
     try:
-        connection = pika.BlockingConnection(_parameters(server))
+        connection = pika.BlockingConnection(amqp_parameters(server))
         try:
             connection.channel().queue_declare(queue, passive=True)
         finally:
             with suppress(AMQPError, OSError):
                 connection.close()
-    except (ChannelClosedByBroker, ProbableAuthenticationError, ProbableAccessDeniedError) as error:
+    except (ChannelClosedByBroker, *REFUSED_LOGIN) as error:
         raise PreflightError(
-            f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {_said(error)}.",
+            f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {said(error)}.",
             next_step="Make the queue, correct the user, the password or the virtual host, or grant the right to read.",
         ) from error
     except (AMQPError, OSError) as error:
         raise OutageError(
-            f"RabbitMQ at {server.host} cannot be reached: {_said(error)}.", next_step="Start it, or correct host=."
+            f"RabbitMQ at {server.host} cannot be reached: {said(error)}.", next_step="Start it, or correct host=."
         ) from error
-
-
-def _parameters(server: RabbitMQ) -> pika.ConnectionParameters:
-    host, port = server.amqp_address
-    context = server.ssl_context()
-    return pika.ConnectionParameters(
-        host,
-        port,
-        server.virtual_host,
-        pika.PlainCredentials(server.user, server.password),
-        heartbeat=_HEARTBEAT_S,
-        socket_timeout=server.timeout_s,
-        blocked_connection_timeout=server.timeout_s,
-        ssl_options=None if context is None else pika.SSLOptions(context, host),
-        client_properties={"connection_name": "sparkonce"},
-    )
 
 
 def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
@@ -248,10 +225,3 @@ def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
         headers=properties.headers or {},
         redelivered=method.redelivered,
     )
-
-
-def _said(error: Exception) -> str:
-    """Returns an error in words: several of pika's have none."""
-    if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
-        return str(error.reply_text)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,46 @@
+"""Connections of AMQP 0-9-1, by pika: for the sink and the source of queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pika
+from pika.exceptions import (
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+_HEARTBEAT_S = 30
+
+REFUSED_LOGIN = (ProbableAuthenticationError, ProbableAccessDeniedError)
+ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
+"""The codes with which a server closes a channel, and that no repeat changes."""
+
+
+def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
+    """Returns pika's settings of a server. Raises OSError for a file of TLS that cannot be read."""
+    host, port = server.amqp_address
+    context = server.ssl_context()
+    return pika.ConnectionParameters(
+        host,
+        port,
+        server.virtual_host,
+        pika.PlainCredentials(server.user, server.password),
+        heartbeat=_HEARTBEAT_S,
+        socket_timeout=server.timeout_s,
+        blocked_connection_timeout=server.timeout_s,
+        ssl_options=None if context is None else pika.SSLOptions(context, host),
+        client_properties={"connection_name": "sparkonce"},
+    )
+
+
+def said(error: BaseException) -> str:
+    """Returns an error in words: several of pika's have none."""
+    if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
+        return str(error.reply_text)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,108 @@
+"""Tests of the sink for queues on a real server: what a message has, and what is published again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rabbit_queues import KINDS, channel_to, new_queue, peek, settings_of
+from shared_servers import USES_RABBIT, rabbit_server
+from sparkonce.errors import PreflightError, SchemaError
+from sparkonce.guarantees import Guarantee
+from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER, QueuePublish, check_exchange
+from sparkonce.sinks.rabbitmq.queue_rows import queue_columns
+from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.write_ahead import ApplyToken, RefusedError
+
+pytestmark = USES_RABBIT
+
+TOKEN = ApplyToken(id="token", query="q", batch=0, slots=(0,), rows=3000)
+
+
+@pytest.fixture
+def server() -> RabbitServer:
+    return rabbit_server()
+
+
+def reader(**columns: Any) -> pa.RecordBatchReader:
+    batch = pa.record_batch(columns)
+    return pa.RecordBatchReader.from_batches(batch.schema, [batch])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repeat_publishes_the_same_ids_again(server: RabbitServer, kind: str) -> None:
+    queue = new_queue(server, kind)
+    values = [f"v{number}" for number in range(3000)]
+    publish = QueuePublish(settings_of(server), "", queue)
+    for _ in range(2):
+        publish(reader(value=values), TOKEN)
+    found = peek(server, queue)
+    assert [body.decode() for _, body in found] == values * 2
+    ids = [properties.headers[DEDUPLICATION_HEADER] for properties, _ in found]
+    assert ids[:3000] == ids[3000:] == [f"token-{number}" for number in range(3000)]
+    assert {properties.delivery_mode for properties, _ in found} == {2}
+
+
+def test_a_message_has_what_its_row_has(server: RabbitServer) -> None:
+    one, two = new_queue(server, "classic"), new_queue(server, "classic")
+    with channel_to(server) as channel:
+        channel.exchange_declare("orders", "direct", durable=True)
+        for queue in (one, two):
+            channel.queue_bind(queue, "orders", f"to-{queue}")
+    rows = reader(
+        value=[b"1", b"2"], routing_key=[f"to-{one}", f"to-{two}"], message_id=["a", None], content_type=[None, "t"]
+    )
+    QueuePublish(settings_of(server), "orders", "")(rows, TOKEN)
+    ((first, body),) = peek(server, one)
+    assert [body, first.message_id, first.content_type] == [b"1", "a", None]
+    ((second, body),) = peek(server, two)
+    assert [body, second.message_id, second.content_type] == [b"2", "token-1", "t"]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "refusal"),
+    [("", "no-such", "a message goes to no queue .*'no-such'.: NO_ROUTE"), ("no-such", "", "no exchange 'no-such'")],
+)
+def test_a_message_that_goes_nowhere_stops_the_query(
+    server: RabbitServer, exchange: str, key: str, refusal: str
+) -> None:
+    with pytest.raises(RefusedError, match=refusal):
+        QueuePublish(settings_of(server), exchange, key)(reader(value=["v"] * 2000), TOKEN)
+    with pytest.raises(PreflightError, match="NOT_FOUND"):
+        check_exchange(settings_of(server), exchange, key)
+
+
+def test_a_full_queue_that_rejects_is_asked_again(server: RabbitServer) -> None:
+    queue = new_queue(server, "classic", {"x-max-length": 1, "x-overflow": "reject-publish"})
+    with pytest.raises(ConnectionError, match="the server did not take a message"):
+        QueuePublish(settings_of(server), "", queue)(reader(value=["v"] * 5), TOKEN)
+
+
+def test_a_server_that_is_away_or_refuses_the_login_is_told_apart(server: RabbitServer) -> None:
+    with pytest.raises(ConnectionError):
+        QueuePublish(RabbitMQ(host="127.0.0.1", port=1, timeout_s=1.0), "", "q")(reader(value=["v"]), TOKEN)
+    with pytest.raises(RefusedError, match="refuses the login of user 'guest'"):
+        QueuePublish(settings_of(server, password="wrong"), "", "q")(reader(value=["v"]), TOKEN)  # noqa: S106
+
+
+def test_it_promises_no_more_than_it_keeps() -> None:
+    sink = RabbitMQQueueSink(RabbitMQ(), queue="orders")
+    assert sink.promise is Guarantee.AT_LEAST_ONCE
+    assert any("dropped" in one or "drops" in one for one in sink.conditions())
+
+
+@pytest.mark.parametrize(
+    ("columns", "refusal"),
+    [
+        ({"value": ["v"], "other": ["o"]}, "Column 'other' is none of a message's"),
+        ({"value": [1]}, "Column 'value' is a int64"),
+        ({"routing_key": ["k"]}, "Column 'value' is missing"),
+    ],
+)
+def test_columns_that_make_no_message_are_refused(columns: dict[str, list[Any]], refusal: str) -> None:
+    with pytest.raises(SchemaError, match=refusal):
+        queue_columns(pa.record_batch(columns).schema)
