@@ -31,6 +31,7 @@ from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView
 from sparkonce.sources.rabbitmq.places import is_place
+from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
@@ -114,6 +115,8 @@ def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
         return SourceFacts(format="rabbitmq_stream", options=None, where=", ".join(offset))
     if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
         return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
+    if keys == {QUEUE, NEXT}:
+        return SourceFacts(format="rabbitmq_queue", options=None, where="")
     if keys == {"logOffset"}:
         return SourceFacts(format="file", options=None, where=_folder_read(kept))
     if "reservoirId" in keys:

@@ -164,6 +164,23 @@ def _rabbitmq_stream(source: SourceFacts, pipeline: Pipeline) -> Iterator[Findin
     yield must("a majority of each stream's replicas keep what they have confirmed: RabbitMQ does not fsync streams")
 
 
+def _rabbitmq_queue(source: SourceFacts, _: Pipeline) -> Iterator[Finding]:
+    options = source.options or {}
+    yield holds("messages are kept in the checkpoint before a batch reads them, and a replay reads the same ones again")
+    if options.get("identify") == "digest":
+        yield must("no two messages are alike in all that their publisher has set: one of them would be dropped")
+    else:
+        yield must("each message has an id of its own, and a publisher that repeats one repeats its id")
+    if options.get("acknowledge") == "stored":
+        yield must("the checkpoint is not lost: messages are gone from the queue before their batch is finished")
+    yield must(
+        "the queue is durable, its publishers wait for confirms, and no limit of length or age, and no policy, drops "
+        "messages that are not read yet"
+    )
+    yield must("a message that comes again does so before as many others as remember= says (250,000)")
+    yield note("messages that come again may come in another order")
+
+
 def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield holds("it computes its rows from the offsets, so a replay gives the same")
     yield note("it generates its rows: for tests only")
@@ -241,6 +258,7 @@ RULES: Mapping[str, Rule] = {
     "iceberg": _iceberg,
     "kafka": _kafka,
     "memory": _memory,
+    "rabbitmq_queue": _rabbitmq_queue,
     "rabbitmq_stream": _rabbitmq_stream,
     "rate": _rate,
     "rate-micro-batch": _rate,

@@ -56,7 +56,7 @@ _PACKAGES = (
     ("io.delta.", "delta"),
     ("org.apache.spark.sql.kafka010.", "kafka"),
 )
-_PLACES = ("subscribe", "subscribepattern", "assign", "path", "streams")
+_PLACES = ("subscribe", "subscribepattern", "assign", "path", "streams", "queue")
 """The options that name what a source reads."""
 
 _FILES = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.", "org.apache.spark.sql.v2.avro.")

@@ -10,7 +10,7 @@ from sparkonce.arguments import flag, function, need_package, nonempty, number, 
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq.queue.messages import Identify
+from sparkonce.sources.rabbitmq.queue.messages import Identify, identified_by
 from sparkonce.sources.rabbitmq.queue.receiver import Acknowledge
 from sparkonce.spark.checkpoints.opening import open_checkpoint
 from sparkonce.spark.rabbitmq_queue import NAME, QueueOptions, source_of
@@ -106,4 +106,5 @@ def read_rabbitmq_queue(
     count = whole_number("partitions", partitions, least=1)
     options = QueueOptions(files=files, consumer=consumer, receiver=receiver, most=most, partitions=count)
     spark.dataSource.register(source_of(options))
-    return spark.readStream.format(NAME).load()
+    told = {"queue": queue, "identify": identified_by(receiver.identify), "acknowledge": receiver.acknowledge}
+    return spark.readStream.format(NAME).options(**told).load()  # for the analyser alone
