@@ -33,7 +33,7 @@ def main() -> None:
     given.add_argument("--quick", action="store_true", help="shortened, to see that it works")
     quick = given.parse_args().quick
     load = Load(file_rows=20_000, measured=2) if quick else Load(file_rows=100_000, measured=3)
-    rounds = 1 if quick else 5
+    rounds = 1 if quick else 3
     with PostgresServer({"max_wal_size": "8GB", "shared_buffers": "512MB"}) as server, Cluster() as broker:
         _run(server, broker, load, rounds)
 

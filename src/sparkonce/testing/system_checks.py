@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from sparkonce.guarantees import Guarantee
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import ABORTED, COMMITTED, LOST, Scene, require, scene, skip
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sparkonce.protocol.handles import Handle
 
 
@@ -69,6 +69,8 @@ class SystemChecks(SinkHooks):
 
     def test_refused_rows_are_told_and_the_others_are_written(self) -> None:
         """Offers rows of both kinds, in two record batches: only those that the system takes may be visible."""
+        import pyarrow as pa
+
         with scene(self) as on:
             refused = self._refused(on)
             mixed = [on.rows(0, 1), refused, on.rows(1, 1), refused, refused]
