@@ -21,6 +21,7 @@ from sparkonce.testing.systems.rabbitmq import StreamWitness
 pytestmark = USES_RABBIT
 
 
+@pytest.mark.drawn(8, "conformance of a stream")
 class TestStream(SinkConformance):
     visible_within_s = 0.0
 

@@ -117,6 +117,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return frames_left
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("same_process", [True, False])
 def test_goes_on_after_the_last_message_that_is_there(
     scene: StreamScene, breaking: list[int], same_process: bool
@@ -212,6 +213,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("which", list(REFUSALS))
 def test_a_start_is_refused(scene: StreamScene, which: str) -> None:
     changed, of_server, words = REFUSALS[which]

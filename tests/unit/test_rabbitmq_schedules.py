@@ -23,7 +23,7 @@ from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, Frame
 from sparkonce.sinks.rabbitmq.publishing import Publisher, StreamApplication
 
 BATCHES, ROWS, DRIVERS = 3, 7, 3
-SEEDS = 600
+SEEDS = 300
 TURNS = 400
 ROOM_FOR_TWO = FRAME_OVERHEAD_BYTES + 2 * (12 + 1)
 """Frames of two messages of a byte."""

@@ -24,7 +24,7 @@ def rows(start: int, count: int) -> pa.RecordBatch:
 
 class RabbitTarget(ServerTarget):
     name = "rabbitmq-stream"
-    choice = "light"
+    choice = "few"
     preload = (
         "sparkonce.sinks.rabbitmq.writer",
         "sparkonce.sinks.rabbitmq.committer",

@@ -1,0 +1,92 @@
+"""The sink for streams in a real query, which crashes at each phase, and in the middle of what it publishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from shared_servers import USES_RABBIT, rabbit_server
+from spark.in_process import MARKS, crash_at
+from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink, explain
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.process import HOST
+from sparkonce.sinks.rabbitmq.connection import StreamConnection
+from sparkonce.sinks.rabbitmq.messages import Frame
+from sparkonce.testing.systems.rabbitmq import StreamWitness
+from tryout.bulk import make_orders
+
+pytestmark = [*(mark for mark in MARKS if mark.name != "kafka"), USES_RABBIT, pytest.mark.drawn(1, "a stream's query")]
+LIMIT_S = 500
+PHASES = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
+
+
+class Query:
+    """Writes all orders to a stream of its own."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        server = rabbit_server()
+        self.witness = StreamWitness(HOST, server.stream_port)
+        self.stream = self.witness.create()
+        self.server = RabbitMQ(host=HOST, stream_port=server.stream_port)
+        self.sent = make_orders(folder / "orders", files=8)
+
+    def run(self, crash: Phase | None = None) -> None:
+        """Runs to the end, unless it crashes in batch 1, or in what it publishes."""
+        rows = (
+            self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(self.folder / "orders"))
+        )
+        sink = RabbitMQStreamSink(self.server, stream=self.stream, body="raw")
+        listener = None if crash is None else crash_at(crash, 1)
+        once = ExactlyOnce(sink, checkpoint=str(self.folder / "checkpoint"), listener=listener, display=False)
+        query = once.start(rows.selectExpr("cast(id as string) as value"), trigger={"availableNow": True})
+        try:
+            assert query.awaitTermination(LIMIT_S)
+        except StreamingQueryException as error:
+            if "CrashError" not in str(error):
+                raise
+        finally:
+            query.stop()
+
+    def visible(self) -> list[int]:
+        return sorted(int(body) for body in self.witness.messages(self.stream))
+
+
+def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    for phase in PHASES:
+        query.run(phase)
+    query.run()
+    assert query.visible() == query.sent
+
+
+def test_a_query_that_loses_its_connection_after_each_frame(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, lost = StreamConnection.publish, []
+
+    def lose(self: StreamConnection, frame: Frame) -> None:
+        publish(self, frame)
+        if len(lost) % 2 == 0:
+            lost.append("the confirms were read, and nobody heard of it")
+            raise ConnectionError(lost[-1])
+        lost.append("")
+
+    monkeypatch.setattr(StreamConnection, "publish", lose)
+    query = Query(spark, tmp_path)
+    query.run()
+    assert query.visible() == query.sent
+    assert sum(map(bool, lost)) >= 4
+
+
+def test_explain_names_the_conditions(spark: SparkSession, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    sink = RabbitMQStreamSink(query.server, stream=query.stream)
+    rows = spark.readStream.schema("id bigint").json(str(tmp_path / "orders")).selectExpr("'x' as value")
+    told = explain(rows, ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint")))
+    assert told.part("sink").level is Guarantee.EXACTLY_ONCE
+    for words in ("visible one by one", "three replicas", "fewer than 255 publishers"):
+        assert words in str(told.to_json())
