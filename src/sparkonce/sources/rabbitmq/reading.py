@@ -64,10 +64,10 @@ class RangeReader:
             kept.append(piece)
             rows, size = rows + len(piece), size + piece.nbytes
             if rows >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
-                yield pa.concat_batches(kept)
+                yield _together(kept)
                 kept, rows, size = [], 0, 0
         if kept:
-            yield pa.concat_batches(kept)
+            yield _together(kept)
 
     def _pieces(self) -> Iterator[pa.RecordBatch]:
         connection: ConsumerConnection | None = None
@@ -80,6 +80,7 @@ class RangeReader:
                         piece = self._piece(chunk)
                         if piece is not None:
                             yield piece
+                            self._heard_at = time.monotonic()  # what Spark did meanwhile is no wait for the server
                         if self._next >= self._part.end:
                             break
                         connection.credit(1)
@@ -234,6 +235,10 @@ def _located(server: RabbitMQ, stream: str, *, leader: bool) -> tuple[ConsumerCo
     if connection.advertised in nodes:  # any will do, and this one is here
         nodes.sort(key=lambda node: node != connection.advertised)
     return connection, nodes * (_TRIES if server.load_balancer else 1)
+
+
+def _together(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
 
 
 def _close(connection: ConsumerConnection | None) -> None:
