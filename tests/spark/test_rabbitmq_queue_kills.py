@@ -22,7 +22,7 @@ from spark.pipeline import KAFKA
 from spark.queue_job import QueueJob
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from striking.points import HALFWAY, PREPARED
+from striking.points import PREPARED
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -31,7 +31,7 @@ CELLS: Sequence[Cell] = [
     (PREPARED, {"sink": "kafka"}),
     (Phase.DECIDING.name, {}),
     (Phase.FINISHING.name, {}),
-    (HALFWAY, {"sink": "kafka"}),
+    (Phase.SWEEPING_OWN.name, {}),
     (Phase.IDLE.name, {}),
 ]
 KINDS = [("classic", "finished"), ("quorum", "finished"), ("classic", "stored")]
@@ -49,7 +49,7 @@ def test_each_message_is_copied_once(kafka: Cluster, tmp_path: Path, say: Callab
                     acknowledge=acknowledge,
                     rows_per_batch=ROWS_PER_BATCH,
                     slots=2,
-                    points=(PREPARED, HALFWAY),
+                    points=(PREPARED,),
                 )
             )
             for number, (kind, acknowledge) in enumerate(KINDS)

@@ -36,6 +36,7 @@ def read_rabbitmq_queue(
     most_ahead: int = 1_000_000,
     max_rows_per_batch: int | None = 1_000_000,
     segment_rows: int = 10_000,
+    linger_s: float = 0.2,
     partitions: int = 4,
     outage_patience_s: float = 300.0,
 ) -> DataFrame:
@@ -60,6 +61,7 @@ def read_rabbitmq_queue(
         most_ahead: With ``stored``: acknowledgements pause while so many rows wait for a batch.
         max_rows_per_batch: The most rows of a batch, in whole segments; None for no limit.
         segment_rows: The most rows that are kept together.
+        linger_s: How long a message waits for others that it is kept with, in seconds.
         partitions: The most partitions of a batch.
         outage_patience_s: The time for which the server, or the checkpoint's store, may be away, in seconds.
 
@@ -100,6 +102,7 @@ def read_rabbitmq_queue(
         remember=whole_number("remember", remember, least=_LEAST_REMEMBERED),
         most_ahead=whole_number("most_ahead", most_ahead, least=1),
         segment_rows=rows if most is None else min(rows, most),
+        linger_s=number("linger_s", linger_s, least=0),
     )
     files = open_checkpoint(spark, checked_location(checkpoint)).for_workers()
     queue_is_there(server, queue)

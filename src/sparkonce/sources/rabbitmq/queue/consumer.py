@@ -214,14 +214,14 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
 
 
 def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
-    given = ((name, getattr(properties, name)) for name in _PROPERTIES)
+    given = vars(properties)
     return QueueMessage(
         value=body,
         exchange=method.exchange,
         routing_key=method.routing_key,
         message_id=properties.message_id,
         timestamp=properties.timestamp,
-        properties={name: str(value) for name, value in given if value is not None},
+        properties={name: str(given[name]) for name in _PROPERTIES if given.get(name) is not None},
         headers=properties.headers or {},
         redelivered=method.redelivered,
     )

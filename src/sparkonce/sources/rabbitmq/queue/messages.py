@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -92,13 +92,26 @@ def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
         [one.message_id for one in messages],
         [one.exchange for one in messages],
         [one.routing_key for one in messages],
-        [None if one.timestamp is None else datetime.fromtimestamp(one.timestamp, timezone.utc) for one in messages],
-        [list(one.properties.items()) for one in messages],
-        [[(name, _text(value)) for name, value in one.headers.items()] for one in messages],
+        [None if one.timestamp is None else one.timestamp * 1_000_000 for one in messages],
+        [one.properties for one in messages],
+        [one.headers for one in messages],
         [one.redelivered for one in messages],
     )
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    arrays = [
+        _maps(column) if pa.types.is_map(field.type) else pa.array(column, field.type)
+        for column, field in zip(columns, SCHEMA, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _maps(each: Sequence[Any]) -> pa.MapArray:
+    """Returns mappings as a column: much faster than row by row."""
+    ends = [0, *itertools.accumulate(map(len, each))]
+    names = [name for one in each for name in one]
+    values = [value if isinstance(value, str) else _text(value) for one in each for value in one.values()]
+    return pa.MapArray.from_arrays(
+        pa.array(ends, pa.int32()), pa.array(names, pa.string()), pa.array(values, pa.string())
+    )
 
 
 def _digest(message: QueueMessage) -> bytes:
@@ -114,8 +127,8 @@ def _digest(message: QueueMessage) -> bytes:
 
 
 def _text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return json.dumps(value, sort_keys=True, default=str)

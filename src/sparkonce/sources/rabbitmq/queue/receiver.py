@@ -51,7 +51,7 @@ class ReceiverSettings:
     most_ahead: int = 1_000_000
     segment_rows: int = 10_000
     segment_bytes: int = 8 * 2**20
-    linger_s: float = 0.1
+    linger_s: float = 0.2
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Receiver:
         self._ids: dict[int, tuple[bytes, ...]] = {}
         self._files_of_ids: list[tuple[str, int]] = []
         self._rows: dict[int, int] = {}
-        self._next = 0
+        self._next = self._ahead = 0
         self._finished = Finished()
         self._held: deque[tuple[int, int]] = deque()
         self._waiting = _Waiting()
@@ -198,8 +198,10 @@ class Receiver:
             SupersededError: if another receiver has taken the queue over.
             OSError: if the store cannot be asked.
         """
+        found = self._progress.look()
         with self._lock:
-            self._finished = self._progress.look()
+            self._ahead -= sum(self._rows.get(number, 0) for number in range(self._finished.below, found.below))
+            self._finished = found
         self._segments.check_newest(self._next - 1)
         self._memory.forget(self._finished.below)
         self._clean()
@@ -235,12 +237,13 @@ class Receiver:
     def ahead(self) -> int:
         """Returns how many kept rows are not finished."""
         with self._lock:
-            return sum(count for number, count in self._rows.items() if number >= self._finished.below)
+            return self._ahead
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
+        self._ahead = 0
         self._finished = self._progress.look()
         numbers = self._segments.numbers()
         if (self._finished.below and not numbers) or (numbers and numbers[0] > self._finished.below):
@@ -267,6 +270,7 @@ class Receiver:
         with self._lock:
             self._ids[number] = segment.ids
             self._rows[number] = len(segment.ids)
+            self._ahead += len(segment.ids) if number >= self._finished.below else 0
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]

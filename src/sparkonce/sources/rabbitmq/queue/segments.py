@@ -162,12 +162,13 @@ class Segments:
             raise _superseded(self.files.location)
 
     def forget(self, segments: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """Deletes segments without a gap, and keeps the ids of their messages."""
+        """Deletes segments without a gap, one after the other, and keeps the ids of their messages."""
         ids = [one for _, some in segments for one in some]
         first, last = segments[0][0], segments[-1][0]
         if ids:
             self.files.put(f"{IDS}/{first:0{_DIGITS}}-{last:0{_DIGITS}}", _sealed(b"".join(ids)))
-        self.files.delete([_segment(number) for number, _ in segments])
+        for number, _ in segments:  # in order: see `put`
+            self.files.delete([_segment(number)])
 
     def kept_ids(self) -> list[tuple[str, tuple[bytes, ...]]]:
         """Lists the files of ids, oldest first, with what they hold."""
