@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import abc
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +25,7 @@ import customer_history
 from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import SPARK, crash_at, ended
-from spark.table_job import QUERY, TableJob
+from spark.table_job import QUERY, KilledError, TableJob, killed
 from sparkonce import DeltaSink, IcebergSink
 from sparkonce.errors import SchemaError
 from sparkonce.log.base import DecisionLog
@@ -35,6 +37,7 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.delta import _DeltaTable
+from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.iceberg import _IcebergTable
 from sparkonce.spark.tables.sink import TableSink
 from tryout.bulk import make_orders
@@ -94,6 +97,20 @@ class MergeJob(TableJob):
 
     def numbers(self) -> list[int]:
         return [row[0] for row in self.rows()]
+
+    def commit_unnoticed_sometime(self, handle: Handle) -> None:
+        """As `commit_unnoticed`, once no other writer is in the way."""
+
+        def died() -> bool:
+            with pytest.MonkeyPatch.context() as broken:
+                broken.setattr(WriteAheadFolder, "note_done", killed)
+                try:
+                    self.commit(handle)
+                except KilledError:
+                    return True
+            return False
+
+        eventually(died, "the driver has died in its commit")
 
     def prepared(
         self, rows: Sequence[tuple[Any, ...]], batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW
@@ -478,3 +495,70 @@ def test_the_example_keeps_a_history(tables: SparkSession, tmp_path: Path, phase
                 ended(query)
     found = [tuple(row) for row in tables.read.format("delta").load(table).collect()]
     assert Counter(found) == Counter(history_of(sent))
+
+
+# --- maintenance beside it -------------------------------------------------------------------------------------------
+
+
+def tidied(job: MergeJob) -> Mapping[str, Callable[[], object]]:
+    """The tables' own tools, each with the shortest retention that it takes."""
+    spark = job.spark
+    if isinstance(job, DeltaMerge):
+        return {
+            "OPTIMIZE": lambda: job._handle().optimize().executeCompaction(),
+            "VACUUM": lambda: job._handle().vacuum(0.01),
+        }
+    actions = spark._jvm.org.apache.iceberg.spark.actions.SparkActions
+
+    def table() -> Any:
+        return _IcebergTable(spark, job.name)._load()
+
+    return {
+        "rewrite_data_files": lambda: (
+            actions.get(spark._jsparkSession).rewriteDataFiles(table()).option("min-input-files", "2").execute()
+        ),
+        "expire_snapshots": lambda: (
+            actions.get(spark._jsparkSession).expireSnapshots(table()).expireOlderThan(2**62).retainLast(1).execute()
+        ),
+        "remove_orphan_files": lambda: (
+            actions.get(spark._jsparkSession)
+            .deleteOrphanFiles(table())
+            .olderThan(int(1000 * (time.time() - 86_401)))
+            .execute()
+        ),
+    }
+
+
+@pytest.mark.slow
+def test_maintenance_beside_merges(job: MergeJob, say: Callable[[str], None]) -> None:
+    """All tools run all the time, and every third batch's driver dies in its commit. No merge is lost or doubled."""
+    job.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    batches = [[(1, 1, "x"), (100 + batch, batch, "y")] for batch in range(9)]
+    done, failed, ended = Counter[str](), Counter[str](), Event()
+
+    def tidy() -> None:
+        while not ended.is_set():
+            for name, tool in tidied(job).items():
+                try:
+                    tool()
+                    done[name] += 1
+                except Exception as error:  # noqa: BLE001, PERF203 - a merge was faster: it can be run again
+                    failed[f"{name}: {error_message(error)[:90]}"] += 1
+
+    def merge() -> None:
+        for batch, rows in enumerate(batches):
+            handle = job.prepared(rows, batch)
+            if batch % 3 == 2:
+                job.commit_unnoticed_sometime(handle)
+            eventually(lambda handle=handle: set(job.commit(handle)) <= COMMITTED, f"batch {batch} is merged")
+
+    with ThreadPoolExecutor(1) as pool:
+        tool = pool.submit(tidy)
+        try:
+            merge()
+        finally:
+            ended.set()
+        tool.result()
+    say(f"{type(job).__name__}: done {dict(done)}; refused {dict(failed)}")
+    assert len(done) == len(tidied(job))
+    assert job.rows() == added(job.started, *batches)

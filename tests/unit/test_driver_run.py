@@ -260,20 +260,22 @@ def test_a_sweep_waits_for_a_server_that_does_not_say_what_is_open(
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+@pytest.mark.parametrize("question", ["before_decision", "check_prepared"])
 @pytest.mark.parametrize("against", ["nothing", "the place is another one", "an error"])
 def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
-    world: World, monkeypatch: pytest.MonkeyPatch, against: str
+    world: World, monkeypatch: pytest.MonkeyPatch, against: str, question: str
 ) -> None:
-    asked_with: list[tuple[Facts, int]] = []
+    asked_with: list[tuple[object, int]] = []
 
-    def object_once(committer: _Committer, facts: Facts) -> str:
-        asked_with.append((facts, len(world.unfinished())))
+    def object_once(committer: _Committer, told: Facts | Sequence[Handle]) -> str:
+        handles = None if isinstance(told, dict) else [(handle.sink, handle.slot) for handle in told]
+        asked_with.append((handles or told, len(world.unfinished())))
         if len(asked_with) == 1 and against == "an error":
             raise ValueError(against)
         return against if len(asked_with) == 1 and against != "nothing" else ""
 
     monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"place": "here"})
-    monkeypatch.setattr(_Committer, "before_decision", object_once)
+    monkeypatch.setattr(_Committer, question, object_once)
     if against == "nothing":
         world.run(world.start(), 0)
     else:
@@ -281,7 +283,9 @@ def test_a_sink_may_object_to_a_decision_once_all_is_prepared(
             world.run(world.start(), 0)
         assert (world.visible(), world.unfinished(), world.kinds()) == ([], [], ["Claim"])
         world.run(world.start(), 0)
-    assert asked_with == [({"place": "here"}, SLOTS)] * (1 if against == "nothing" else 2)
+    handles = [("memory", slot) for slot in range(SLOTS)]
+    told = {"before_decision": {"place": "here"}, "check_prepared": handles}[question]
+    assert asked_with == [(told, SLOTS)] * (1 if against == "nothing" else 2)
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
