@@ -94,6 +94,22 @@ def test_staged_files_are_listed_by_their_transactions(tmp_path: Path) -> None:
     assert "Nothing of sparkonce is open" in CliRunner().invoke(app, command).output
 
 
+def test_files_are_compacted_and_both_formats_say_so(tmp_path: Path) -> None:
+    life = Life(FilesSink(str(tmp_path), name="out"))
+    command = ["files", "compact", str(tmp_path), "--keep-batches", "2"]
+    assert "There are no whole batches here." in CliRunner().invoke(app, command).output
+    for batch in range(5):
+        life.run_batch(pa.table({"n": [batch]}), batch=batch)
+    shown = CliRunner().invoke(app, [*command, "--dry-run"]).output
+    assert "3 to 1" in shown
+    (one,) = json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).output)
+    assert (one["sink"], one["rows"], one["files_before"], one["files_after"], one["left"]) == ("out", 3, 3, 1, 3)
+    (one,) = json.loads(CliRunner().invoke(app, [*command, "--delete-after", "0", "--format", "json"]).output)
+    assert (one["deleted"], one["left"], one["done"]) == (3, 0, True)
+    refused = CliRunner().invoke(app, [*command, "--settings", "region_name=x"])
+    assert (refused.exit_code, "A local folder has no options" in refused.output) == (1, True)
+
+
 def test_settings_come_from_the_environment_where_none_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

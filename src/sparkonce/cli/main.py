@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import broker, demo, explain, new, orphans, run, verify
+from sparkonce.cli import broker, demo, explain, files, new, orphans, run, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 from sparkonce.version import __version__
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(broker.app, name="kafka", hidden=True)  # its first name
+app.add_typer(files.app, name="files")
 app.command()(new.new)
 app.command()(demo.demo)
 app.command()(explain.explain)

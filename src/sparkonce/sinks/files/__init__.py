@@ -17,6 +17,9 @@ The hall, common to all of them:
 - ``handle``: a slot's files in its handle, or in a list beside it
 - ``outcomes``: one outcome of a transaction from those of its files
 - ``manifests``: one small file a batch that lists its files
+- ``generations``: what compactions have made of old batches
+- ``compaction``: writes small files of old batches into larger ones
+- ``rewriting``: the rows of many files in few, by format
 - ``orphans``: lists what is staged, for ``sparkonce orphans``
 - ``reading``: the files of whole batches, for readers
 - ``formats``: Parquet, CSV, JSON, Arrow and text: options and encoders

@@ -171,7 +171,7 @@ class _ArrowEncoder(Encoder):
             self._writer.close()
 
 
-class _LinesEncoder(Encoder):
+class LinesEncoder(Encoder):
     """An encoder of rows into lines of text."""
 
     def __init__(self, stream: BinaryIO, compression: str, options: Mapping[str, Any]) -> None:
@@ -180,10 +180,16 @@ class _LinesEncoder(Encoder):
         self._stream: Any = self._compressed or stream
 
     def write(self, rows: pa.Table) -> None:
+        """See `Encoder.write`."""
         for batch in rows.combine_chunks().to_batches():
             self._stream.write(self._lines(batch))
 
+    def copy(self, lines: bytes | memoryview) -> None:
+        """Writes lines that are encoded already."""
+        self._stream.write(lines)
+
     def close(self) -> None:
+        """See `Encoder.close`."""
         if self._compressed is not None:
             self._compressed.close()
 
@@ -191,17 +197,17 @@ class _LinesEncoder(Encoder):
         raise NotImplementedError
 
 
-class _JsonEncoder(_LinesEncoder):
+class _JsonEncoder(LinesEncoder):
     def _lines(self, rows: pa.RecordBatch) -> memoryview:
         return json_lines(rows)
 
 
-class _TextEncoder(_LinesEncoder):
+class _TextEncoder(LinesEncoder):
     def _lines(self, rows: pa.RecordBatch) -> memoryview:
         return text_lines(rows)
 
 
-class _CsvEncoder(_LinesEncoder):
+class _CsvEncoder(LinesEncoder):
     _begun = False
 
     def _lines(self, rows: pa.RecordBatch) -> memoryview:

@@ -3,7 +3,8 @@
 A manifest is in the folder ``_manifest`` beside the data. Its name,
 ``<prefix>.<query>.<position>-<nonce>.<batch>.manifest``, tells in a listing whose it is. A hundred manifests of old
 batches are merged into one, ``<prefix>.<query>.<first>-<last>.merged``, and a hundred of those into one again. So the
-folder holds some four hundred files, and one more for every 10,000 batches.
+folder holds some four hundred files, and one more for every 10,000 batches. What a compaction has made of old batches
+is said by ``generations``, and replaces what their manifests say.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from sparkonce.errors import CorruptRecordError
@@ -22,6 +24,9 @@ from sparkonce.sinks.files.partitions import values_of
 from sparkonce.sinks.files.store import Fields, FileStore
 
 FOLDER = "_manifest"
+GENERATION = "compacted~"
+"""The beginning of the names of compactions' results; a sink's name has no ``~``."""
+
 MERGED = 100
 """The number of manifests that become one."""
 
@@ -66,9 +71,11 @@ class Manifest:
         prefix: The beginning of the names of its files, after ``part-``.
         query: The short form of the query's id.
         token: The token of the run that wrote it, or of the newest of the runs that healed it.
-        batch: Spark's batch id.
+        batch: Spark's batch id; the newest one's of compacted batches.
         files: All its files.
         transactions: The fields of the handles that committed it.
+        compacted: The first and last number of each run of batches that share these files; empty for a batch that is
+            not compacted.
     """
 
     sink: str
@@ -78,6 +85,7 @@ class Manifest:
     batch: int
     files: tuple[CommittedFile, ...]
     transactions: tuple[Mapping[str, str | int], ...] = field(default=(), repr=False)
+    compacted: tuple[tuple[int, int], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -109,7 +117,7 @@ class ManifestName:
     def parse(cls, text: str) -> ManifestName | None:
         """Reads a name, or returns None if it is no manifest's."""
         match = _NAME.fullmatch(text)
-        if match is None:
+        if match is None or text.startswith(GENERATION):
             return None
         single = match["batch"] is not None
         return cls(
@@ -153,7 +161,7 @@ def write(store: FileStore, manifest: Manifest) -> None:
     """Puts a batch's manifest; a repeat puts the same content."""
     token = f"{manifest.token.position}-{manifest.token.nonce}"
     name = f"{manifest.prefix}.{manifest.query}.{token}.{manifest.batch}.manifest"
-    store.put(f"{FOLDER}/{name}", _encode([manifest]))
+    store.put(f"{FOLDER}/{name}", encode([manifest]))
 
 
 def list_manifests(store: FileStore) -> list[ManifestName]:
@@ -168,20 +176,7 @@ def read(store: FileStore, name: ManifestName) -> list[Manifest]:
         CorruptRecordError: if it cannot be read.
     """
     content = store.get(f"{FOLDER}/{name.text}")
-    return [] if content is None else _decode(content, f"{store.location}/{FOLDER}/{name.text}")
-
-
-def read_all(store: FileStore) -> list[Manifest]:
-    """Returns every whole batch once, by query and number."""
-    # Listed again until nothing is new: a manifest may be merged into another one meanwhile.
-    found: dict[tuple[str, str, int], Manifest] = {}
-    seen: set[str] = set()
-    while fresh := [name for name in list_manifests(store) if name.text not in seen]:
-        for name in fresh:
-            batches = read(store, name)
-            seen.add(name.text)
-            found.update({(one.prefix, one.query, one.batch): one for one in batches})
-    return [found[key] for key in sorted(found)]
+    return [] if content is None else decode(content, f"{store.location}/{FOLDER}/{name.text}")[1]
 
 
 def merge(store: FileStore, prefix: str, query: str, before: int) -> None:
@@ -207,30 +202,46 @@ def _merge_group(store: FileStore, text: str, group: Sequence[ManifestName]) -> 
     batches.update({one.batch: one for one in read(store, whole)})
     # Transactions are asked for only for the log's newest batches, which are not merged.
     plain = [batches[number] for number in sorted(batches)]
-    store.put(f"{FOLDER}/{text}", _encode(plain, transactions=False))
+    store.put(f"{FOLDER}/{text}", encode(plain, transactions=False))
     store.delete([f"{FOLDER}/{name.text}" for name in group])
 
 
-def _encode(batches: Iterable[Manifest], *, transactions: bool = True) -> bytes:
-    """Returns a line with the format, and one for each batch."""
-    lines = [json.dumps({"sparkonce_manifest": _FORMAT})]
+def encode(
+    batches: Iterable[Manifest], *, transactions: bool = True, head: Mapping[str, Any] = MappingProxyType({})
+) -> bytes:
+    """Returns a line with the format, and one for each batch.
+
+    Args:
+        batches: The batches.
+        transactions: Whether to write their transactions.
+        head: More fields of the first line.
+    """
+    lines = [json.dumps({"sparkonce_manifest": _FORMAT, **head}, separators=(",", ":") if head else None)]
     for batch in batches:
         plain = asdict(batch)
         if not transactions:
             plain["transactions"] = []
+        if not batch.compacted:
+            del plain["compacted"]  # versions that know no compaction refuse the field
         lines.append(json.dumps(plain, separators=(",", ":")))
     return ("\n".join(lines) + "\n").encode()
 
 
-def _decode(content: bytes, path: str) -> list[Manifest]:
+def decode(content: bytes, path: str, known: int = _FORMAT) -> tuple[Mapping[str, Any], list[Manifest]]:
+    """Returns the fields of the first line, and the batches.
+
+    Raises:
+        CorruptRecordError: if it cannot be read, or has a newer format than ``known``.
+    """
     try:
         first, *lines = content.splitlines()
-        version = read_json(first)["sparkonce_manifest"]
-        if version > _FORMAT:
+        head = read_json(first)
+        version = head["sparkonce_manifest"]
+        if version > known:
             raise CorruptRecordError(
-                f"{path} has format {version}, and this version knows {_FORMAT}.", next_step="Update sparkonce."
+                f"{path} has format {version}, and this version knows {known}.", next_step="Update sparkonce."
             )
-        return [_of_plain(read_json(line)) for line in lines]
+        return head, [_of_plain(read_json(line)) for line in lines]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRecordError(
             f"{path} cannot be read as a manifest: {error!r}.",
@@ -242,6 +253,7 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "token": lambda one: Token(one["position"], one["nonce"]),
     "files": lambda many: tuple(CommittedFile(**one) for one in many),
     "transactions": tuple,
+    "compacted": lambda runs: tuple((first, last) for first, last in runs),
 }
 
 

@@ -44,6 +44,12 @@ def name_in(path: str) -> TransactionName | None:
     return None if match is None else TransactionName.parse(match["name"])
 
 
+def extension_in(path: str) -> str:
+    """Returns the extension of a file of `file_path`, such as ``.csv.gz``; empty if the file is not one of ours."""
+    match = _FILE.fullmatch(path.rpartition("/")[2])
+    return "" if match is None else match[2]
+
+
 def check_lengths(paths: Iterable[str], longest_name: int, longest_path: int) -> None:
     """Refuses a file that could not be published when the batch is decided.
 

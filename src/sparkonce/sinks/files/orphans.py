@@ -13,7 +13,7 @@ from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of
 from sparkonce.sinks.files.places import open_store
 
 
-def _options(line: str) -> dict[str, Any]:
+def options_in(line: str) -> dict[str, Any]:
     """Reads options from one line: true and false as switches, and those that end in ``_s`` as seconds."""
     found: dict[str, Any] = {}
     for name, value in parse_line(line).items():
@@ -37,7 +37,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
         ConfigurationError: if the path is missing or a setting is none.
         UnknownOutcomeError: if the store does not answer.
     """
-    given = _options(settings) if isinstance(settings, str) else dict(settings)
+    given = options_in(settings) if isinstance(settings, str) else dict(settings)
     path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")
     staged: dict[TransactionName, list[str]] = {}
     with closing(open_store(path, given)) as store:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from sparkonce.arguments import mapping
 from sparkonce.errors import FilesGoneError
-from sparkonce.sinks.files import manifests
+from sparkonce.sinks.files.generations import read_all
 from sparkonce.sinks.files.manifests import Manifest
 from sparkonce.sinks.files.places import as_text, open_store
+from sparkonce.sinks.files.store import FileStore
 
 _THREADS = 8
 
@@ -29,7 +30,7 @@ def read_manifests(path: str | Path, *, store_options: Mapping[str, Any] | None 
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:
-        return manifests.read_all(store)
+        return read_all(store)
     finally:
         store.close()
 
@@ -53,21 +54,46 @@ def whole_batches(
     """
     store = open_store(as_text(path), mapping("store_options", store_options or {}, example="what FilesSink is given"))
     try:
-        named = [file.path for one in manifests.read_all(store) for file in one.files]
-        folders = sorted({path.rpartition("/")[0] for path in named})
-        with ThreadPoolExecutor(_THREADS) as pool:
-            there = dict(
-                zip(folders, pool.map(lambda folder: frozenset(store.list_names(folder)), folders), strict=True)
-            )
-        found = [path for path in named if path.rpartition("/")[2] in there[path.rpartition("/")[0]]]
-        if len(found) < len(named) and not missing_ok:
-            gone = sorted(set(named) - set(found))
-            raise FilesGoneError(
-                f"{len(gone)} of the {len(named)} files of whole batches in {store.location} are gone; the first is "
-                f"{gone[0]}.",
-                next_step="If they were deleted on purpose, give missing_ok=True for those that are left.",
-                gone=gone,
-            )
-        return [f"{store.location}/{path}" for path in found]
+        named, before = _named(store), None
+        there = present(store, named)
+        while len(there) < len(named) and named != before:  # a compaction may have replaced them meanwhile
+            named, before = _named(store), named
+            there = present(store, named)
+        if not missing_ok:
+            refuse_gone(store, named, there)
+        return [f"{store.location}/{path}" for path in named if path in there]
     finally:
         store.close()
+
+
+def _named(store: FileStore) -> list[str]:
+    return [file.path for one in read_all(store) for file in one.files]
+
+
+def present(store: FileStore, paths: Iterable[str]) -> frozenset[str]:
+    """Returns those of these files that are there. Lists each of their folders once."""
+    wanted = frozenset(paths)
+    return frozenset(path for path in list_folders(store, wanted) if path in wanted)
+
+
+def list_folders(store: FileStore, paths: Iterable[str]) -> list[str]:
+    """Returns the paths of all files in these files' folders."""
+    folders = sorted({path.rpartition("/")[0] for path in paths})
+    with ThreadPoolExecutor(_THREADS) as pool:
+        listed = list(pool.map(store.list_names, folders))
+    return [f"{folder}/{name}".lstrip("/") for folder, names in zip(folders, listed, strict=True) for name in names]
+
+
+def refuse_gone(store: FileStore, named: Collection[str], there: Collection[str]) -> None:
+    """Refuses if files are gone.
+
+    Raises:
+        FilesGoneError: naming them.
+    """
+    if gone := sorted(set(named) - set(there)):
+        raise FilesGoneError(
+            f"{len(gone)} of the {len(named)} files of whole batches in {store.location} are gone; the first is "
+            f"{gone[0]}.",
+            next_step="If they were deleted on purpose, give missing_ok=True for those that are left.",
+            gone=gone,
+        )

@@ -178,6 +178,20 @@ class FileStore(abc.ABC):
             UnknownOutcomeError: if that is not sure.
         """
 
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Puts a small file if there is none of its name; returns whether the file there now has this content.
+
+        Raises:
+            UnknownOutcomeError: if that is not sure.
+        """
+        # Asked, and not told by the answer: a request may have been sent twice, the second time in vain.
+        self._create(path, content)
+        return self.get(path) == content
+
+    @abc.abstractmethod
+    def _create(self, path: str, content: bytes) -> None:
+        """Puts a small file in one step, and durable, unless one of its name is there."""
+
     @abc.abstractmethod
     def get(self, path: str) -> bytes | None:
         """Returns the content of a small file; None if there is surely none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -130,12 +131,23 @@ class HdfsStore(FileStore):
 
     def put(self, path: str, content: bytes) -> None:
         """See `FileStore.put`."""
+        self._put(path, content, replace=True)
+
+    def _create(self, path: str, content: bytes) -> None:
+        with suppress(FileExistsError):
+            self._put(path, content, replace=False)
+
+    def _put(self, path: str, content: bytes, *, replace: bool) -> None:
         final, temporary = self._path(path), self._path(f"{HIDDEN}/put-{secrets.token_hex(6)}")
 
         def attempt() -> None:
             self._client.mkdirs(final.rpartition("/")[0], 0o755, True)
             preflight.write_durably(self._client, temporary, content, self._options)
-            self._client.rename(temporary, final, True)
+            try:
+                self._client.rename(temporary, final, replace)
+            except FileExistsError:
+                self._client.delete(temporary)
+                raise
 
         self._ask(f"writing {path}", attempt)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,12 @@ class LocalStore(FileStore):
 
     def put(self, path: str, content: bytes) -> None:
         """See `FileStore.put`."""
+        self._put(path, content, Path.rename)
+
+    def _create(self, path: str, content: bytes) -> None:
+        self._put(path, content, os.link)
+
+    def _put(self, path: str, content: bytes, name: Callable[[Path, Path], object]) -> None:
         final = self._root / path
         temporary = self._root / HIDDEN / f"put-{secrets.token_hex(6)}"
         with asking(final):
@@ -110,7 +116,9 @@ class LocalStore(FileStore):
             sync_folder(final.parent.parent)  # always: its maker may have been killed before it was durable
             try:
                 preflight.write_durably(temporary, content)
-                temporary.rename(final)
+                name(temporary, final)
+            except FileExistsError:
+                pass
             finally:
                 temporary.unlink(missing_ok=True)
             sync_folder(final.parent)

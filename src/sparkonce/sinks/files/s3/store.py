@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TAKEN = 412
 _ASK_AGAIN = "See whether the store can be reached, and with which rights."
 _AWS = re.compile(r"https?://s3[.a-z0-9-]*\.amazonaws\.com(\.cn)?/?")
 
@@ -148,6 +149,13 @@ class S3Store(FileStore):
         """See `FileStore.put`."""
         options = self.settings.encryption()
         self._sure("PutObject", "put_object", Bucket=self.bucket, Key=self.prefix + path, Body=content, **options)
+
+    def _create(self, path: str, content: bytes) -> None:
+        options = self.settings.encryption()
+        asked = {"Bucket": self.bucket, "Key": self.prefix + path, "Body": content, "IfNoneMatch": "*", **options}
+        answer = ask(client(self.settings).put_object, **asked)
+        if isinstance(answer, Answer) and answer.status != _TAKEN:
+            raise self._unsure("PutObject", answer)
 
     def get(self, path: str) -> bytes | None:
         """See `FileStore.get`."""

@@ -1,0 +1,85 @@
+"""``sparkonce files``: looks after the folder of a files sink."""
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sparkonce.files import Compacted
+
+app = typer.Typer(help="Look after the files that a FilesSink has written.", no_args_is_help=True)
+
+
+class Shown(str, Enum):
+    """The forms of a result."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+@app.callback()
+def _main() -> None:
+    """Look after the files that a FilesSink has written."""
+
+
+@app.command()
+def compact(
+    path: Annotated[str, typer.Argument(help="The path of the FilesSink: a folder, hdfs://… or s3://….")],
+    target_size: Annotated[int, typer.Option(min=1, help="The size of a new file, about, in MiB.")] = 128,
+    keep_batches: Annotated[int, typer.Option(min=2, help="How many newest batches are left alone.")] = 10,
+    delete_after: Annotated[
+        float, typer.Option(min=0, help="For how many seconds replaced files are kept, for readers that listed them.")
+    ] = 3600.0,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Go on where files were deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    settings: Annotated[str, typer.Option(help="The sink's store_options in one line: name=value.")] = "",
+    shown: Annotated[Shown, typer.Option("--format", help="How the result is shown.")] = Shown.TABLE,
+) -> None:
+    """Writes the rows of small files of old batches into larger ones, for readers of whole_batches.
+
+    Runs beside the query, and beside another compaction. If it is killed, run it again. Replaced files are deleted by
+    the first run after --delete-after. Until then, readers that list the folder themselves find their rows twice.
+    """
+    from dataclasses import asdict
+
+    from sparkonce.files import compact as compact_files
+    from sparkonce.sinks.files.orphans import options_in
+
+    done = compact_files(
+        path,
+        target_bytes=target_size << 20,
+        keep_batches=keep_batches,
+        delete_after_s=delete_after,
+        missing_ok=missing_ok,
+        dry_run=dry_run,
+        store_options=options_in(settings),
+    )
+    if shown is Shown.JSON:
+        typer.echo(json.dumps([asdict(one) for one in done]))
+    elif not done:
+        typer.echo("There are no whole batches here.")
+    else:
+        _show(done)
+
+
+def _show(done: "list[Compacted]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("sink", "query", "batches", "rows", "files", "MiB", "deleted", "to delete", "done")
+    for one in done:
+        sizes = f"{one.bytes_before / (1 << 20):.1f} to {one.bytes_after / (1 << 20):.1f}"
+        table.add_row(
+            one.sink,
+            one.query,
+            f"{one.batches:,}",
+            f"{one.rows:,}",
+            f"{one.files_before:,} to {one.files_after:,}",
+            sizes,
+            f"{one.deleted:,}",
+            f"{one.left:,}",
+            "yes" if one.done else "no",
+        )
+    Console(highlight=False, soft_wrap=True).print(table)

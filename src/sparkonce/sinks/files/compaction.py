@@ -1,0 +1,374 @@
+"""Compacts small files of old, whole batches into larger ones, from any process, beside a running query.
+
+1. Write the new files where no reader sees them, then publish them at names of their own.
+2. Put the next generation (`sparkonce.sinks.files.generations`). From then on, readers of whole batches read them.
+3. Later delete the files that it replaced, which readers may have listed before.
+
+A compaction that was killed has put its generation or not. If not, the next generation shuts it out, for each number is
+put once. Then its files are deleted: no generation names them, and none ever will.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkonce.arguments import flag, mapping, number, whole_number
+from sparkonce.errors import FilesGoneError, SparkonceError, UnknownOutcomeError
+from sparkonce.protocol.outcomes import COMMITTED
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.files import generations
+from sparkonce.sinks.files.generations import Generation
+from sparkonce.sinks.files.manifests import FOLDER, CommittedFile, Manifest
+from sparkonce.sinks.files.names import extension_in, file_path, name_in
+from sparkonce.sinks.files.places import as_text, open_store
+from sparkonce.sinks.files.reading import list_folders, refuse_gone
+from sparkonce.sinks.files.rewriting import mergeable, rewrite
+from sparkonce.sinks.files.store import Fields, FileStore, StagedFile
+
+TARGET_BYTES = 128 << 20
+KEEP_BATCHES = 10
+DELETE_AFTER_S = 3_600.0
+
+_OWN = "compact~"
+"""The beginning of our files' names, after ``part-``. No sink's name has a ``~``: sweeps of queries pass them by."""
+
+_READ_AT_ONCE = 16
+_READ_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """The result of a compaction of one sink's and query's files, or of a dry run.
+
+    Attributes:
+        sink: The sink's name.
+        query: The short form of the query's id.
+        batches: How many batches were old enough.
+        rows: Their rows, before and after.
+        files_before: Their files before.
+        files_after: Their files after.
+        bytes_before: The size of their files before.
+        bytes_after: The size of their files after; 0 if nothing was written yet.
+        deleted: How many replaced files were deleted, now, of this compaction or earlier ones.
+        left: How many replaced files are left until their time is over.
+        done: Whether it is done. False for a dry run, or if another compaction was faster.
+    """
+
+    sink: str
+    query: str
+    batches: int
+    rows: int
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+    deleted: int
+    left: int
+    done: bool
+
+
+def compact(
+    path: str | Path,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    keep_batches: int = KEEP_BATCHES,
+    delete_after_s: float = DELETE_AFTER_S,
+    missing_ok: bool = False,
+    dry_run: bool = False,
+    store_options: Mapping[str, Any] | None = None,
+) -> list[Compacted]:
+    """Writes the rows of small files of old batches into larger files, for readers of `whole_batches`.
+
+    Args:
+        path: The path of the `FilesSink`.
+        target_bytes: The size of a new file, about. Files of half of it or more stay as they are.
+        keep_batches: How many of the newest batches of each query are left alone, at least 2.
+        delete_after_s: For how long replaced files are kept, for readers that have listed them. They are deleted by the
+            first compaction after that time; with 0 by this one.
+        missing_ok: Whether files may be gone, for example because somebody deletes old ones.
+        dry_run: Whether to change nothing, and only say what would be done.
+        store_options: The options of the `FilesSink`.
+
+    Raises:
+        ConfigurationError: naming the setting and its value.
+        FilesGoneError: if files are gone, and ``missing_ok`` does not allow it.
+        CorruptRecordError: if a file has other bytes or rows than its manifest says.
+        UnknownOutcomeError: if the store cannot be asked now. Run it again.
+    """
+    wanted = _Wanted(
+        target_bytes=whole_number("target_bytes", target_bytes, least=1),
+        keep_batches=whole_number("keep_batches", keep_batches, least=2),
+        delete_after_s=number("delete_after_s", delete_after_s, least=0),
+        missing_ok=flag("missing_ok", missing_ok),
+        dry_run=flag("dry_run", dry_run),
+    )
+    options = mapping("store_options", store_options or {}, example="what FilesSink is given")
+    with closing(open_store(as_text(path), options)) as store:
+        batches, newest = generations.read_everything(store)
+        keys = sorted({(one.prefix, one.query) for one in batches} | set(newest))
+        return [
+            _Compactor(store, wanted, newest.get(key, Generation(prefix=key[0], query=key[1]))).run(
+                [one for one in batches if (one.prefix, one.query) == key]
+            )
+            for key in keys
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    target_bytes: int
+    keep_batches: int
+    delete_after_s: float
+    missing_ok: bool
+    dry_run: bool
+
+
+class _Compactor:
+    """One compaction of the files of one prefix and query, upon one generation."""
+
+    def __init__(self, store: FileStore, wanted: _Wanted, base: Generation) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._base = base
+        self._nonce = secrets.token_hex(4)
+        self._copy = secrets.token_hex(6)
+        self._count = 0
+
+    def run(self, batches: Sequence[Manifest]) -> Compacted:
+        """Compacts.
+
+        Args:
+            batches: The manifests of all the query's batches.
+        """
+        base = self._base
+        single = [one for one in batches if not base.covers(one.batch)]
+        old = sorted(single, key=lambda one: one.batch)[: max(0, len(single) - self._wanted.keep_batches)]
+        parts = [*((base.whole,) if base.whole is not None else ()), *old]
+        files = [file for part in parts for file in part.files]
+        listed = list_folders(self._store, [*(one.path for one in files), *base.named])
+        files = self._present(files, frozenset(listed))
+        groups = _groups(files, self._wanted.target_bytes)
+        dry, beaten = self._wanted.dry_run, False
+        deleted = 0 if dry else self._delete_due(base)
+        due = any(self._is_due(at) for at, _ in base.replaced)
+        killed = any(self._is_own(path) and path not in base.named for path in listed) or self._has_staged()
+        try:
+            replaced, new = ([], []) if dry else self._rewrite(groups)
+        except SparkonceError:
+            if self._newest().number == base.number:
+                raise
+            replaced, new, beaten = [], [], True  # another compaction was faster, and has deleted these files
+        after = base
+        if not dry and (replaced or due or killed):
+            after = self._put(parts, files, replaced, new)
+            deleted += self._delete_due(after) if replaced else 0
+            self._clear(after, listed)
+        mine = after.nonce == self._nonce
+        kept = [one for one in files if not mine or one not in frozenset(replaced)]
+        return Compacted(
+            sink=parts[0].sink if parts else base.prefix,
+            query=base.query,
+            batches=len(old) + sum(last - first + 1 for first, last in (base.whole.compacted if base.whole else ())),
+            rows=sum(one.rows for one in files),
+            files_before=len(files),
+            files_after=self._expected(groups, len(files)) if dry else len(kept) + (len(new) if mine else 0),
+            bytes_before=sum(one.size_bytes for one in files),
+            bytes_after=0 if dry else sum(one.size_bytes for one in (*kept, *(new if mine else ()))),
+            deleted=deleted,
+            left=sum(len(paths) for at, paths in after.replaced if not self._is_due(at)),
+            done=not dry and not beaten and (mine or not replaced),
+        )
+
+    # --- what to compact --------------------------------------------------------------------------------------------
+
+    def _present(self, files: Sequence[CommittedFile], listed: frozenset[str]) -> list[CommittedFile]:
+        if not self._wanted.missing_ok:
+            refuse_gone(self._store, [one.path for one in files], listed)
+        return [one for one in files if one.path in listed]
+
+    def _expected(self, groups: Sequence[Sequence[CommittedFile]], files: int) -> int:
+        """Returns about how many files there would be, if those of a group share a schema."""
+        target = self._wanted.target_bytes
+        return files - sum(len(one) - -(-sum(file.size_bytes for file in one) // target) for one in groups)
+
+    # --- new files --------------------------------------------------------------------------------------------------
+
+    def _rewrite(self, groups: Sequence[Sequence[CommittedFile]]) -> tuple[list[CommittedFile], list[CommittedFile]]:
+        """Writes and publishes new files; returns the files whose rows they have, and the new ones."""
+        replaced: list[CommittedFile] = []
+        new: list[CommittedFile] = []
+        fields: list[Fields] = []
+        staged: list[StagedFile] = []
+        try:
+            for group in groups:
+                folder = group[0].path.rpartition("/")[0]
+
+                def stage(extension: str, folder: str = folder) -> StagedFile:
+                    staged.append(self._stage(folder, extension))
+                    return staged[-1]
+
+                for one in rewrite(self._contents(group), stage, self._wanted.target_bytes):
+                    if len(one.inputs) == 1:  # the only one of its schema
+                        one.staged.discard()
+                        continue
+                    sealed = one.staged.seal()
+                    fields.append(sealed)
+                    replaced += one.inputs
+                    new.append(
+                        CommittedFile(
+                            path=str(sealed["path"]),
+                            rows=one.rows,
+                            size_bytes=int(sealed["size"]),
+                            checksum=str(sealed["checksum"]),
+                        )
+                    )
+        except BaseException:
+            for file in staged:
+                file.discard()
+            raise
+        for answer in self._store.publish(fields):
+            if answer.outcome not in COMMITTED:
+                raise UnknownOutcomeError(
+                    f"A new file could not be published: {answer.reason}", next_step="Run the compaction again."
+                )
+        return replaced, new
+
+    def _stage(self, folder: str, extension: str) -> StagedFile:
+        name = TransactionName(
+            prefix=_OWN + self._base.prefix,
+            query=self._base.query,
+            token=Token(self._base.number + 1, self._nonce),
+            batch=0,
+            slot=0,
+            copy=self._copy,
+        )
+        self._count += 1
+        return self._store.stage(name, file_path(folder, name, self._count, extension))
+
+    def _contents(self, files: Sequence[CommittedFile]) -> Iterator[tuple[CommittedFile, bytes]]:
+        """Reads some files at once, within a bound of memory."""
+        some: list[CommittedFile] = []
+        size = 0
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            for file in (*files, None):
+                if file is None or len(some) == _READ_AT_ONCE or size + file.size_bytes > _READ_BYTES:
+                    yield from zip(some, pool.map(self._get, some), strict=True)
+                    some, size = [], 0
+                if file is not None:
+                    some.append(file)
+                    size += file.size_bytes
+
+    def _get(self, file: CommittedFile) -> bytes:
+        content = self._store.get(file.path)
+        if content is None:
+            raise FilesGoneError(
+                f"{self._store.location}/{file.path} is gone since it was listed.",
+                next_step="Run the compaction again: another one may have replaced it.",
+                gone=[file.path],
+            )
+        return content
+
+    # --- the next generation ----------------------------------------------------------------------------------------
+
+    def _put(
+        self,
+        parts: Sequence[Manifest],
+        files: Sequence[CommittedFile],
+        replaced: Sequence[CommittedFile],
+        new: Sequence[CommittedFile],
+    ) -> Generation:
+        """Puts the next generation, and returns the newest one: this one, or another compaction's."""
+        gone = frozenset(replaced)
+        left = tuple((at, paths) for at, paths in self._base.replaced if not self._is_due(at))
+        if replaced:
+            left = (*left, (_now_ms(), tuple(one.path for one in replaced)))
+        whole = self._base.whole
+        if replaced:
+            kept = [one for one in files if one not in gone]
+            whole = replace(
+                parts[-1],
+                files=tuple(sorted((*kept, *new), key=lambda one: one.path)),
+                transactions=(),
+                compacted=_runs(parts),
+            )
+        after = replace(self._base, number=self._base.number + 1, nonce=self._nonce, whole=whole, replaced=left)
+        self._store.put_new(after.path, after.encode())
+        newest = self._newest()
+        # The one before stays for readers that have listed it.
+        older = [replace(self._base, number=one).path for one in self._numbers() if one < newest.number - 1]
+        self._store.delete(older)
+        return newest
+
+    def _numbers(self) -> list[int]:
+        found = generations.list_generations(self._store.list_names(FOLDER))
+        return found.get((self._base.prefix, self._base.query), [])
+
+    def _newest(self) -> Generation:
+        while numbers := self._numbers():
+            newest = generations.read(self._store, self._base.prefix, self._base.query, numbers[-1])
+            if newest is not None:  # or else a newer one has replaced it meanwhile
+                return newest
+        return self._base
+
+    def _delete_due(self, generation: Generation) -> int:
+        due = [path for at, paths in generation.replaced if self._is_due(at) for path in paths]
+        self._store.delete(due)
+        return len(due)
+
+    def _is_due(self, at_ms: int) -> bool:
+        return at_ms + self._wanted.delete_after_s * 1_000 <= _now_ms()
+
+    # --- what killed and slower compactions have left ---------------------------------------------------------------
+
+    def _is_own(self, path: str) -> bool:
+        return self._is_ours(name_in(path))
+
+    def _is_ours(self, name: TransactionName | None) -> bool:
+        return name is not None and (name.prefix, name.query) == (_OWN + self._base.prefix, self._base.query)
+
+    def _has_staged(self) -> bool:
+        return any(self._is_ours(one.name) for one in self._store.list_staged())
+
+    def _clear(self, newest: Generation, listed: Sequence[str]) -> None:
+        """Deletes the files of all compactions that the newest generation has shut out."""
+        staged = [one for one in self._store.list_staged() if self._is_shut_out(one.name, newest)]
+        # Discarded first: then nobody can publish one of them any more.
+        self._store.discard([one.fields for one in staged])
+        again = list_folders(self._store, [*listed, *newest.named])
+        self._store.delete(
+            [path for path in again if path not in newest.named and self._is_shut_out(name_in(path), newest)]
+        )
+
+    def _is_shut_out(self, name: TransactionName | None, newest: Generation) -> bool:
+        return name is not None and self._is_ours(name) and name.token.position <= newest.number
+
+
+def _groups(files: Sequence[CommittedFile], target_bytes: int) -> list[list[CommittedFile]]:
+    """Returns the small files of each folder and extension, where there are several."""
+    found: dict[tuple[str, str], list[CommittedFile]] = {}
+    for one in files:
+        if one.size_bytes * 2 < target_bytes:
+            found.setdefault((one.path.rpartition("/")[0], extension_in(one.path)), []).append(one)
+    return [some for _, some in sorted(found.items()) if len(some) > 1 and mergeable(some)]
+
+
+def _runs(parts: Sequence[Manifest]) -> tuple[tuple[int, int], ...]:
+    """Returns the first and last number of each run of batches without a gap."""
+    runs: list[tuple[int, int]] = []
+    for first, last in sorted(run for part in parts for run in (part.compacted or ((part.batch, part.batch),))):
+        if runs and first == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], last)
+        else:
+            runs.append((first, last))
+    return tuple(runs)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

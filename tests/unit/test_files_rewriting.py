@@ -1,0 +1,128 @@
+"""The rows of many files in one, by format: what was written, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from integration.files_scene import Life
+from sparkonce import FilesSink
+from sparkonce.errors import CorruptRecordError
+from sparkonce.files import compact, whole_batches
+from sparkonce.sinks.files import manifests
+from sparkonce.sinks.files.formats import FORMATS
+from sparkonce.sinks.files.local.store import LocalStore
+from sparkonce.sinks.files.names import extension_in
+
+WIDE = pa.table(
+    {
+        "text": ['a "quote", a comma\nand a line', "", None],
+        "number": pa.array([1, None, -3], pa.int64()),
+        "price": pa.array([Decimal("1.50"), None, Decimal("-2.00")], pa.decimal128(9, 2)),
+        "ratio": [0.1, float("nan"), None],
+        "day": [date(2024, 2, 29), None, date(1969, 1, 1)],
+        "at": pa.array([datetime(2024, 2, 29, 12, tzinfo=timezone.utc), None, None], pa.timestamp("us", "UTC")),
+        "raw": [b"\x00\n", b"", None],
+        "yes": [True, False, None],
+    }
+)
+TEXT = pa.table({"text": ["one", "", "three"]})
+
+
+def folder_of(folder: Path, tables: list[pa.Table], **settings: Any) -> Path:
+    life = Life(FilesSink(str(folder), **settings))
+    for batch, table in enumerate([*tables, tables[0], tables[0]]):
+        life.run_batch(table, batch=batch)
+    return folder
+
+
+def contents(folder: Path) -> list[bytes]:
+    """Returns the bytes of all files but the newest two, decompressed."""
+    found = []
+    for path in whole_batches(folder)[:-2]:
+        with pa.input_stream(path, compression="detect") as stream:
+            found.append(stream.read())
+    return found
+
+
+LINES = [(one, codec) for one in ("csv", "json", "text") for codec in FORMATS[one].codecs]
+
+
+@pytest.mark.parametrize(("format", "codec"), LINES)
+def test_lines_are_copied(format: str, codec: str, tmp_path: Path) -> None:  # noqa: A002
+    table = TEXT if format == "text" else WIDE
+    folder = folder_of(tmp_path, [table, table.slice(1), table.slice(2)], format=format, compression=codec)
+    before = contents(folder)
+    (done,) = compact(folder, keep_batches=2)
+    assert (done.rows, done.files_after) == (6, 1)
+    (after,) = contents(folder)
+    header = before[0].splitlines(keepends=True)[0] if format == "csv" else b""
+    assert after == header + b"".join(one.removeprefix(header) for one in before)
+    assert {extension_in(path) for path in whole_batches(folder)} == {extension_in(whole_batches(folder)[-1])}
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_a_first_row_that_looks_like_the_header_stays(header: bool, tmp_path: Path) -> None:
+    tables = [pa.table({"name": ["name", "x"]}), pa.table({"name": ["name"]})]
+    folder = folder_of(tmp_path, tables, format="csv", options={"header": header})
+    compact(folder, keep_batches=2)
+    assert contents(folder) == [b'"name"\n' * header + b'"name"\n"x"\n"name"\n']
+
+
+@pytest.mark.parametrize(
+    ("format", "codec"), [(one, codec) for one in ("parquet", "arrow") for codec in FORMATS[one].codecs]
+)
+def test_tables_keep_types_and_compression(format: str, codec: str, tmp_path: Path) -> None:  # noqa: A002
+    wide = pa.concat_tables([WIDE.append_column("many", pa.array([[1, None], [], None]))] * 50)
+    folder = folder_of(tmp_path, [wide, wide], format=format, compression=codec)
+    first = whole_batches(folder)[0]
+    compact(folder, keep_batches=2)
+    after = whole_batches(folder)[0]
+    if format == "parquet":
+        found = [pq.ParquetFile(one).metadata.row_group(0).column(0).compression for one in (first, after)]
+        assert found[0] == found[1]
+        assert pq.ParquetFile(after).schema_arrow.equals(pq.ParquetFile(first).schema_arrow, check_metadata=True)
+    read = pq.read_table if format == "parquet" else lambda path: pa.ipc.open_file(path).read_all()
+    assert str(read(after).to_pylist()) == str(wide.to_pylist() * 2)  # NaN is not equal to itself
+    if format == "arrow":
+        assert read(after).schema.equals(read(first).schema, check_metadata=True)
+        assert Path(after).stat().st_size < 2 * Path(first).stat().st_size
+
+
+def test_files_of_other_columns_are_not_mixed(tmp_path: Path) -> None:
+    other = pa.table({"text": ["new"], "more": [1]})
+    folder = folder_of(tmp_path, [TEXT, other, TEXT, other, pa.table({"alone": [1]})])
+    before = set(whole_batches(folder))
+    (done,) = compact(folder, keep_batches=2)
+    assert (done.files_before, done.files_after) == (5, 3)
+    assert len(before & set(whole_batches(folder))) == 3  # the one of its own columns, and those of the newest two
+    assert compact(folder, keep_batches=2)[0].files_after == 3
+
+
+def test_new_files_are_of_about_the_wanted_size_and_stay(tmp_path: Path) -> None:
+    table = pa.table({"text": ["x" * 100] * 10})
+    folder = folder_of(tmp_path, [table] * 40, format="json")
+    (done,) = compact(folder, keep_batches=2, target_bytes=11_200, delete_after_s=0)
+    assert (done.rows, done.files_before, done.files_after) == (400, 40, 4)
+    before = whole_batches(folder)
+    assert compact(folder, keep_batches=2, target_bytes=11_200)[0].files_after == 4
+    assert whole_batches(folder) == before
+
+
+def test_rows_that_are_not_as_many_as_the_manifest_says_stop_it(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [TEXT, TEXT], format="text")
+    store = LocalStore(folder)
+    for name in manifests.list_manifests(store):
+        path = f"{manifests.FOLDER}/{name.text}"
+        store.put(path, (store.get(path) or b"").replace(b'"rows":3', b'"rows":4'))
+    before = whole_batches(folder)
+    with pytest.raises(CorruptRecordError, match="has 3 rows, and its manifest says 4"):
+        compact(folder, keep_batches=2)
+    assert whole_batches(folder) == before
+    assert not list((folder / ".sparkonce" / "held").iterdir())
