@@ -12,9 +12,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from golden.kept import CHANGED, DECIDED, FINISHED, KILLED, NEWEST, SHORT, STATES, UNDECIDED, VERSIONS, copy, state
+from golden.kept import (
+    CHANGED,
+    DECIDED,
+    FINISHED,
+    HERE,
+    KILLED,
+    NEWEST,
+    SHORT,
+    STATES,
+    UNDECIDED,
+    VERSIONS,
+    copy,
+    state,
+)
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import CorruptRecordError
+from sparkonce.files import compact
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.local.store import LocalStore
@@ -45,6 +59,23 @@ def folder_of(made: Path, sink: str) -> DiskFolder:
 
 
 # --- the files sink --------------------------------------------------------------------------------------------------
+
+
+def test_a_compacted_folder_is_read_and_compacted_further(tmp_path: Path) -> None:
+    """Reads a folder of v1 after ``compact(folder, keep_batches=2)`` of the first version that had it."""
+    folder = tmp_path / "plain"
+    shutil.copytree(HERE / "compacted" / "plain", folder)
+    (folder / ".sparkonce" / "held").mkdir(parents=True)
+    before = read_manifests(files("v1", FINISHED, "files"))
+    compacted, *single = read_manifests(folder)
+    assert single == before[-2:]
+    assert (compacted.compacted, compacted.batch) == (((0, 4),), 4)
+    assert compacted.rows == sum(one.rows for one in before[:-2]) == 36
+    assert len(whole_batches(folder)) == 1 + sum(len(one.files) for one in single)
+    (done,) = compact(folder, keep_batches=2, delete_after_s=0)
+    assert done.deleted == sum(len(one.files) for one in before[:-2])
+    assert read_manifests(folder) == [compacted, *single]
+    assert sorted(map(str, folder.rglob("*.json"))) == sorted(whole_batches(folder))
 
 
 def test_what_manifests_names_say() -> None:
