@@ -49,7 +49,7 @@ SETTINGS = {
 @pytest.mark.parametrize(
     "cells",
     [
-        pytest.param(SHORT, id="short", marks=pytest.mark.drawn(4, "merge")),
+        pytest.param(SHORT, id="short", marks=pytest.mark.drawn(5, "merge")),
         pytest.param(LONG[:15], id="long", marks=pytest.mark.slow),
         pytest.param(LONG[15:], id="longer", marks=pytest.mark.slow),
     ],

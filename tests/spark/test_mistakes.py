@@ -78,7 +78,7 @@ START = [
     Mistake("read_rabbitmq_stream(spark, RabbitMQ(), streams='s', accept_lost={'t': 17})", "is none of the streams"),
     Mistake("read_rabbitmq_queue(spark, 'rabbit', queue='q', checkpoint='/cp')", "server='rabbit' is not a RabbitMQ"),
     Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='', checkpoint='/cp')", "queue='' is empty"),
-    Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='q', checkpoint='cp')", "is relative to this process's"),
+    Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='q', checkpoint='')", "checkpoint='' names no folder"),
     Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='q', checkpoint='/cp', prefetch=0)", "prefetch=0 is not"),
     Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='q', checkpoint='/cp', identify='id')", "identify='id'"),
     Mistake("read_rabbitmq_queue(spark, RabbitMQ(), queue='q', checkpoint='/cp', acknowledge='now')", "is not known"),

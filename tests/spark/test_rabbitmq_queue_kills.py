@@ -34,7 +34,7 @@ CELLS: Sequence[Cell] = [
     (Phase.SWEEPING_OWN.name, {}),
     (Phase.IDLE.name, {}),
 ]
-KINDS = [("classic", "finished"), ("quorum", "finished"), ("classic", "stored")]
+KINDS = [("classic", "finished"), ("quorum", "stored")]
 ROWS, ROWS_PER_BATCH = 600, 200
 
 

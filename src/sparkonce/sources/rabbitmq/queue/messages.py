@@ -87,7 +87,7 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
 
 def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
     """Returns messages as rows."""
-    columns = (
+    columns: tuple[Sequence[Any], ...] = (
         [one.value for one in messages],
         [one.message_id for one in messages],
         [one.exchange for one in messages],
