@@ -18,6 +18,7 @@ from sparkonce.errors import SparkonceError
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.rig.servers.pravega import Pravega
 from sparkonce.rig.servers.process import find_program
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
@@ -91,6 +92,16 @@ def hdfs_server() -> Hdfs:
         server = Hdfs(_new_folder("hdfs") / "data", permissions=True)
     except SparkonceError as error:
         pytest.skip(f"HDFS cannot be had here: {error.message}")
+    return _open.enter_context(server)
+
+
+@cache
+def pravega_server() -> Pravega:
+    """Starts the only one that a machine can have. For tests that use Spark's session: they are of one process."""
+    try:
+        server = Pravega(_new_folder("pravega") / "settings")
+    except SparkonceError as error:
+        pytest.skip(f"Pravega cannot be had here: {error.message}")
     return _open.enter_context(server)
 
 

@@ -74,8 +74,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def table_libraries() -> Iterator[str]:
-    """Yields the libraries of Delta and Iceberg that there are for this Spark."""
-    for wanted in ({"delta": True}, {"iceberg": True}):
+    """Yields the libraries of Delta, Iceberg and Pravega that there are for this Spark."""
+    for wanted in ({"delta": True}, {"iceberg": True}, {"pravega": True}):
         with suppress(ConfigurationError):
             yield spark_packages(**wanted).split(",")[-1]
 

@@ -136,6 +136,7 @@ def test_tables_are_named_in_the_version_that_fits() -> None:
         "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
     )
     assert spark_packages("4.0.3", avro=False, delta=True, iceberg=True).split(",")[1:] == [delta, iceberg]
+    assert spark_packages("4.9.1", avro=False, pravega=True).split(",")[1:] == ["io.pravega:pravega-client:0.13.0"]
     with pytest.raises(ConfigurationError, match=r"Which iceberg-spark-runtime fits Spark 4\.9\.1 is not known"):
         spark_packages("4.9.1", iceberg=True)
     assert "iceberg-spark-runtime-4.9_2.13:<the version for Spark 4.9>" in str(missing_module(ICEBERG_MODULE, "4.9.1"))

@@ -11,6 +11,9 @@ KAFKA_MODULE = "spark-sql-kafka-0-10"
 AVRO_MODULE = "spark-avro"
 DELTA_MODULE = "delta-spark"
 ICEBERG_MODULE = "iceberg-spark-runtime"
+PRAVEGA_MODULE = "pravega-client"
+PRAVEGA_VERSION = "0.13.0"
+PRAVEGA_CLIENT = f"io.pravega:{PRAVEGA_MODULE}:{PRAVEGA_VERSION}"
 
 SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
@@ -28,8 +31,15 @@ _TABLES = {
 """The coordinates that the sinks are tested with, by Spark's version. Delta and Iceberg have their own versions."""
 
 
-def spark_packages(version: str | None = None, *, avro: bool = True, delta: bool = False, iceberg: bool = False) -> str:
-    """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta or Iceberg.
+def spark_packages(
+    version: str | None = None,
+    *,
+    avro: bool = True,
+    delta: bool = False,
+    iceberg: bool = False,
+    pravega: bool = False,
+) -> str:
+    """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta, Iceberg or Pravega.
 
     Spark's own must have exactly Spark's version (Spark's "Structured Streaming + Kafka Integration Guide", Deploying).
 
@@ -38,6 +48,7 @@ def spark_packages(version: str | None = None, *, avro: bool = True, delta: bool
         avro: True for the Avro module too.
         delta: True for Delta Lake, in the version that `DeltaSink` is tested with.
         iceberg: The same for `IcebergSink`.
+        pravega: The same for `PravegaSink`.
 
     Returns:
         The coordinates, separated by commas.
@@ -60,12 +71,14 @@ def spark_packages(version: str | None = None, *, avro: bool = True, delta: bool
                 f"Which {module} fits Spark {found[1]} is not known here, only for {', '.join(_TABLES[module])}.",
                 next_step="Look up the version that its project names for that Spark, and add its coordinate.",
             )
-    wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables}
+    wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables, PRAVEGA_MODULE: pravega}
     return ",".join(_coordinate(module, found[1]) for module, one in wanted.items() if one)
 
 
 def _coordinate(module: str, version: str) -> str:
     """Returns a module's coordinate; with words instead of the version if that is not known."""
+    if module == PRAVEGA_MODULE:
+        return PRAVEGA_CLIENT
     short = ".".join(version.split(".")[:2])
     if module == DELTA_MODULE:
         return _TABLES[module].get(short, f"io.delta:delta-spark_{SCALA}:<the version for Spark {short}>")

@@ -11,6 +11,7 @@
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``read_rabbitmq_queue``: RabbitMQ queues, by the Python data source ``rabbitmq_queue``.
 - ``read_rabbitmq_stream``: RabbitMQ streams, by the Python data source ``rabbitmq_stream``.
+- ``pravega``: the sink of Pravega streams.
 - ``tables``: the sinks of Delta and Iceberg tables.
 - ``show``: progress and errors, as people see them.
 - ``job``: runs a user's file and ends its queries.

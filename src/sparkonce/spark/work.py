@@ -21,6 +21,7 @@ from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
 from sparkonce.spark.grouping import Grouping
+from sparkonce.spark.pravega.sink import PravegaSink
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.tables.merging import quoted
 from sparkonce.spark.tables.sink import TableSink
@@ -171,6 +172,8 @@ class SparkWork:
             if isinstance(sink, TableSink):
                 mark = _MARK.format(number) if letters else ""
                 df = sink.checked(df, mark)
+            elif isinstance(sink, PravegaSink):
+                df = sink.checked(df)
             fingerprint = _FINGERPRINT.format(number)
             selected += [row_hash(columns).alias(fingerprint), *([F.col(mark)] if mark else [])]
             tasks.append(

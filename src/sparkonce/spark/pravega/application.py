@@ -1,0 +1,107 @@
+"""The driver half of the Pravega sink: one transaction for all rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from py4j.protocol import Py4JJavaError
+
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished
+from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
+from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
+from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.spark.pravega.client import PravegaStream, StatusUnknownError
+from sparkonce.spark.pravega.notes import TransactionNotes
+from sparkonce.spark.tables.errors import error_message
+
+COMMITTED = "COMMITTED"
+OPEN = "OPEN"
+ABORTED = "ABORTED"
+
+
+class PravegaApplication(Application):
+    """Writes files to a stream in a transaction, whose id it notes before.
+
+    Args:
+        folder: The sink's folder.
+        sink: The sink's name.
+        settings: One call for all rows of a batch.
+        stream: The stream.
+    """
+
+    def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings, stream: PravegaStream) -> None:
+        super().__init__(folder, sink, settings)
+        self._stream = stream
+        self._notes = TransactionNotes(folder.ledger.files)
+
+    def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
+        """Asks for the status of the last transaction that was begun for the rows. Aborts it if it is open.
+
+        Raises:
+            RefusedError: if Pravega has forgotten it.
+            StatusUnknownError: if Pravega does not tell.
+        """
+        _, transaction = self._notes.last(unit.name)
+        return transaction is not None and self._is_committed(transaction, token)
+
+    def _is_committed(self, transaction: str, token: ApplyToken) -> bool:
+        with self._stream.writer() as writer:
+            status = self._stream.settled(writer, transaction)
+            if status == OPEN:
+                try:
+                    self._stream.abort(writer, transaction)
+                except Py4JJavaError as error:
+                    raise StatusUnknownError(
+                        f"Transaction {transaction} cannot be aborted: {error_message(error)}"
+                    ) from error
+                status = self._stream.settled(writer, transaction)
+        if status is None:
+            raise RefusedError(
+                f"Whether {token.id} was written is no longer known: Pravega has forgotten transaction {transaction}."
+            )
+        if status not in (COMMITTED, ABORTED):
+            raise StatusUnknownError(f"Transaction {transaction} is {status}.")
+        return status == COMMITTED
+
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
+        """Writes the rows in a transaction, and commits it; readers see them when it returns.
+
+        Raises:
+            RetryLaterError: if another driver writes them, or if the outcome is not known.
+            RefusedError: see `is_applied`.
+        """
+        count, last = self._notes.last(unit.name)
+        # Another driver may have begun since this one asked.
+        if last is not None and self._is_committed(last, token):
+            return
+        urls = [self._folder.url(entry.name) for entry in unit.entries]
+        try:
+            with self._stream.writer() as writer:
+                transaction = writer.beginTxn()
+                noted = str(transaction.getTxnId().toString())
+                if not self._notes.put(unit.name, count, noted):
+                    transaction.abort()
+                    raise RetryLaterError("Another driver writes these rows now.")
+                written = self._stream.write(transaction, urls)
+                if written != token.rows:
+                    transaction.abort()
+                    raise RefusedError(f"{written} of {token.rows} rows of {token.id} could be read.")
+                transaction.commit()
+                if (status := self._stream.settled(writer, noted)) != COMMITTED:
+                    raise RetryLaterError(f"Transaction {noted} was to be committed, and is {status}.")
+        except Py4JJavaError as error:
+            raise RetryLaterError(error_message(error)) from error
+
+
+class PravegaCommitter(WriteAheadCommitter):
+    """Finishes transactions whose rows go to a stream. See `WriteAheadCommitter`."""
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """Deletes old markers, and the notes of transactions that belong to them."""
+        super().conclude(batch, handles)
+        ledger = self._folder.ledger
+        for name in {one.query for handle in handles if not isinstance(one := self.transaction_of(handle), Finished)}:
+            TransactionNotes(ledger.files).forget(name, ledger.forgotten_up_to(name))

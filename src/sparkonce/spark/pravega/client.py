@@ -1,0 +1,144 @@
+"""Pravega's Java client in the JVM of the driver's session.
+
+The loop over the rows is Java, too: a call through py4j costs more than an event. Spark ships the compiler that
+compiles its own generated code, Janino, and it compiles these lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+
+from sparkonce.spark.tables.committer import read_rows
+from sparkonce.spark.tables.errors import error_message
+from sparkonce.spark.tables.merging import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+LEASE_MS = 90_000
+"""The time after which Pravega aborts a transaction whose driver is gone. The client renews it by itself."""
+
+_SETTLES_WITHIN_S = 60.0
+_ASK_EVERY_S = 0.02
+_TRANSIENT = ("COMMITTING", "ABORTING")
+
+_SOURCE = """
+import io.pravega.client.stream.Transaction;
+import java.nio.ByteBuffer;
+import java.util.Iterator;
+import org.apache.spark.sql.Row;
+
+public class SparkonceEvents {
+    public long write(Object rows, Object transaction) throws Exception {
+        Iterator each = (Iterator) rows;
+        Transaction events = (Transaction) transaction;
+        long written = 0;
+        while (each.hasNext()) {
+            Row row = (Row) each.next();
+            ByteBuffer value = ByteBuffer.wrap((byte[]) row.get(0));
+            if (row.isNullAt(1)) {
+                events.writeEvent(value);
+            } else {
+                events.writeEvent((String) row.get(1), value);
+            }
+            written++;
+        }
+        events.flush();
+        return written;
+    }
+}
+"""
+
+
+class StatusUnknownError(Exception):
+    """Raised if Pravega does not answer, or not in time, what became of a transaction."""
+
+
+class PravegaStream:
+    """One stream, and the transactions of it.
+
+    Args:
+        spark: The driver's session, with Pravega's jars.
+        controller: The controller's URI.
+        scope: The stream's scope.
+        stream: Its name.
+    """
+
+    def __init__(self, spark: SparkSession, controller: str, scope: str, stream: str) -> None:
+        self._spark = spark
+        self._jvm: Any = spark._jvm
+        self._pravega = self._jvm.io.pravega.client
+        self._scope, self._stream = scope, stream
+        uri = self._jvm.java.net.URI.create(controller)
+        self._config = self._pravega.ClientConfig.builder().controllerURI(uri).build()
+        self._events: Any = None
+
+    def exists(self) -> bool:
+        """Tells whether there is such a stream."""
+        manager = self._pravega.admin.StreamManager.create(self._config)
+        try:
+            return bool(manager.checkStreamExists(self._scope, self._stream))
+        finally:
+            manager.close()
+
+    @contextmanager
+    def writer(self) -> Iterator[Any]:
+        """Opens a writer of transactions. Those that it begins live at least as long as it is open."""
+        stream = self._pravega.stream
+        factory = self._pravega.EventStreamClientFactory.withScope(self._scope, self._config)
+        try:
+            settings = stream.EventWriterConfig.builder().transactionTimeoutTime(LEASE_MS).build()
+            made = factory.createTransactionalEventWriter(self._stream, stream.impl.ByteBufferSerializer(), settings)
+            try:
+                yield made
+            finally:
+                made.close()
+        finally:
+            factory.close()
+
+    def write(self, transaction: Any, urls: Sequence[str]) -> int:
+        """Writes the rows of these files, one after the other, and flushes. Returns their number."""
+        if self._events is None:
+            compiler = self._jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(self._pravega.ClientConfig.builder().getClass().getClassLoader())
+            compiler.cook(_SOURCE)
+            self._events = compiler.getClassLoader().loadClass("SparkonceEvents").newInstance()
+        written = 0
+        for url in urls:
+            rows = read_rows(self._spark, [url])
+            key = "cast(key as string)" if "key" in rows.columns else "cast(null as string)"
+            events = rows.selectExpr(f"cast({quoted('value')} as binary)", key)
+            written += self._events.write(events._jdf.toLocalIterator(), transaction)
+        return written
+
+    def settled(self, writer: Any, transaction: str) -> str | None:
+        """Returns the status of a transaction, once it changes no more by itself; None if Pravega knows no such one.
+
+        Raises:
+            StatusUnknownError: if it does not tell in time.
+        """
+        uuid = self._jvm.java.util.UUID.fromString(transaction)
+        give_up_at = time.monotonic() + _SETTLES_WITHIN_S
+        while True:
+            try:
+                status = str(writer.getTxn(uuid).checkStatus().toString())
+            except Py4JJavaError as error:
+                if "NOT_FOUND" in (message := error_message(error)):
+                    return None
+                raise StatusUnknownError(f"Pravega does not tell the status of {transaction}: {message}") from error
+            if status not in _TRANSIENT:
+                return status
+            if time.monotonic() >= give_up_at:
+                raise StatusUnknownError(f"Transaction {transaction} is still {status}.")
+            time.sleep(_ASK_EVERY_S)
+
+    def abort(self, writer: Any, transaction: str) -> None:
+        """Aborts an open transaction. Whoever does it asks for the status afterwards: a commit may have been faster."""
+        writer.getTxn(self._jvm.java.util.UUID.fromString(transaction)).abort()

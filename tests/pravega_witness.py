@@ -1,0 +1,56 @@
+"""Asks a Pravega server by the Java client, apart from the sink: streams, and the events that a reader finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+SCOPE = "tests"
+
+
+class PravegaWitness:
+    def __init__(self, spark: SparkSession, controller: str) -> None:
+        self._pravega: Any = spark._jvm.io.pravega.client
+        self._jvm: Any = spark._jvm
+        self.config = self._pravega.ClientConfig.builder().controllerURI(spark._jvm.java.net.URI.create(controller))
+        self.config = self.config.build()
+
+    def create(self, stream: str, segments: int = 2) -> None:
+        with_segments = self._pravega.stream.ScalingPolicy.fixed(segments)
+        settings = self._pravega.stream.StreamConfiguration.builder().scalingPolicy(with_segments).build()
+        manager = self._pravega.admin.StreamManager.create(self.config)
+        try:
+            manager.createScope(SCOPE)
+            assert manager.createStream(SCOPE, stream, settings)
+        finally:
+            manager.close()
+
+    def delete(self, stream: str) -> None:
+        manager = self._pravega.admin.StreamManager.create(self.config)
+        try:
+            assert manager.sealStream(SCOPE, stream)
+            assert manager.deleteStream(SCOPE, stream)
+        finally:
+            manager.close()
+
+    def segments(self, stream: str) -> list[list[str]]:
+        """The events of each segment, in order."""
+        client = self._pravega.BatchClientFactory.withScope(SCOPE, self.config)
+        cut = self._pravega.stream.StreamCut.UNBOUNDED
+        text = self._jvm.java.nio.charset.StandardCharsets.UTF_8
+        found = []
+        try:
+            ranges = client.getSegments(self._pravega.stream.Stream.of(SCOPE, stream), cut, cut).getIterator()
+            while ranges.hasNext():
+                events = client.readSegment(ranges.next(), self._pravega.stream.impl.ByteBufferSerializer())
+                found.append([])
+                while events.hasNext():
+                    found[-1].append(str(text.decode(events.next()).toString()))
+                events.close()
+        finally:
+            client.close()
+        return found
+
+    def events(self, stream: str) -> list[str]:
+        return sorted(event for segment in self.segments(stream) for event in segment)
