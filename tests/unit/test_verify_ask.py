@@ -72,6 +72,11 @@ def test_a_users_kafka_is_named_in_one_of_three_ways(more: dict[str, Any], tmp_p
     assert options.places == {"kafka": "b:9092"}
 
 
+def test_kafka_refuses_rows_if_it_is_asked_to(tmp_path: Path) -> None:
+    assert ask(tmp_path, refuse_every=7).source.refuse_every == 7
+    assert ask(tmp_path).source.refuse_every == 0
+
+
 def test_it_may_be_the_source_only(tmp_path: Path) -> None:
     options = ask(tmp_path, bootstrap="b:9092", systems=["files"], kafka_settings={"security.protocol": "SSL"})
     assert [system.name for system in options.systems] == ["files"]
@@ -85,6 +90,7 @@ def test_it_may_be_the_source_only(tmp_path: Path) -> None:
         ({"bootstrap": "a:1", "systems": ["kafka=b:1"]}, "--bootstrap a:1 and --system kafka b:1"),
         ({"bootstrap": "a:1", "kafka_settings": {BOOTSTRAP: "b:1"}}, "--bootstrap a:1 and --kafka-config b:1"),
         ({"kafka_settings": {"security.protocol": "SSL"}}, "--kafka-config has no bootstrap.servers"),
+        ({"refuse_every": 7, "systems": ["files"]}, "--refuse-every 7 is for the system kafka"),
         ({"brokers": 2}, "--brokers 2: there can be 1 or 3"),
         ({"brokers": 3, "bootstrap": "a:1"}, "--brokers 3 is for a Kafka of our own, and a:1 is yours"),
         ({"systems": ["files", "files=/data"]}, "--system files is given twice"),

@@ -63,6 +63,14 @@ def verify(
     rate: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="How many rows a second.", show_default="1000")
     ] = None,
+    refuse_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of so many rows of a key let Kafka refuse one. It goes to a sink of dead letters, and is counted.",
+            show_default="none",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the same rows and the same schedule again.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A new folder for history, logs and report.")
@@ -119,6 +127,7 @@ def verify(
             faults=faults,
             wanted=tuple(fault or ()),
             every_s=every,
+            refuse_every=refuse_every,
             rows=rows,
             rate=rate,
             seed=seed,

@@ -45,6 +45,7 @@ class Asked:
     faults: int | None = None
     wanted: Sequence[str] = ()
     every_s: float | None = None
+    refuse_every: int | None = None
     rows: int | None = None
     rate: int | None = None
     seed: int | None = None
@@ -67,6 +68,11 @@ def options_of(asked: Asked) -> Options:
     places = _places(asked, began)
     source = _source(asked, began, workload.partitions)
     named = {name: f"{name}={place}" if place else name for name, place in places.items()}
+    if source.refuse_every and "kafka" not in places:
+        raise ConfigurationError(
+            f"--refuse-every {source.refuse_every} is for the system kafka, which is not among the systems.",
+            next_step="Add --system kafka, or leave it out.",
+        )
     systems = [source if name == "kafka" else parse(text) for name, text in named.items()]
     users = {name: without_credentials(place) for name, place in places.items() if place}
     if source.bootstrap:
@@ -104,6 +110,7 @@ def _replayed(asked: Asked) -> Mapping[str, Any]:
         "--faults": asked.faults,
         "--fault": asked.wanted or None,
         "--every": asked.every_s,
+        "--refuse-every": asked.refuse_every,
         "--brokers": asked.brokers,
     }
     refused = [name for name, value in given.items() if value is not None]
@@ -199,7 +206,8 @@ def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSys
         )
     nodes = _first(asked.brokers, began.get("brokers"), BROKERS)
     more = {name: value for name, value in asked.kafka_settings.items() if name != _BOOTSTRAP}
-    return KafkaSystem(bootstrap, settings=more, nodes=nodes, partitions=partitions)
+    refuse_every = _first(began.get("refuse_every"), asked.refuse_every, 0)
+    return KafkaSystem(bootstrap, settings=more, nodes=nodes, partitions=partitions, refuse_every=refuse_every)
 
 
 def _store(asked: Asked, began: Mapping[str, Any]) -> CheckpointStore | None:

@@ -50,8 +50,8 @@ class Kind(str, Enum):
     """
 
     BEGAN = "began"
-    """[seed, workload, systems, guarantee, versions, schedule, limits, rows, every_s, brokers, places,
-    kafka_config]: what was asked for. ``places`` says where the user's own systems are, without credentials;
+    """[seed, workload, systems, guarantee, versions, schedule, limits, rows, every_s, brokers, refuse_every,
+    places, kafka_config]: what was asked for. ``places`` says where the user's own systems are, without credentials;
     ``kafka_config`` names the settings with which their Kafka is reached."""
     START = "start"
     """[driver, pid, slots, master]: a driver was started."""

@@ -56,6 +56,8 @@ class QueryConfig:
         temporary: For what Spark leaves behind when it is killed.
         jars: For ``spark.jars``.
         window_ms: Width of the windows.
+        refuse_every: Of so many rows of a key Kafka refuses one; 0 for none.
+        dead_letters: The folder for refused rows; empty for none.
         conf: Spark's settings for the checkpoint's store.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
@@ -76,6 +78,8 @@ class QueryConfig:
     temporary: str
     jars: tuple[str, ...]
     window_ms: int
+    refuse_every: int = 0
+    dead_letters: str = ""
     conf: Mapping[str, str] = field(default_factory=dict)
     trigger: str = "500 milliseconds"
     master: str = LOCAL
@@ -137,12 +141,16 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
     return single.union(sums(rows, config))
 
 
-def for_kafka(batch: DataFrame) -> DataFrame:
-    """Makes key and value of each row's record."""
+def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
+    """Makes key and value of each row's record, and a time that Kafka refuses for some."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
-    return batch.select(F.col("key").cast("string").alias("key"), value.alias("value"))
+    columns = [F.col("key").cast("string").alias("key"), value.alias("value")]
+    if refuse_every:
+        refused = (F.col("kind") == "row") & (F.col("number") % refuse_every == 0)
+        columns.append(F.when(refused, F.timestamp_millis(F.lit(0))).alias("timestamp"))
+    return batch.select(*columns)
 
 
 def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
@@ -150,7 +158,7 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
 
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
-            shown = for_kafka(batch) if kafka else batch
+            shown = for_kafka(batch, config.refuse_every) if kafka else batch
             # Not by coalesce: it goes by which executor has what at the moment, and a batch that is lost in part is
             # written again only if its rows come in the slots of before.
             return shown.repartition(config.slots, "key") if config.slots else shown
@@ -252,6 +260,7 @@ def run_batches(
 ) -> Callable[[DataFrame, int], None]:
     """Returns the function for ``foreachBatch``, which tells each phase and waits at the gate."""
     from sparkonce import ExactlyOnce
+    from sparkonce.lab.systems.letters import MOST, letters_sink
 
     def listen(phase: Phase, batch: int) -> None:
         if phase is Phase.IDLE:
@@ -268,6 +277,8 @@ def run_batches(
         tell("phase", phase=phase.name, batch=batch)
         gate.pass_by(phase.name, batch)
 
+    kafka = next((sink for sink in sinks if sink.name == "kafka"), None)
+    letters = {kafka: letters_sink(config.dead_letters)} if config.dead_letters and kafka else None
     exactly_once = ExactlyOnce(
         sinks,
         checkpoint=config.checkpoint,
@@ -275,6 +286,8 @@ def run_batches(
         display=False,
         outage_patience_s=config.outage_patience_s,
         sweep_every_s=2.0,
+        dead_letters=letters,
+        max_refused=MOST,
     )
 
     def run_batch(rows: DataFrame, batch: int) -> None:

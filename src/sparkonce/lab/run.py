@@ -208,6 +208,8 @@ class _Run:
             jars=tuple(str(jar) for jar in spark_kafka_jars()),
             window_ms=options.workload.window_ms,
             java_flags=options.java_flags,
+            refuse_every=source.refuse_every,
+            dead_letters="" if source.letters is None else str(source.letters),
         )
         logs = options.folder / "logs"
         logs.mkdir()
@@ -356,6 +358,7 @@ class _Run:
             rows=self._options.rows,
             every_s=self._options.every_s,
             brokers=self._options.source.nodes,
+            refuse_every=self._options.source.refuse_every,
             places=dict(self._options.places),
             checkpoint=self._options.store.location if self._options.store else "",
             conf=self._options.store.given if self._options.store else [],

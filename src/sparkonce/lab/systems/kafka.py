@@ -13,6 +13,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.systems.base import System
 from sparkonce.lab.systems.injections import Injectable, Injection, of_connections, of_server
+from sparkonce.lab.systems.letters import NAME, open_letters, read_letters
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.rig.kafka.cluster import Cluster
 from sparkonce.rig.proxy import FaultProxy
@@ -61,6 +62,8 @@ class KafkaSystem(Injectable, System):
             the longest that the broker allows.
         settings: librdkafka's, of how to connect to the user's, for example ``{"security.protocol": "SASL_SSL"}``.
         megabytes: The size of our own disk, of all nodes together. It is in memory, and takes as much as is written.
+        refuse_every: Of so many rows of a key it is made to refuse one, which goes to a sink of dead letters; 0 for
+            none.
 
     Attributes:
         bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
@@ -84,6 +87,7 @@ class KafkaSystem(Injectable, System):
         transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         settings: Mapping[str, Any] | None = None,
         megabytes: int = MEGABYTES,
+        refuse_every: int = 0,
     ) -> None:
         if nodes not in (1, 3):
             raise ConfigurationError(f"--brokers {nodes}: there can be 1 or 3.", next_step="Choose one of them.")
@@ -93,6 +97,8 @@ class KafkaSystem(Injectable, System):
         self.transaction_timeout_s = transaction_timeout_s
         self._more = dict(settings or {})
         self._megabytes = megabytes
+        self.refuse_every = refuse_every
+        self.letters: Path | None = None
         self._disk: SmallDisk | None = None
         self._cluster: Cluster | None = None
         self._reader: KafkaReader | None = None
@@ -110,6 +116,8 @@ class KafkaSystem(Injectable, System):
 
     def start(self, folder: Path) -> None:
         """See `System.start`."""
+        if self.refuse_every:
+            self.letters = folder.with_name(NAME)
         if self._users is None:
             self._start_own(folder)
         else:
@@ -226,7 +234,7 @@ class KafkaSystem(Injectable, System):
         )
 
     def read(self) -> pa.Table:
-        """See `System.read`."""
+        """See `System.read`. Rows that are refused count as read where the dead letters are."""
         import pyarrow as pa
 
         from sparkonce.lab.systems.observed import of_texts
@@ -239,7 +247,8 @@ class KafkaSystem(Injectable, System):
             )
             for chunk in scan(self.settings, self.target, timeout_s=_READ_WITHIN_S)
         ]
-        return pa.concat_tables(chunks or [of_texts([])])
+        refused = [] if self.letters is None else [read_letters(self.letters)]
+        return pa.concat_tables([*chunks, *refused] or [of_texts([])])
 
     def newest(self) -> int:
         """See `System.newest`. Reads on from where it was: what a reader has been given stays given."""
@@ -253,7 +262,8 @@ class KafkaSystem(Injectable, System):
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
-        return KafkaWitness(self.settings, f"{self._prefix}.", _ANSWERS_WITHIN_S).left_open()
+        letters = [] if self.letters is None else open_letters(self.letters)
+        return [*KafkaWitness(self.settings, f"{self._prefix}.", _ANSWERS_WITHIN_S).left_open(), *letters]
 
     def _kill_coordinator(self, within_s: float) -> None:
         """Kills the broker that coordinates a transaction of the query, preferably an open one."""

@@ -1,0 +1,49 @@
+"""The verifier, with rows that Kafka refuses: it counts them among its rows, in the dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import Kind
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.letters import NAME, read_letters
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.verdicts import Anomaly
+from sparkonce.protocol.state import Phase
+from verifying.trial import PARTITIONS, found, trial
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+STEPS = [
+    Step(number=number, fault=fault, phase=phase.name)
+    for number, (fault, phase) in enumerate(
+        [
+            (Fault.DRIVER_KILLED, Phase.FINISHING),
+            (Fault.DRIVER_KILLED, Phase.DECIDING),
+            (Fault.TWO_DRIVERS, Phase.WRITING),
+        ],
+        1,
+    )
+]
+
+
+def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[str], None]) -> None:
+    kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
+    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, PostgresSystem()], schedule=STEPS)
+    assert found(verdicts) == {}
+    assert len(list(history.of(Kind.RECOVERED))) == len(STEPS)
+    refused = sum(event["rows"].get(NAME, 0) for event in history.of(Kind.BATCH))
+    assert refused > 60
+
+
+def test_a_lost_letter_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes one letter away from the reader: the row is in neither place, and so it is missing."""
+    monkeypatch.setattr("sparkonce.lab.systems.kafka.read_letters", lambda folder: read_letters(folder).slice(1))
+    kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
+    _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka], schedule=[])
+    assert {one.anomaly: one.count for one in verdicts if one.count} == {Anomaly.MISSING: 1}
