@@ -42,7 +42,7 @@ def witness(spark: SparkSession) -> PravegaWitness:
     return PravegaWitness(spark, pravega_server().url)
 
 
-@pytest.mark.drawn(4, "pravega conformance")
+@pytest.mark.drawn(5, "pravega conformance")
 class TestPravega(SinkConformance):
     visible_within_s = 0.0
 
