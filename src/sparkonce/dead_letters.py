@@ -58,15 +58,37 @@ def to_letters(
         context: The copy that was to write them.
         columns: See `letter_columns`.
     """
+    cells = {name: _cells(rows.column(name)) for name in rows.schema.names}
     letters = [
-        {"sink": sink, "batch": context.batch, "slot": context.slot, "reason": reason, "row": _plain(row)}
-        for row, reason in zip(rows.to_pylist(), reasons, strict=True)
+        {
+            "sink": sink,
+            "batch": context.batch,
+            "slot": context.slot,
+            "reason": reason,
+            "row": {name: _plain(cell[number]) for name, cell in cells.items()},
+        }
+        for number, reason in enumerate(reasons)
     ]
     if set(columns) <= set(MESSAGE.names):
         messages = [{"key": sink, "value": _text(letter)} for letter in letters]
         return pa.RecordBatch.from_pylist(messages, MESSAGE).select(list(columns))
     told = [{**letter, "row": _text(letter["row"])} for letter in letters]
     return pa.RecordBatch.from_pylist(told, LETTER).select(list(columns))
+
+
+def _cells(column: pa.Array) -> list[Any]:
+    """Returns the values of a column; those that Python does not have, such as a date in the year 12921, as texts."""
+    try:
+        return list(column.to_pylist())
+    except (UnicodeDecodeError, OverflowError, ValueError):
+        pass
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        found = column.cast(pa.large_binary()).to_pylist()
+        return [None if one is None else one.decode(errors="backslashreplace") for one in found]
+    if not pa.types.is_nested(kind):
+        return [f"{one.value} ({kind})" if one.is_valid else None for one in column]
+    return [column.slice(number, 1).to_string() for number in range(len(column))]
 
 
 def _text(value: Any) -> str:

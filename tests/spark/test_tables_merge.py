@@ -433,6 +433,14 @@ def test_settings_are_held_against_rows_and_table(
         wrong_job.sink(**{"merge_on": ["id"], **WRONG[says]}).columns(ARROW)
 
 
+def test_a_key_of_another_type_is_refused(wrong_job: MergeJob) -> None:
+    """Two texts, such as 1 and 01, may be one number of the table."""
+    sink = wrong_job.sink(merge_on=["id"], when_matched=ADD, when_not_matched=None)
+    schema = pa.schema([pa.field("id", pa.string()), *list(ARROW)[1:]])
+    with pytest.raises(SchemaError, match="Column 'id' is a string"):
+        sink.columns(schema)
+
+
 @pytest.fixture(scope="module")
 def wrong_job(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MergeJob:
     """It is not written to."""

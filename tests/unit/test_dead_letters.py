@@ -50,6 +50,28 @@ def test_a_row_is_told_as_json() -> None:
     assert letter == {"sink": "shop", "batch": 7, "slot": 2, "reason": "Too dear."}
 
 
+def test_values_that_python_does_not_have_are_told() -> None:
+    """They are just those that a system refuses."""
+    rows = pa.record_batch(
+        {
+            "text": _not_utf8(),
+            "day": pa.array([0, 4_000_000], pa.int32()).cast(pa.date32()),
+            "list": pa.array([[0], [4_000_000]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+        }
+    )
+    told = to_letters(rows, ["Why.", "Why."], sink="shop", context=CONTEXT, columns=LETTER.names).to_pylist()
+    first, second = (json.loads(one["row"]) for one in told)
+    assert first["text"] == "ok"
+    assert second["text"] == "\\xff\\xfe"
+    assert "4000000" in second["day"]
+    assert second["list"]
+
+
+def _not_utf8() -> pa.Array:
+    raw = pa.array([b"ok", b"\xff\xfe"])
+    return pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+
+
 def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
     sink = KafkaSink({"bootstrap.servers": "nowhere:1"}, topic="dead")
     assert letter_columns(sink) == ("key", "value")

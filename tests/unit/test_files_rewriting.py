@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ from integration.files_scene import Life
 from sparkonce import FilesSink
 from sparkonce.errors import CorruptRecordError
 from sparkonce.files import compact, whole_batches
+from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.formats import FORMATS
 from sparkonce.sinks.files.local.store import LocalStore
@@ -73,6 +75,19 @@ def test_a_first_row_that_looks_like_the_header_stays(header: bool, tmp_path: Pa
     folder = folder_of(tmp_path, tables, format="csv", options={"header": header})
     compact(folder, keep_batches=2)
     assert contents(folder) == [b'"name"\n' * header + b'"name"\n"x"\n"name"\n']
+
+
+def test_files_without_a_header_are_joined_with_those_of_their_run(tmp_path: Path) -> None:
+    """Their columns may be others in the next run, and nothing in a file says so."""
+    settings: dict[str, Any] = {"format": "csv", "options": {"header": False}}
+    first, second = Life(FilesSink(str(tmp_path), **settings)), Life(FilesSink(str(tmp_path), **settings))
+    second.owner = replace(second.owner, token=Token(8, "deadbeef"))
+    for batch in range(4):
+        first.run_batch(pa.table({"a": [1], "b": [2]}), batch=batch)
+    for batch in range(4, 8):
+        second.run_batch(pa.table({"a": [1], "b": [2], "c": [3]}), batch=batch)
+    compact(tmp_path, keep_batches=2)
+    assert sorted(contents(tmp_path)) == [b"1,2\n" * 4, b"1,2,3\n" * 2]
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ MADE = [
         "ExactlyOnce({(files := FilesSink('/out')): None}, checkpoint='/cp', dead_letters={files: sink})",
         "which does not tell the rows that its system refuses",
     ),
+    Mistake("ExactlyOnce(sink, checkpoint='/cp', dead_letters=DeltaSink('/t'))", "after the decision only"),
     Mistake(
         "ExactlyOnce(sink, checkpoint='/cp', dead_letters=FilesSink('/out', guarantee=Guarantee.AT_LEAST_ONCE))",
         "accepted and refused rows would not be exactly the input",

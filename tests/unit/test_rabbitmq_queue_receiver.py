@@ -371,7 +371,8 @@ def test_what_tells_messages_apart_cannot_be_changed() -> None:
 )
 def test_a_digest_is_of_all_that_a_publisher_has_set(other: dict[str, object]) -> None:
     plain = message("m")
-    assert id_of(plain, "digest") == id_of(message("m", redelivered=True), "digest")
+    again = message("m", redelivered=True, headers={"x-delivery-count": 1})  # as a quorum queue delivers it again
+    assert id_of(plain, "digest") == id_of(again, "digest")
     assert id_of(plain, "digest") != id_of(message("m", **other), "digest")
 
 

@@ -10,6 +10,8 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.pravega.sink import PravegaSink
+from sparkonce.spark.tables.sink import TableSink
 from sparkonce.spark.views import Letters, View
 
 logger = logging.getLogger("sparkonce")
@@ -58,6 +60,12 @@ def letters_of(views: Mapping[TwoPhaseCommitSink, View | None], given: TwoPhaseC
                 f"dead_letters names sink {sink.name!r}, a {type(sink).__name__}, which does not tell the rows that "
                 "its system refuses.",
                 next_step="Leave it out: such a row stops the query.",
+                setting="dead_letters",
+            )
+        if isinstance(to, TableSink | PravegaSink):
+            raise ConfigurationError(
+                f"dead_letters={to.name!r} is a {type(to).__name__}, which may refuse a row after the decision only.",
+                next_step="Give a FilesSink, a topic, or a table of a database.",
                 setting="dead_letters",
             )
         low = next((one for one in (sink, to) if one.guarantee is not Guarantee.EXACTLY_ONCE), None)

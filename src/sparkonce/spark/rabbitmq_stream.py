@@ -186,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
         found = ranges_of(start, end)
         if found and not self._is_compared:
-            self._asker().compare(end)
+            self._asker().compare({part.stream: end[part.stream] for part in found})
             self._is_compared = True
         self._place = end
         return [StreamPartition(part) for part in found]

@@ -165,6 +165,7 @@ class SparkWork:
         tasks, selected = [], []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
             sink, letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
+            letters = letters if letters in sinks else ""  # a replay has the sinks of its decision
             columns = share.columns(sink, schema)
             if share.is_for_letters(name):
                 tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns))

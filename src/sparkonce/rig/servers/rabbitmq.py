@@ -113,6 +113,7 @@ class RabbitServer(Server):
         Raises:
             ConfigurationError: if it is not installed.
         """
+        self._dist_port = free_port()  # nobody has to find it again, and somebody may have taken the last one
         epmd = find_program("epmd")
         if epmd is None or not self.is_installed():
             raise ConfigurationError(

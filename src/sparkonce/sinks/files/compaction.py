@@ -136,6 +136,8 @@ class _Compactor:
     def __init__(self, store: FileStore, wanted: _Wanted, base: Generation) -> None:
         self._store = store
         self._wanted = wanted
+        self._due_before_ms = _now_ms() - wanted.delete_after_s * 1_000
+        """Decided once a run: what becomes due while it rewrites stays for the next one."""
         self._base = base
         self._nonce = secrets.token_hex(4)
         self._copy = secrets.token_hex(6)
@@ -153,14 +155,19 @@ class _Compactor:
         parts = [*((base.whole,) if base.whole is not None else ()), *old]
         files = [file for part in parts for file in part.files]
         listed = list_folders(self._store, [*(one.path for one in files), *base.named])
-        files = self._present(files, frozenset(listed))
-        groups = _groups(files, self._wanted.target_bytes)
         dry, beaten = self._wanted.dry_run, False
+        try:
+            files = self._present(files, frozenset(listed))
+        except FilesGoneError:
+            if self._newest().number == base.number:
+                raise
+            files, beaten = [one for one in files if one.path in frozenset(listed)], True
+        groups = _groups(files, self._wanted.target_bytes)
         deleted = 0 if dry else self._delete_due(base)
         due = any(self._is_due(at) for at, _ in base.replaced)
         killed = any(self._is_own(path) and path not in base.named for path in listed) or self._has_staged()
         try:
-            replaced, new = ([], []) if dry else self._rewrite(groups)
+            replaced, new = ([], []) if dry or beaten else self._rewrite(groups)
         except SparkonceError:
             if self._newest().number == base.number:
                 raise
@@ -323,7 +330,7 @@ class _Compactor:
         return len(due)
 
     def _is_due(self, at_ms: int) -> bool:
-        return at_ms + self._wanted.delete_after_s * 1_000 <= _now_ms()
+        return self._wanted.delete_after_s == 0 or at_ms <= self._due_before_ms
 
     # --- what killed and slower compactions have left ---------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sparkonce.errors import CorruptRecordError
 from sparkonce.sinks.files.formats import NONE, Encoder, Encoding, LinesEncoder, choose
 from sparkonce.sinks.files.manifests import CommittedFile
-from sparkonce.sinks.files.names import extension_in
+from sparkonce.sinks.files.names import extension_in, name_in
 from sparkonce.sinks.files.store import StagedFile
 
 FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json", ".txt": "text"}
@@ -192,7 +192,10 @@ def _read_lines(
     if format != "csv" or rows == file.rows:
         header = b""  # a file without a header: its first line is a row
     _check_rows(file, rows - bool(header))
-    return header, choose(format, codec, {}), (header, _without(len(header), _chunks(content, codec)))
+    # Without a header nothing tells the columns, which change from run to run only.
+    run = name_in(file.path) if format == "csv" and not header else None
+    key = (header, None if run is None else run.token)
+    return key, choose(format, codec, {}), (header, _without(len(header), _chunks(content, codec)))
 
 
 def _chunks(content: bytes, codec: str) -> Iterator[bytes]:

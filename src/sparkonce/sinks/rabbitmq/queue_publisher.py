@@ -88,7 +88,7 @@ class _Publishing:
         """
         self._connection = pika.SelectConnection(
             amqp_parameters(self._server),
-            on_open_callback=lambda connection: connection.channel(on_open_callback=self._opened),
+            on_open_callback=self._connected,
             on_open_error_callback=lambda _, error: self._stop(error),
             on_close_callback=lambda _, error: self._closed(error),
         )
@@ -113,6 +113,12 @@ class _Publishing:
         channel.add_on_close_callback(lambda _, error: self._stop(None if self._is_done() else error))
         channel.add_on_return_callback(self._returned)
         channel.confirm_delivery(self._answered, callback=lambda _: self._send())
+
+    def _connected(self, connection: Any) -> None:
+        if self._error is not None:  # it came too late
+            connection.close()
+        else:
+            connection.channel(on_open_callback=self._opened)
 
     def _send(self) -> None:
         while len(self._tags) < _WINDOW and not self._is_all_sent and self._error is None:
@@ -159,7 +165,8 @@ class _Publishing:
 
     def _stop(self, error: BaseException | None) -> None:
         """Notes the first error, and closes the connection; the loop ends when it is closed."""
-        self._error = self._error or error
+        if not self._is_done():
+            self._error = self._error or error
         if self._connection.is_open:
             self._connection.close()
         elif self._connection.is_closed:

@@ -149,8 +149,11 @@ class ConsumerConnection:
         Raises:
             OSError: if none has come in time.
         """
+        give_up_at = time.monotonic() + self._server.timeout_s
         while not self._delivered:
             self._take()
+            if not self._delivered and time.monotonic() >= give_up_at:  # heartbeats came, and nothing else
+                raise TimeoutError(f"{self._where} sent no chunk within {self._server.timeout_s:g} s")
         return self._delivered.popleft()
 
     def first_chunk(self, stream: str, kind: OffsetType, offset: int | None = None) -> schema.Deliver | None:
@@ -209,7 +212,10 @@ class ConsumerConnection:
 
     def _ask(self, frame: schema.Frame, kind: type[Answer], stream: str = "") -> Answer:
         self._send(frame)
+        give_up_at = time.monotonic() + self._server.timeout_s
         while True:
+            if time.monotonic() >= give_up_at:
+                raise TimeoutError(f"{self._where} did not answer within {self._server.timeout_s:g} s")
             answer = self._take()
             if isinstance(answer, kind) and answer.corr_id == frame.corr_id:
                 if (code := getattr(answer, "response_code", _OK)) != _OK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import BinaryIO
 
@@ -16,6 +17,8 @@ from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.pravega.client import PravegaStream, StatusUnknownError
 from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.spark.tables.errors import error_message
+
+log = logging.getLogger("sparkonce")
 
 COMMITTED = "COMMITTED"
 OPEN = "OPEN"
@@ -103,5 +106,9 @@ class PravegaCommitter(WriteAheadCommitter):
         """Deletes old markers, and the notes of transactions that belong to them."""
         super().conclude(batch, handles)
         ledger = self._folder.ledger
-        for name in {one.query for handle in handles if not isinstance(one := self.transaction_of(handle), Finished)}:
-            TransactionNotes(ledger.files).forget(name, ledger.forgotten_up_to(name))
+        queries = {one.query for handle in handles if not isinstance(one := self.transaction_of(handle), Finished)}
+        try:
+            for query in queries:
+                TransactionNotes(ledger.files).forget(query, ledger.forgotten_up_to(query))
+        except OSError as error:
+            log.warning("Sink %s: old notes of transactions could not be deleted: %s", self._sink, error)

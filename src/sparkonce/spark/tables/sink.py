@@ -119,7 +119,11 @@ class TableSink(WriteAheadSink, abc.ABC):
         takes_all = merge is None or merge.takes_all
         if takes_all:
             self._new = self._missing(table, schema, there)
-        for name in given.keys() & there.keys() if takes_all else ():
+        compared = given.keys() & there.keys()
+        if merge is not None and not takes_all:
+            # Rows of one key are told apart by the rows' type, and meet the table by the table's.
+            compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
+        for name in compared:
             column, wanted, found = given[name], str(there[name].type), str(given[name].type)
             if wanted not in (found, str(_nullable(column.type)), *_WIDER.get(found, ())):
                 raise SchemaError(

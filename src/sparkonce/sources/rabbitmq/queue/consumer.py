@@ -138,11 +138,14 @@ class QueueConsumer:
             self._last_delivery = look_at = time.monotonic()
             while not self._stopping.is_set():
                 connection.process_data_events(time_limit=_POLL_S)
-                now = self._well_at = time.monotonic()
+                if not channel.is_open:
+                    raise ConnectionError("The server has closed the channel.")
+                now = time.monotonic()
                 kept = self._receiver.keep_due()
                 if now >= look_at:
                     self._receiver.look()
-                    look_at = time.monotonic() + _LOOK_S
+                    self._well_at = time.monotonic()
+                    look_at = self._well_at + _LOOK_S
                 tag = self._receiver.acknowledge()
                 if tag is not None:
                     channel.basic_ack(tag, multiple=True)

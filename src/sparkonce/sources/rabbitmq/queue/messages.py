@@ -114,9 +114,14 @@ def _maps(each: Sequence[Any]) -> pa.MapArray:
     )
 
 
+_OF_SERVER = frozenset({"x-delivery-count", "x-acquired-count"})
+"""Headers by which a quorum queue counts deliveries: they differ when a message is delivered again."""
+
+
 def _digest(message: QueueMessage) -> bytes:
     """Returns a digest of all that the publisher has set: its parts are told apart by their lengths."""
-    headers = json.dumps(message.headers, sort_keys=True, default=repr)
+    sent = {name: value for name, value in message.headers.items() if name not in _OF_SERVER}
+    headers = json.dumps(sent, sort_keys=True, default=repr)
     properties = json.dumps({**message.properties, "message_id": message.message_id, "timestamp": message.timestamp})
     found = hashlib.sha256()
     for text in (message.exchange, message.routing_key, properties, headers):

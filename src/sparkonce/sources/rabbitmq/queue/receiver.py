@@ -242,8 +242,9 @@ class Receiver:
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
-        self._ahead = 0
+        with self._lock:  # a claim that is repeated, beside somebody who asks for the end
+            self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
+            self._ahead = self._next = 0
         self._finished = self._progress.look()
         numbers = self._segments.numbers()
         if (self._finished.below and not numbers) or (numbers and numbers[0] > self._finished.below):

@@ -166,7 +166,10 @@ class Segments:
         ids = [one for _, some in segments for one in some]
         first, last = segments[0][0], segments[-1][0]
         if ids:
-            self.files.put(f"{IDS}/{first:0{_DIGITS}}-{last:0{_DIGITS}}", _sealed(b"".join(ids)))
+            try:
+                self.files.put(f"{IDS}/{first:0{_DIGITS}}-{last:0{_DIGITS}}", _sealed(b"".join(ids)))
+            except PutUnknownError as error:  # it is put again, with the same content
+                raise OSError(str(error)) from error
         for number, _ in segments:  # in order: see `put`
             self.files.delete([_segment(number)])
 
