@@ -221,11 +221,11 @@ def test_what_others_may_have_written_elsewhere_is_no_surprise_either(tmp_path: 
 
 
 def test_manifests_that_are_none() -> None:
-    from sparkonce.sinks.files.manifests import _decode
+    from sparkonce.sinks.files.manifests import decode
 
     for body in (DEEP_LIST, b"[7]", b"{}", b'{"token":[]}', b"\xff"):
         with pytest.raises(CorruptRecordError, match="cannot be read as a manifest"):
-            _decode(b'{"sparkonce_manifest":1}\n' + body + b"\n", "path")
+            decode(b'{"sparkonce_manifest":1}\n' + body + b"\n", "path")
 
 
 def test_a_note_of_what_is_forgotten_that_holds_no_number(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkonce.checkpoint.local import LocalFiles
@@ -13,6 +14,7 @@ from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.spark.tables.committer import Label, Rules, Table, TableCommitter
+from sparkonce.spark.tables.merging import MergePlan
 
 OURS, THEIRS = "a" * 12, "b" * 12
 
@@ -43,6 +45,15 @@ class History(Table):
         raise NotImplementedError
 
     def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
+        raise NotImplementedError
+
+    def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
+        raise NotImplementedError
+
+    def frame(self) -> DataFrame:
+        raise NotImplementedError
+
+    def sql_name(self) -> str:
         raise NotImplementedError
 
     def remembers_since_ms(self, unit: Unit) -> int:

@@ -34,6 +34,8 @@ def ask_streams(sources: Sequence[StreamOptions], trigger: Mapping[str, Any]) ->
     Raises:
         PreflightError: naming the server, or the stream.
     """
+    if not sources:
+        return  # a query without them needs no client for them
     from sparkonce.sources.rabbitmq.asking import StreamAsker
     from sparkonce.sources.rabbitmq.connection import OUTAGES
 
