@@ -10,9 +10,16 @@ from typing import Any
 from pyspark.conf import SparkConf
 from pyspark.java_gateway import launch_gateway
 
+from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.checkpoints.s3a import S3AFiles
+
+
+def jars_beside_spark(library: str) -> list[Path]:
+    """A library's jars, without those that Spark has."""
+    in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    return resolve([library], exclude=in_spark)
 
 
 @contextmanager

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 SCOPE = "tests"
 
 
 class PravegaWitness:
-    def __init__(self, spark: SparkSession, controller: str) -> None:
-        self._pravega: Any = spark._jvm.io.pravega.client
-        self._jvm: Any = spark._jvm
-        self.config = self._pravega.ClientConfig.builder().controllerURI(spark._jvm.java.net.URI.create(controller))
-        self.config = self.config.build()
+    """Asks from a JVM with Pravega's client."""
+
+    def __init__(self, jvm: Any, controller: str) -> None:
+        self._jvm = jvm
+        self._pravega = jvm.io.pravega.client
+        self.config = self._pravega.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(controller)).build()
 
     def create(self, stream: str, segments: int = 2) -> None:
         with_segments = self._pravega.stream.ScalingPolicy.fixed(segments)

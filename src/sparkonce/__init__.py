@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.explain.explain import explain as explain
     from sparkonce.spark.formats.register import register as register
     from sparkonce.spark.job.ending import await_end as await_end
+    from sparkonce.spark.pravega.cluster import Pravega as Pravega
     from sparkonce.spark.pravega.sink import PravegaSink as PravegaSink
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
     from sparkonce.spark.read_rabbitmq_queue import read_rabbitmq_queue as read_rabbitmq_queue
@@ -54,6 +55,7 @@ HOMES = {
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
+    "Pravega": "sparkonce.spark.pravega.cluster",
     "PravegaSink": "sparkonce.spark.pravega.sink",
     "RabbitMQ": "sparkonce.sinks.rabbitmq.server",
     "RabbitMQQueueSink": "sparkonce.sinks.rabbitmq.queue_sink",

@@ -249,7 +249,7 @@ class Job:
             waits=self.target.waits,
             log=self.folder / f"{len(self._runs)}.log",
         )
-        self._runs.append(Run(self._zygote, order))
+        self._runs.append(Run(self._zygote, order, self.target.run_within_s))
         return self._runs[-1]
 
     def _note(self, run: Run) -> None:

@@ -19,6 +19,11 @@ from zygote import LIMIT_S, Zygote
 class Run:
     """A child that is at work.
 
+    Args:
+        zygote: Forks the child.
+        order: What it is to do.
+        limit_s: How long it may take to come to its point, or to its end.
+
     Attributes:
         done: Batches that it says are done, which Spark would have written down.
         concluded: Batches whose sink was told so.
@@ -27,7 +32,8 @@ class Run:
         broken: The error that is not the driver's, with which it ended; empty if there is none.
     """
 
-    def __init__(self, zygote: Zygote, order: Order) -> None:
+    def __init__(self, zygote: Zygote, order: Order, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
         self.order = order
         self.done: list[int] = []
         self.concluded: list[int] = []
@@ -72,7 +78,7 @@ class Run:
         self._channel.close()
 
     def _read(self, enough: Callable[[], bool], limit_s: float | None = None) -> None:
-        give_up_at = time.monotonic() + (LIMIT_S if limit_s is None else limit_s)
+        give_up_at = time.monotonic() + (self._limit_s if limit_s is None else limit_s)
         while not self.ended and not enough():
             left_s = give_up_at - time.monotonic()
             ready = select.select([self._channel], [], [], max(0.0, left_s))[0]
@@ -80,7 +86,7 @@ class Run:
                 if limit_s is not None:
                     return
                 os.kill(self.pid, signal.SIGKILL)
-                raise AssertionError(f"a run hangs for {LIMIT_S:g} s; see {self.order.log}")
+                raise AssertionError(f"a run hangs for {self._limit_s:g} s; see {self.order.log}")
             self._take()
 
     def _take(self) -> None:

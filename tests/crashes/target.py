@@ -14,6 +14,7 @@ from sparkonce.rig.disk import SmallDisk, cannot_mount
 from sparkonce.rig.proxy import FaultProxy, Request
 from sparkonce.rig.servers.process import HOST, Server
 from sparkonce.sink import TwoPhaseCommitSink
+from zygote import LIMIT_S
 
 PREPARE, COMMIT, ABORT = "prepare", "commit", "abort"
 
@@ -45,6 +46,7 @@ class Target(abc.ABC):
         choice: The short form's cells, by a name of `crashes.cells.CHOICES`: fewer where a run takes long to start.
         while_s: How long a black hole, a paused server, a full disk or memory lasts.
         waits: Constants of the product, as ``module:NAME``, that are shorter here than they are by themselves.
+        run_within_s: How long a run may take to come to a point, or to its end.
         shows_within_s: How long committed rows may take to be seen.
         gone_within_s: How long what was aborted may take to be gone.
     """
@@ -61,6 +63,7 @@ class Target(abc.ABC):
     choice = "wide"
     while_s = 0.75
     waits: Mapping[str, int] = {}
+    run_within_s = LIMIT_S
     shows_within_s = 10.0
     gone_within_s = 5.0
 

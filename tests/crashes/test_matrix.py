@@ -22,6 +22,7 @@ from crashes.targets.folder import FolderTarget
 from crashes.targets.kafka import KafkaTarget
 from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
+from crashes.targets.pravega import PravegaTarget
 from crashes.targets.rabbitmq import RabbitTarget
 from crashes.targets.rabbitmq_queue import QueueTarget
 from crashes.targets.redis import RedisClusterTarget, RedisTarget
@@ -45,6 +46,7 @@ TARGETS: list[Target] = [
     RedisClusterTarget(),
     RabbitTarget(),
     QueueTarget(),
+    PravegaTarget(),
 ]
 
 

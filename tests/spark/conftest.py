@@ -13,7 +13,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_avro_jars, spark_jars_folder, spark_kafka_jars
+from sparkonce.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 from sparkonce.sources.packages import spark_packages
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def kafka() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing. The tables' jars cost its start less than a second."""
+    from jvm import jars_beside_spark
     from spark.pipeline import Config, session
     from startup import jvm_flags, light_files
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     nothing = {each.name: "" for each in fields(Config) if each.default is each.default_factory}
-    in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    tables = [jar for library in table_libraries() for jar in resolve([library], exclude=in_spark)]
+    tables = [jar for library in table_libraries() for jar in jars_beside_spark(library)]
     given = {
         "jars": tuple(str(jar) for jar in [*spark_kafka_jars(), *spark_avro_jars(), *tables]),
         "jvm_flags": jvm_flags(),

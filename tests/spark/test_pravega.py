@@ -39,7 +39,7 @@ drawn = pytest.mark.drawn(3, "pravega")
 
 @pytest.fixture
 def witness(spark: SparkSession) -> PravegaWitness:
-    return PravegaWitness(spark, pravega_server().url)
+    return PravegaWitness(spark._jvm, pravega_server().url)
 
 
 @pytest.mark.drawn(5, "pravega conformance")

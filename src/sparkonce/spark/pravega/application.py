@@ -15,7 +15,7 @@ from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLat
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.pravega.client import PravegaStream, StatusUnknownError
-from sparkonce.spark.pravega.notes import TransactionNotes
+from sparkonce.spark.pravega.notes import Begun, TransactionNotes
 from sparkonce.spark.tables.errors import error_message
 
 log = logging.getLogger("sparkonce")
@@ -44,13 +44,15 @@ class PravegaApplication(Application):
         """Asks for the status of the last transaction that was begun for the rows. Aborts it if it is open.
 
         Raises:
-            RefusedError: if Pravega has forgotten it.
+            RefusedError: if Pravega has forgotten it, or if the stream is another one now.
             StatusUnknownError: if Pravega does not tell.
         """
-        _, transaction = self._notes.last(unit.name)
-        return transaction is not None and self._is_committed(transaction, token)
+        _, begun = self._notes.last(unit.name)
+        return begun is not None and self._is_committed(begun, token)
 
-    def _is_committed(self, transaction: str, token: ApplyToken) -> bool:
+    def _is_committed(self, begun: Begun, token: ApplyToken) -> bool:
+        self._see_same_stream(begun, token)
+        transaction = begun.id
         with self._stream.writer() as writer:
             status = self._stream.settled(writer, transaction)
             if status == OPEN:
@@ -69,6 +71,19 @@ class PravegaApplication(Application):
             raise StatusUnknownError(f"Transaction {transaction} is {status}.")
         return status == COMMITTED
 
+    def _see_same_stream(self, begun: Begun, token: ApplyToken) -> None:
+        """Sees that the stream is the same: one that was made anew may know the id as that of another transaction."""
+        try:
+            with self._stream.segments() as segments:
+                found = segments.has(begun.birth)
+        except Py4JJavaError as error:
+            raise StatusUnknownError(f"Pravega does not tell the stream's segments: {error_message(error)}") from error
+        if not found:
+            raise RefusedError(
+                f"Whether {token.id} was written is no longer known: transaction {begun.id} was begun when the stream "
+                f"had segment {begun.birth}, and it has not now. It was truncated, made anew, or is another cluster's."
+            )
+
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
         """Writes the rows in a transaction, and commits it; readers see them when it returns.
 
@@ -83,8 +98,10 @@ class PravegaApplication(Application):
         urls = [self._folder.url(entry.name) for entry in unit.entries]
         try:
             with self._stream.writer() as writer:
+                with self._stream.segments() as segments:
+                    birth = segments.birth()
                 transaction = writer.beginTxn()
-                noted = str(transaction.getTxnId().toString())
+                noted = Begun(str(transaction.getTxnId().toString()), birth)
                 if not self._notes.put(unit.name, count, noted):
                     transaction.abort()
                     raise RetryLaterError("Another driver writes these rows now.")
@@ -93,8 +110,8 @@ class PravegaApplication(Application):
                     transaction.abort()
                     raise RefusedError(f"{written} of {token.rows} rows of {token.id} could be read.")
                 transaction.commit()
-                if (status := self._stream.settled(writer, noted)) != COMMITTED:
-                    raise RetryLaterError(f"Transaction {noted} was to be committed, and is {status}.")
+                if (status := self._stream.settled(writer, noted.id)) != COMMITTED:
+                    raise RetryLaterError(f"Transaction {noted.id} was to be committed, and is {status}.")
         except Py4JJavaError as error:
             raise RetryLaterError(error_message(error)) from error
 

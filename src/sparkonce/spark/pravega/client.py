@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
+from sparkonce.spark.pravega.cluster import Pravega
+from sparkonce.spark.pravega.segments import Segments
 from sparkonce.spark.tables.committer import read_rows
 from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.merging import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +29,9 @@ LEASE_MS = 90_000
 _SETTLES_WITHIN_S = 60.0
 _ASK_EVERY_S = 0.02
 _TRANSIENT = ("COMMITTING", "ABORTING")
+
+_COLUMNS = "value binary, key string"
+"""The columns of every file as the loop reads them: text as its bytes, and null for a column that is not there."""
 
 _SOURCE = """
 import io.pravega.client.stream.Transaction;
@@ -66,18 +70,17 @@ class PravegaStream:
 
     Args:
         spark: The driver's session, with Pravega's jars.
-        controller: The controller's URI.
+        cluster: The cluster.
         scope: The stream's scope.
         stream: Its name.
     """
 
-    def __init__(self, spark: SparkSession, controller: str, scope: str, stream: str) -> None:
+    def __init__(self, spark: SparkSession, cluster: Pravega, scope: str, stream: str) -> None:
         self._spark = spark
         self._jvm: Any = spark._jvm
         self._pravega = self._jvm.io.pravega.client
         self._scope, self._stream = scope, stream
-        uri = self._jvm.java.net.URI.create(controller)
-        self._config = self._pravega.ClientConfig.builder().controllerURI(uri).build()
+        self._config = cluster.client_config(self._jvm)
         self._events: Any = None
 
     def exists(self) -> bool:
@@ -112,11 +115,13 @@ class PravegaStream:
             self._events = compiler.getClassLoader().loadClass("SparkonceEvents").newInstance()
         written = 0
         for url in urls:
-            rows = read_rows(self._spark, [url])
-            key = "cast(key as string)" if "key" in rows.columns else "cast(null as string)"
-            events = rows.selectExpr(f"cast({quoted('value')} as binary)", key)
-            written += self._events.write(events._jdf.toLocalIterator(), transaction)
+            rows = read_rows(self._spark, [url], schema=_COLUMNS)
+            written += self._events.write(rows._jdf.toLocalIterator(), transaction)
         return written
+
+    def segments(self) -> Segments:
+        """Opens the stream's segments, to ask when one was made. Use it as a context manager."""
+        return Segments(self._jvm, self._config, self._scope, self._stream)
 
     def settled(self, writer: Any, transaction: str) -> str | None:
         """Returns the status of a transaction, once it changes no more by itself; None if Pravega knows no such one.

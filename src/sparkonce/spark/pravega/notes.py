@@ -6,11 +6,26 @@ is used only once the transaction of the number before it is known to be aborted
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.ledger import put_note
 
 _FOLDER = "transactions"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A transaction that was begun.
+
+    Attributes:
+        id: Pravega's, a UUID.
+        birth: A segment of the stream and when it was made, see `sparkonce.spark.pravega.segments.Segments.birth`.
+    """
+
+    id: str
+    birth: str
 
 
 class TransactionNotes:
@@ -27,8 +42,8 @@ class TransactionNotes:
         """Makes their folder."""
         self._files.make(_FOLDER)
 
-    def last(self, name: TransactionName) -> tuple[int, str | None]:
-        """Returns how many there are for these rows, and the id of the last; None if there are none."""
+    def last(self, name: TransactionName) -> tuple[int, Begun | None]:
+        """Returns how many there are for these rows, and the last; None if there are none."""
         count = len([one for one in self._names() if one.rpartition(".")[0] == str(name)])
         if count == 0:
             return 0, None
@@ -36,11 +51,12 @@ class TransactionNotes:
         data = self._files.read(path)
         if data is None:
             raise FileNotFoundError(f"{self._files.location}/{path} cannot be read, and is listed.")
-        return count, data.decode()
+        transaction, _, birth = data.decode().partition(" ")
+        return count, Begun(transaction, birth)
 
-    def put(self, name: TransactionName, number: int, transaction: str) -> bool:
+    def put(self, name: TransactionName, number: int, begun: Begun) -> bool:
         """Notes a transaction. False if another driver has noted one under this number."""
-        return put_note(self._files, f"{_FOLDER}/{name}.{number}", transaction.encode())
+        return put_note(self._files, f"{_FOLDER}/{name}.{number}", f"{begun.id} {begun.birth}".encode())
 
     def forget(self, query: str, up_to: int) -> None:
         """Deletes those of a query's batches up to this one."""

@@ -18,6 +18,7 @@ from sparkonce.sources.packages import PRAVEGA_MODULE
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import PravegaStream
+from sparkonce.spark.pravega.cluster import Pravega
 from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.spark.tables.committer import WAIT_S, never
 from sparkonce.spark.tables.errors import error_message
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 EVENT_LIMIT_BYTES = 8 * 2**20 - 1024
 """The longest value that is taken, with room for the key: Pravega's client takes events of up to 8 MiB."""
 
-_SCHEMES = ("tcp://", "tls://", "pravega://", "pravegas://")
-
 
 class PravegaSink(WriteAheadSink):
     """Writes each batch to a Pravega stream, in one transaction.
@@ -38,7 +37,7 @@ class PravegaSink(WriteAheadSink):
     Rows have the column ``value``, text or bytes, and may have the column ``key``, text: the routing key.
 
     Args:
-        controller: The controller's URI, such as ``tcp://host:9090``.
+        controller: The controller's URI, such as ``tcp://host:9090``, or a `Pravega` with a user, too.
         scope: The stream's scope.
         stream: The stream, which must be there.
         folder: The folder in which rows wait, see `WriteAheadSink`.
@@ -49,15 +48,16 @@ class PravegaSink(WriteAheadSink):
     """
 
     def __init__(
-        self, controller: str, *, scope: str, stream: str, folder: str | Path | None = None, name: str = "pravega"
+        self,
+        controller: str | Pravega,
+        *,
+        scope: str,
+        stream: str,
+        folder: str | Path | None = None,
+        name: str = "pravega",
     ) -> None:
         super().__init__(never, applies=Applies.TRANSACTIONAL, per="batch", folder=folder, name=name)
-        self.controller = nonempty("controller", controller, example="tcp://host:9090")
-        if not controller.startswith(_SCHEMES):
-            raise ConfigurationError(
-                f"controller={controller!r} does not begin with one of {', '.join(_SCHEMES)}.",
-                next_step="Give the controller's URI, such as tcp://host:9090.",
-            )
+        self.cluster = Pravega.of(controller)
         self.scope = nonempty("scope", scope, example="the stream's scope")
         self.stream = nonempty("stream", stream, example="the stream's name")
 
@@ -66,7 +66,6 @@ class PravegaSink(WriteAheadSink):
         return (
             "controller.transaction.ttl.hours of Pravega, 24 by default, is longer than the query may be away with a "
             "batch half committed",
-            "the Pravega cluster is not replaced by another one while a batch is half committed",
             "a reader of several segments of the stream may see the rows of one before those of another",
             SEEN_BY_ALL,
         )
@@ -122,12 +121,12 @@ class PravegaSink(WriteAheadSink):
             raise
         except Exception as error:
             raise PreflightError(
-                f"controller={self.controller!r} does not answer: {error_message(error)}",
+                f"controller={self.cluster.controller!r} does not answer: {error_message(error)}",
                 next_step="See that Pravega runs and that the driver reaches it.",
             ) from error
         if not found:
             raise PreflightError(
-                f"There is no stream {facts['stream']} at {self.controller}.",
+                f"There is no stream {facts['stream']} at {self.cluster.controller}.",
                 next_step="Create it: how many segments it has is yours to say.",
             )
         TransactionNotes(self.folder().ledger.files).make()
@@ -145,4 +144,4 @@ class PravegaSink(WriteAheadSink):
     def _opened(self) -> PravegaStream:
         spark = driver_session(self.name)
         require_class(spark, PRAVEGA_MODULE, "io.pravega.client.EventStreamClientFactory")
-        return PravegaStream(spark, self.controller, self.scope, self.stream)
+        return PravegaStream(spark, self.cluster, self.scope, self.stream)

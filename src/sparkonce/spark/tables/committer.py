@@ -165,10 +165,12 @@ class Table(abc.ABC):
         """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
 
 
-def read_rows(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
-    """Returns the rows in these files."""
+def read_rows(spark: SparkSession, urls: Sequence[str], schema: str | None = None) -> DataFrame:
+    """Returns the rows in these files; with a schema, without a job that looks for theirs."""
     # No file may be skipped, whatever the session's settings for files that are missing or damaged.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+    if schema is not None:
+        reader = reader.schema(schema)
     # Spark takes paths for patterns.
     return reader.parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))
 

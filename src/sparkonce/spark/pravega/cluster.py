@@ -1,0 +1,80 @@
+"""The address of a Pravega cluster, and how to log in there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkonce.arguments import flag, nonempty
+from sparkonce.errors import ConfigurationError
+
+_ENCRYPTED = ("tls://", "pravegas://")
+_SCHEMES = ("tcp://", "pravega://", *_ENCRYPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Pravega:
+    """A cluster, and a user of it.
+
+    Attributes:
+        controller: The controller's URI, such as ``tcp://host:9090``, or ``tls://host:9090`` for encrypted connections.
+        user: The user, if the cluster asks for one.
+        password: The user's password.
+        trust_store: A file with the authorities, in PEM, that the servers' certificates are checked against; by default
+            those of the driver's JVM.
+        check_host_name: Whether the servers' certificates must be made out to the names that they are reached by.
+
+    Raises:
+        ConfigurationError: naming the setting that is wrong.
+    """
+
+    controller: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    trust_store: str | None = None
+    check_host_name: bool = True
+
+    def __post_init__(self) -> None:
+        nonempty("controller", self.controller, example="tcp://host:9090")
+        if not self.controller.startswith(_SCHEMES):
+            raise ConfigurationError(
+                f"controller={self.controller!r} does not begin with one of {', '.join(_SCHEMES)}.",
+                next_step="Give the controller's URI, such as tcp://host:9090.",
+                setting="controller",
+            )
+        if (self.user is None) != (self.password is None):
+            given, lacks = ("user", "password") if self.password is None else ("password", "user")
+            raise ConfigurationError(
+                f"{given} is given, and {lacks} is not.", next_step="Give both, or neither.", setting=lacks
+            )
+        if self.user is not None:
+            nonempty("user", self.user, example="a user's name")
+            if not isinstance(self.password, str):
+                raise ConfigurationError(
+                    f"password is a {type(self.password).__name__}.", next_step="Give text.", setting="password"
+                )
+        flag("check_host_name", self.check_host_name)
+        if self.trust_store is not None:
+            nonempty("trust_store", self.trust_store, example="/etc/pravega/ca.pem")
+            if not self.controller.startswith(_ENCRYPTED):
+                raise ConfigurationError(
+                    f"trust_store={self.trust_store!r} has no effect with controller={self.controller!r}.",
+                    next_step="Give a controller that begins with tls://, or leave trust_store out.",
+                    setting="trust_store",
+                )
+
+    @classmethod
+    def of(cls, controller: str | Pravega) -> Pravega:
+        """Returns the cluster whose controller this is."""
+        return controller if isinstance(controller, Pravega) else cls(controller)
+
+    def client_config(self, jvm: Any) -> Any:
+        """Makes the ``ClientConfig`` of Pravega's Java client, in this JVM."""
+        made = jvm.io.pravega.client.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(self.controller))
+        made = made.validateHostName(self.check_host_name)
+        if self.trust_store is not None:
+            made = made.trustStore(self.trust_store)
+        if self.user is not None:
+            credentials = jvm.io.pravega.shared.security.auth.DefaultCredentials(self.password, self.user)
+            made = made.credentials(credentials)
+        return made.build()
