@@ -1,22 +1,17 @@
 """Pravega for tests: controller, segment store and ZooKeeper in one Java process, with its data in memory.
 
-A server that is started again is empty. One runs on a machine at a time: a port of it cannot be set.
+A server that is started again is empty. What would listen on a fixed port, its REST servers and the gateway, is off.
 """
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sparkonce.rig.kafka.jars import file_lock, find_java, resolve
-from sparkonce.rig.process import DOWN_WITHIN_S
+from sparkonce.rig.kafka.jars import find_java, resolve
 from sparkonce.rig.servers.process import HOST, Server, free_port
 from sparkonce.sources.packages import PRAVEGA_VERSION
 
-_LOCK_WITHIN_S = 600.0
 _LEFT_OUT = (
     "bc-fips",
     "hadoop-minicluster",
@@ -33,19 +28,20 @@ class Pravega(Server):
     Args:
         folder: For its settings.
         port: Of the controller.
+        settings: More of the lines of its file of settings.
 
     Raises:
-        PreflightError: if the jars cannot be fetched, or if another one runs for ten minutes more.
+        PreflightError: if the jars cannot be fetched.
         ConfigurationError: if there is no Java.
     """
 
     up_within_s = 120.0
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
+        self._settings = dict(settings or {})
         self._java = find_java()
         self._jars = resolve(_JARS, exclude=_LEFT_OUT)
-        self._only_one = ExitStack()
 
     @property
     def url(self) -> str:
@@ -61,6 +57,7 @@ class Pravega(Server):
             "singlenode.controller.rest.port": free_port(),
             "singlenode.controller.rest.enable": "false",
             "singlenode.admin.gateway.enable": "false",
+            **self._settings,
         }
         lines = (f"{name}={value}\n" for name, value in settings.items())
         (self.folder / "standalone.properties").write_text("".join(lines))
@@ -81,23 +78,6 @@ class Pravega(Server):
     def is_up(self) -> bool:
         """Tells whether its last part, the controller, has said that it runs."""
         return self.pid is not None and "Pravega Sandbox is running locally now" in self.log.read_text()
-
-    def start(self) -> None:
-        """See `Server.start`. Waits until no other one runs."""
-        lock = Path(tempfile.gettempdir(), "sparkonce-pravega.lock")
-        self._only_one.enter_context(file_lock(lock, time.monotonic() + _LOCK_WITHIN_S))
-        super().start()
-
-    def kill(self) -> None:
-        """See `Restartable.kill`. Another one may run then."""
-        super().kill()
-        self._only_one.close()
-
-    def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
-        """See `Restartable.stop`. Another one may run then."""
-        ended = super().stop(timeout_s)
-        self._only_one.close()
-        return ended
 
 
 _LOGGING = """<configuration>
