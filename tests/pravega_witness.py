@@ -10,10 +10,16 @@ SCOPE = "tests"
 class PravegaWitness:
     """Asks from a JVM with Pravega's client."""
 
-    def __init__(self, jvm: Any, controller: str) -> None:
-        self._jvm = jvm
+    def __init__(self, jvm: Any, controller: str, *, login: tuple[str, str] | None = None, trusts: str = "") -> None:
+        self._jvm, self.controller = jvm, controller
         self._pravega = jvm.io.pravega.client
-        self.config = self._pravega.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(controller)).build()
+        config = self._pravega.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(controller))
+        if trusts:
+            config = config.trustStore(trusts)
+        if login is not None:
+            user, password = login
+            config = config.credentials(jvm.io.pravega.shared.security.auth.DefaultCredentials(password, user))
+        self.config = config.build()
 
     def create(self, stream: str, segments: int = 2) -> None:
         with_segments = self._pravega.stream.ScalingPolicy.fixed(segments)

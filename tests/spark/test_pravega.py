@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from eventually import eventually
 from pravega_witness import SCOPE, PravegaWitness
 from shared_servers import pravega_server
 from spark.harness import new_name
 from spark.in_process import SPARK, crash_at, ended
 from spark.table_job import QUERY, KilledError, TableJob
-from sparkonce import ExactlyOnce, PravegaSink
+from sparkonce import ExactlyOnce, Pravega, PravegaSink
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
@@ -84,7 +86,10 @@ class PravegaJob(TableJob):
         super().__init__(spark, folder)
 
     def sink(self) -> PravegaSink:  # type: ignore[override]
-        return PravegaSink(pravega_server().url, scope=SCOPE, stream=self.stream, folder=self.folder / "rows")
+        return PravegaSink(self.cluster(), scope=SCOPE, stream=self.stream, folder=self.folder / "rows")
+
+    def cluster(self) -> Pravega:
+        return Pravega(self.witness.controller)
 
     def numbers(self) -> list[int]:
         return sorted(int(event) for event in self.witness.events(self.stream))
@@ -220,6 +225,81 @@ def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> No
     with pytest.raises(UnknownOutcomeError):
         committer.commit([handle])
     assert job.numbers() == [0]
+
+
+@drawn
+def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
+    """Another cluster counts its transactions from the beginning: there the noted one may be another one's."""
+    handle = job.prepare()
+    job.commit_unnoticed(handle)
+    job.witness.delete(job.stream)
+    job.witness.create(job.stream)
+    (answer,) = job.run_of_its_own().commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "made anew" in answer.reason
+    assert job.numbers() == []
+
+
+@drawn
+def test_a_known_id_in_another_stream_tells_nothing(job: PravegaJob) -> None:
+    """Pravega says that the noted transaction is committed. It was begun when the stream had another segment."""
+    handle = job.prepare()
+    job.commit_unnoticed(handle)
+    (note,) = job.notes()
+    ledger = job.sink().folder().ledger.files
+    segment, _, made = (ledger.read(f"transactions/{note}") or b"").decode().rpartition("@")
+    ledger.replace(f"transactions/{note}", f"{segment}@{int(made) - 1}".encode())
+    assert job.run_of_its_own().commit([handle])[0].outcome is Outcome.UNKNOWN
+    ledger.replace(f"transactions/{note}", f"{segment}@{made}".encode())
+    assert job.run_of_its_own().commit([handle])[0].outcome is Outcome.ALREADY_COMMITTED
+
+
+@drawn
+def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known until it goes on, and nothing is done twice then."""
+    monkeypatch.setattr("sparkonce.spark.tables.committer.WAIT_S", 1.0)
+    monkeypatch.setattr("sparkonce.spark.pravega.sink.WAIT_S", 1.0)
+    handle, committer = job.prepare(), job.run_of_its_own()
+    server = pravega_server()
+    server.pause()
+    try:
+        assert committer.commit([handle])[0].outcome is Outcome.RETRY
+    finally:
+        server.resume()
+    monkeypatch.undo()
+    while (outcome := committer.commit([handle])[0].outcome) is Outcome.RETRY:
+        pass
+    assert outcome in COMMITTED
+    assert job.numbers() == [0]
+
+
+@pytest.mark.slow
+def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client no longer renews it, as in a process that stands still: Pravega aborts the transaction by itself."""
+    monkeypatch.setattr("sparkonce.spark.pravega.client.LEASE_MS", 10_000)
+    write, open_writer, opened = PravegaStream.write, PravegaStream.writer, []
+
+    @contextmanager
+    def writer(self: PravegaStream) -> Iterator[Any]:
+        with open_writer(self) as made:
+            opened.append(made)
+            yield made
+
+    def stands_still(self: PravegaStream, transaction: Any, urls: Sequence[str]) -> int:
+        monkeypatch.setattr(PravegaStream, "write", write)
+        written = write(self, transaction, urls)
+        opened[-1].close()
+        begun = str(transaction.getTxnId().toString())
+        with open_writer(self) as other:
+            eventually(lambda: self.settled(other, begun) == "ABORTED", "the transaction is aborted")
+        return written
+
+    monkeypatch.setattr(PravegaStream, "writer", writer)
+    handle, committer = job.prepare(), job.run_of_its_own()
+    monkeypatch.setattr(PravegaStream, "write", stands_still)
+    assert committer.commit([handle])[0].outcome is Outcome.RETRY
+    assert committer.commit([handle])[0].outcome is Outcome.COMMITTED
+    assert (job.numbers(), len(job.notes())) == ([0], 2)
 
 
 @drawn

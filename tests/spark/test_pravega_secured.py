@@ -12,14 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pravega_witness import SCOPE, PravegaWitness
-from secured import PASSWORD, make_keys
+from secured import PASSWORD, SERVER, make_certificate, make_keys
 from spark.harness import new_name
 from spark.in_process import SPARK
+from spark.table_job import QUERY
+from spark.test_pravega import PravegaJob
 from sparkonce import Pravega, PravegaSink
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.pravega import Pravega as Server
-from spark.test_pravega import PravegaJob
 
 pytestmark = [*SPARK, pytest.mark.slow]
 
@@ -35,7 +36,8 @@ def account(user: str, rights: str) -> str:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_keys(tmp_path_factory.mktemp("keys"))
     (folder / "word").write_text("storeword")
-    store = ["-inkey", "broker.key", "-in", "broker.pem", "-out", "broker.jks", "-passout", "file:word"]
+    make_certificate(folder, "pravega", f"{SERVER},IP:0.0.0.0")  # the address that its segment store gives for itself
+    store = ["-inkey", "pravega.key", "-in", "pravega.pem", "-out", "pravega.jks", "-passout", "file:word"]
     subprocess.run(["openssl", "pkcs12", "-export", *store], cwd=folder, check=True, capture_output=True)
     trusted = ["-file", "ca.pem", "-keystore", "trust.jks", "-storepass", "storeword", "-noprompt"]
     subprocess.run(["keytool", "-importcert", *trusted], cwd=folder, check=True, capture_output=True)
@@ -53,9 +55,9 @@ def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "security.auth.credentials.pwd": PASSWORD,
         "security.auth.pwdAuthHandler.accountsDb.location": accounts,
         "security.tls.enable": "true",
-        "security.tls.certificate.location": keys / "broker.pem",
-        "security.tls.privateKey.location": keys / "broker.key",
-        "security.tls.keyStore.location": keys / "broker.jks",
+        "security.tls.certificate.location": keys / "pravega.pem",
+        "security.tls.privateKey.location": keys / "pravega.key",
+        "security.tls.keyStore.location": keys / "pravega.jks",
         "security.tls.keyStore.pwd.location": keys / "word",
         "security.tls.trustStore.location": keys / "trust.jks",
     }
@@ -64,5 +66,57 @@ def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield started
 
 
-def test_x(server: Server, keys: Path, spark: SparkSession) -> None:
-    print(server.url)
+@pytest.fixture(scope="module")
+def witness(server: Server, keys: Path, spark: SparkSession) -> PravegaWitness:
+    return PravegaWitness(spark._jvm, secure(server), login=("admin", PASSWORD), trusts=str(keys / "ca.pem"))
+
+
+def secure(server: Server) -> str:
+    return server.url.replace("tcp:", "tls:")
+
+
+class SecuredJob(PravegaJob):
+    """The sink logs in as one who may write streams, and do nothing else."""
+
+    keys: Path
+
+    def cluster(self) -> Pravega:
+        return Pravega(self.witness.controller, user="sink", password=PASSWORD, trust_store=str(self.keys / "ca.pem"))
+
+
+def test_rows_are_committed_and_asked_for(
+    spark: SparkSession, tmp_path: Path, witness: PravegaWitness, keys: Path
+) -> None:
+    SecuredJob.keys = keys
+    job = SecuredJob(spark, tmp_path, witness)
+    handle, interrupted = job.prepare(), job.prepare(batch=1)
+    assert job.commit(handle) == [Outcome.COMMITTED], job.run_of_its_own().commit([handle])
+    job.commit_unnoticed(interrupted)
+    assert job.commit(interrupted) == [Outcome.ALREADY_COMMITTED]
+    assert job.numbers() == [0, 100]
+    assert PASSWORD not in repr(job.sink().cluster)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"password": "no"}, "UNAUTHENTICATED"),
+        ({"user": "nobody"}, "UNAUTH"),
+        ({"user": None, "password": None}, "UNAUTHENTICATED"),
+        ({"trust_store": "stranger.pem"}, "certif"),
+        ({"trust_store": None}, "certif"),
+        ({"trust_store": "none.pem"}, "none.pem"),
+    ],
+)
+def test_who_may_not_is_refused_at_start(
+    server: Server, keys: Path, witness: PravegaWitness, tmp_path: Path, wrong: dict[str, str | None], told: str
+) -> None:
+    stream = new_name("s")
+    witness.create(stream)
+    right = {"user": "sink", "password": PASSWORD, "trust_store": "ca.pem"} | wrong
+    if right["trust_store"]:
+        right["trust_store"] = str(keys / right["trust_store"])
+    sink = PravegaSink(Pravega(secure(server), **right), scope=SCOPE, stream=stream, folder=tmp_path / "rows")
+    with pytest.raises(PreflightError, match=told) as refused:
+        sink.preflight(QUERY, None)
+    assert PASSWORD not in str(refused.value)

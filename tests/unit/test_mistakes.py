@@ -72,6 +72,14 @@ MADE = [
     Mistake("RabbitMQQueueSink('rabbit-1', queue='q')", "server='rabbit-1' is not a RabbitMQ"),
     Mistake("RabbitMQQueueSink(RabbitMQ())", "queue=None and exchange=None: exactly one is needed"),
     Mistake("RabbitMQQueueSink(RabbitMQ(), queue='q', routing_key='k')", "has no effect with queue='q'"),
+    Mistake("PravegaSink('pravega:9090', scope='s', stream='t')", "controller='pravega:9090' does not begin with"),
+    Mistake("PravegaSink('tcp://pravega:9090', scope='', stream='t')", "scope='' is empty"),
+    Mistake("PravegaSink('tcp://pravega:9090', scope='s', stream=None)", "stream=None is not a text"),
+    Mistake("Pravega('tls://pravega:9090', user='job')", "user='job' is given without the other"),
+    Mistake("Pravega('tls://pravega:9090', user='job', password=7)", "password is a int"),
+    Mistake(
+        "Pravega('tcp://pravega:9090', trust_store='/ca.pem')", "has no effect with controller='tcp://pravega:9090'"
+    ),
     Mistake("WriteAheadSink('print', applies=Applies.IDEMPOTENT)", "apply='print' is not a function"),
     Mistake("WriteAheadSink(print, applies='once')", "applies='once' is not known"),
     Mistake("WriteAheadSink(print, applies=Applies.IDEMPOTENT, parallel=True)", "parallel=True is not a whole number"),

@@ -43,9 +43,9 @@ class Pravega:
                 setting="controller",
             )
         if (self.user is None) != (self.password is None):
-            given, lacks = ("user", "password") if self.password is None else ("password", "user")
+            given = "password is" if self.user is None else f"user={self.user!r} is"
             raise ConfigurationError(
-                f"{given} is given, and {lacks} is not.", next_step="Give both, or neither.", setting=lacks
+                f"{given} given without the other of the two.", next_step="Give both, or neither.", setting="password"
             )
         if self.user is not None:
             nonempty("user", self.user, example="a user's name")

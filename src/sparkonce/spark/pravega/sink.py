@@ -65,7 +65,7 @@ class PravegaSink(WriteAheadSink):
         """See `TwoPhaseCommitSink.conditions`."""
         return (
             "controller.transaction.ttl.hours of Pravega, 24 by default, is longer than the query may be away with a "
-            "batch half committed",
+            "batch half committed, and so is the time for which the stream keeps its events",
             "a reader of several segments of the stream may see the rows of one before those of another",
             SEEN_BY_ALL,
         )
