@@ -14,9 +14,8 @@ from sparkonce.sinks.write_ahead.application import Application, CallSettings, U
 from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.pravega.client import PravegaStream, StatusUnknownError
+from sparkonce.spark.pravega.client import PravegaStream, StatusUnknownError, reason
 from sparkonce.spark.pravega.notes import Begun, TransactionNotes
-from sparkonce.spark.tables.errors import error_message
 
 log = logging.getLogger("sparkonce")
 
@@ -59,9 +58,7 @@ class PravegaApplication(Application):
                 try:
                     self._stream.abort(writer, transaction)
                 except Py4JJavaError as error:
-                    raise StatusUnknownError(
-                        f"Transaction {transaction} cannot be aborted: {error_message(error)}"
-                    ) from error
+                    raise StatusUnknownError(f"Transaction {transaction} cannot be aborted: {reason(error)}") from error
                 status = self._stream.settled(writer, transaction)
         if status is None:
             raise RefusedError(
@@ -77,7 +74,7 @@ class PravegaApplication(Application):
             with self._stream.segments() as segments:
                 found = segments.has(begun.birth)
         except Py4JJavaError as error:
-            raise StatusUnknownError(f"Pravega does not tell the stream's segments: {error_message(error)}") from error
+            raise StatusUnknownError(f"Pravega does not tell the stream's segments: {reason(error)}") from error
         if not found:
             raise RefusedError(
                 f"Whether {token.id} was written is no longer known: transaction {begun.id} was begun when the stream "
@@ -113,7 +110,7 @@ class PravegaApplication(Application):
                 if (status := self._stream.settled(writer, noted.id)) != COMMITTED:
                     raise RetryLaterError(f"Transaction {noted.id} was to be committed, and is {status}.")
         except Py4JJavaError as error:
-            raise RetryLaterError(error_message(error)) from error
+            raise RetryLaterError(reason(error)) from error
 
 
 class PravegaCommitter(WriteAheadCommitter):

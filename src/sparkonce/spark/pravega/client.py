@@ -17,6 +17,7 @@ from sparkonce.spark.pravega.cluster import Pravega
 from sparkonce.spark.pravega.segments import Segments
 from sparkonce.spark.tables.committer import read_rows
 from sparkonce.spark.tables.errors import error_message
+from sparkonce.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,15 @@ public class SparkonceEvents {
     }
 }
 """
+
+
+def reason(error: BaseException) -> str:
+    """Returns an error's message, and that of its first cause, which Pravega's client wraps several times."""
+    told, cause = error_message(error), getattr(error, "java_exception", None)
+    while cause is not None and cause.getCause() is not None:
+        cause = cause.getCause()
+    first = "" if cause is None else one_line(str(cause.toString()))
+    return told if first in told else f"{told}, because of {first}"
 
 
 class StatusUnknownError(Exception):
@@ -135,7 +145,7 @@ class PravegaStream:
             try:
                 status = str(writer.getTxn(uuid).checkStatus().toString())
             except Py4JJavaError as error:
-                if "NOT_FOUND" in (message := error_message(error)):
+                if "NOT_FOUND" in (message := reason(error)):
                     return None
                 raise StatusUnknownError(f"Pravega does not tell the status of {transaction}: {message}") from error
             if status not in _TRANSIENT:

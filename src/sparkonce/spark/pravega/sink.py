@@ -17,11 +17,10 @@ from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.sources.packages import PRAVEGA_MODULE
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
-from sparkonce.spark.pravega.client import PravegaStream
+from sparkonce.spark.pravega.client import PravegaStream, reason
 from sparkonce.spark.pravega.cluster import Pravega
 from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.spark.tables.committer import WAIT_S, never
-from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.sink import SEEN_BY_ALL, driver_session
 
 if TYPE_CHECKING:
@@ -121,8 +120,9 @@ class PravegaSink(WriteAheadSink):
             raise
         except Exception as error:
             raise PreflightError(
-                f"controller={self.cluster.controller!r} does not answer: {error_message(error)}",
-                next_step="See that Pravega runs and that the driver reaches it.",
+                f"controller={self.cluster.controller!r} cannot be asked for the stream: {reason(error)}",
+                next_step="See that Pravega runs, that the driver reaches it and trusts its certificate, and that the "
+                "user may read the scope and update the stream.",
             ) from error
         if not found:
             raise PreflightError(
