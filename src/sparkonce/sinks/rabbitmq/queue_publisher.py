@@ -142,13 +142,14 @@ class _Publishing:
 
     def _answered(self, frame: Any) -> None:
         method = frame.method
+        if isinstance(method, pika.spec.Basic.Nack):  # its messages stay unconfirmed: without them nothing is done
+            self._stop(ConnectionError("the server did not take a message"))
+            return
         tags = range(self._confirmed + 1, method.delivery_tag + 1) if method.multiple else (method.delivery_tag,)
         self._tags.difference_update(tags)
         if method.multiple:
             self._confirmed = max(self._confirmed, method.delivery_tag)
-        if isinstance(method, pika.spec.Basic.Nack):
-            self._stop(ConnectionError("the server did not take a message"))
-        elif len(self._tags) <= _WINDOW // 2:
+        if len(self._tags) <= _WINDOW // 2:
             self._send()
 
     def _returned(self, _: Any, method: Any, __: Any, ___: Any) -> None:
