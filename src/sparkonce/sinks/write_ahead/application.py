@@ -96,6 +96,14 @@ class Application:
 
     def apply(self, unit: Unit) -> Finished:
         """Applies the rows unless they are applied already, and notes that they are."""
+        try:
+            return self._apply(unit)
+        except OSError as error:  # the folder's: those of the function are answers already
+            return Finished(
+                outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}"
+            )
+
+    def _apply(self, unit: Unit) -> Finished:
         name = str(unit.name)
         left_s = self._not_before.get(name, 0.0) - time.monotonic()
         if left_s > 0:
@@ -105,8 +113,6 @@ class Application:
                 opened = [files.enter_context(self._folder.open(one.name)) for one in unit.entries]
             except FileNotFoundError as error:
                 return self._gone(unit, error)
-            except OSError as error:
-                return Finished(outcome=Outcome.RETRY, reason=f"The rows cannot be read: {error}")
             if not _lock(opened[0]):
                 return Finished(outcome=Outcome.RETRY, reason="Another driver is applying these rows now.")
             if self._folder.done(unit.name):
@@ -187,13 +193,13 @@ class Application:
         give(self._settings.apply, opened, token)
 
     def _note(self, unit: Unit, found: Outcome) -> Finished:
-        """Notes that the rows are applied, and deletes them. If it cannot be noted, the next call only notes it."""
+        """Notes that the rows are applied, and deletes them. If that fails, the next call only does this."""
         try:
             self._folder.note_done(unit.entries)
+            self._folder.delete_rows(unit.entries)
         except OSError as error:
             reason = f"The rows are applied, and that could not be noted in {self._folder.location}: {error}"
             return Finished(outcome=Outcome.RETRY, reason=reason)
-        self._folder.delete_rows(unit.entries)
         for known in (self._called, self._returned):
             known.discard(str(unit.name))
         return Finished(outcome=found)
