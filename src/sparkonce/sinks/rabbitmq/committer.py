@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from sparkonce.errors import OutageError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher, StreamApplication, ahead, why_behind
 from sparkonce.sinks.write_ahead.application import CallSettings
-from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
+from sparkonce.sinks.write_ahead.committer import Answers, WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 
@@ -42,6 +43,16 @@ class StreamCommitter(WriteAheadCommitter):
         self._publishers: dict[str, Publisher] = {}
         application = StreamApplication(folder, sink, settings, self._publisher_of)
         super().__init__(folder, sink, prefix, settings, application)
+
+    def commit_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
+        """Learns also what an earlier run has published: another sink may be healed before the batch is concluded."""
+        answers = super().commit_all(wanted)
+        found = [name for name, one in answers.items() if one.outcome is Outcome.ALREADY_COMMITTED]
+        try:
+            self._learn([wanted[name] for name in found])
+        except UnknownOutcomeError as error:
+            answers |= dict.fromkeys(found, Finished(outcome=Outcome.RETRY, reason=error.message))
+        return answers
 
     def before_decision(self, facts: Facts) -> str:
         """Sees that the stream has exactly what was published. See `SinkCommitter.before_decision`.
