@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
 from simulation.campaign import Count, Failure, explain, replay, walk
+from simulation.config import FAMILIES
 
 CHUNK = 2_000
 _SAY_EVERY_S = 10.0
@@ -22,12 +23,13 @@ def main(arguments: list[str]) -> int:
     asked = _arguments(arguments)
     if asked.replay is not None:
         return _replay(asked.replay)
-    return _run(asked.schedules, asked.seed, asked.jobs, asked.out)
+    return _run(asked.schedules, asked.family, asked.seed, asked.jobs, asked.out)
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
     parser.add_argument("--schedules", type=int, default=100_000, help="how many")
+    parser.add_argument("--family", choices=FAMILIES, default="transactions", help="which sinks take part")
     parser.add_argument("--seed", type=int, default=0, help="the first one's; the others follow")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     parser.add_argument("--out", type=Path, default=Path("simulation-failures"), help="a folder for what fails")
@@ -45,11 +47,11 @@ def _replay(path: Path) -> int:
     return 1 if outcome.violation is not None else 0
 
 
-def _run(schedules: int, first: int, jobs: int, out: Path) -> int:
+def _run(schedules: int, family: str, first: int, jobs: int, out: Path) -> int:
     began, said = time.monotonic(), time.monotonic()
     done, requests, failed = 0, 0, 0
     with ProcessPoolExecutor(jobs) as pool:
-        chunks = _chunks(first, schedules)
+        chunks = _chunks(family, first, schedules)
         waiting = {pool.submit(_chunk, *one) for _, one in zip(range(2 * jobs), chunks, strict=False)}
         while waiting:
             finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -59,7 +61,7 @@ def _run(schedules: int, first: int, jobs: int, out: Path) -> int:
                 failed += len(count.failed)
                 for seed in count.failed:
                     _say(f"seed {seed} fails; making it small")
-                    failure = explain(seed)
+                    failure = explain(seed, family=family)
                     _say(f"{failure.violation.value}, {failure.length} decisions: {failure.write(out)}")
                 if not failed and (following := next(chunks, None)) is not None:
                     waiting.add(pool.submit(_chunk, *following))
@@ -75,13 +77,13 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _chunks(first: int, schedules: int) -> Iterator[tuple[int, int]]:
+def _chunks(family: str, first: int, schedules: int) -> Iterator[tuple[str, int, int]]:
     end = first + schedules
-    return ((start, min(start + CHUNK, end)) for start in range(first, end, CHUNK))
+    return ((family, start, min(start + CHUNK, end)) for start in range(first, end, CHUNK))
 
 
-def _chunk(start: int, end: int) -> Count:
-    return walk(range(start, end))
+def _chunk(family: str, start: int, end: int) -> Count:
+    return walk(range(start, end), family=family)
 
 
 def _summary(done: int, requests: int, failed: int, seconds: float) -> str:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from simulation import schedule
-from simulation.config import Config, draw
+from simulation.config import FAMILIES, Config
 from simulation.dice import Dice, Given
 from simulation.mutants import MUTANTS, Mutant
+from simulation.mutants_staged import STAGED_MUTANTS
 from simulation.oracle import Violation
 from simulation.product import replaced
 from simulation.schedule import SYSTEMS, Outcome
 from simulation.shrink import Shrinker
 
+EVERY_MUTANT = (*MUTANTS, *STAGED_MUTANTS)
 _COLLECT_EVERY = 25
 _COLLECT_ALL_EVERY = 10_000
 
@@ -29,6 +31,7 @@ class Failure:
 
     Attributes:
         seed: Where it was found.
+        family: The family of its world.
         mutant: The wrong rule that was in force; empty for the product as it is.
         violation: What happened.
         config: The world.
@@ -39,6 +42,7 @@ class Failure:
     """
 
     seed: int
+    family: str
     mutant: str
     violation: Violation
     config: Config
@@ -56,6 +60,7 @@ class Failure:
         """As plain values."""
         return {
             "seed": self.seed,
+            "family": self.family,
             "mutant": self.mutant,
             "violation": self.violation.name,
             "config": self.config.to_json(),
@@ -70,6 +75,7 @@ class Failure:
         """The inverse of `to_json`."""
         return cls(
             seed=plain["seed"],
+            family=plain["family"],
             mutant=plain["mutant"],
             violation=Violation[plain["violation"]],
             config=Config.of_json(plain["config"]),
@@ -82,7 +88,7 @@ class Failure:
     def write(self, folder: Path) -> Path:
         """Writes it down, and says where."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"schedule-{self.seed}.json"
+        path = folder / f"schedule-{self.family}-{self.seed}.json"
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
         return path
 
@@ -122,16 +128,19 @@ class Count:
     failed: tuple[int, ...]
 
 
-def walk(seeds: Iterable[int], mutant: Mutant | None = None, *, most_failures: int = 1) -> Count:
-    """Runs the schedules of these seeds, until so many have failed.
+def walk(
+    seeds: Iterable[int], mutant: Mutant | None = None, *, family: str = "transactions", most_failures: int = 1
+) -> Count:
+    """Runs the schedules of these seeds, until so many have failed: of a family of worlds, or of the mutant's.
 
     A mutant's schedules are run only where a sink of its kinds takes part; the others are counted.
     """
     done, requests, failed = 0, 0, []
+    drawn = FAMILIES[family if mutant is None else mutant.family]
     with _world(mutant) as systems, _collected_by_hand():
         for seed in seeds:
             done += 1
-            config = draw(seed)
+            config = drawn(seed)
             if mutant is not None and not set(config.sinks) & set(mutant.kinds):
                 continue
             outcome = schedule.run(config, Dice(seed), systems=systems)
@@ -145,10 +154,11 @@ def walk(seeds: Iterable[int], mutant: Mutant | None = None, *, most_failures: i
     return Count(schedules=done, requests=requests, failed=tuple(failed))
 
 
-def explain(seed: int, mutant: Mutant | None = None) -> Failure:
+def explain(seed: int, mutant: Mutant | None = None, *, family: str = "transactions") -> Failure:
     """A seed's schedule, which fails, made small."""
+    family = family if mutant is None else mutant.family
     with _world(mutant) as systems:
-        outcome, config, decisions = schedule.noted(seed, systems)
+        outcome, config, decisions = schedule.noted(seed, family, systems)
         violation = outcome.violation
         if violation is None:
             raise ValueError(f"the schedule of seed {seed} does not fail")
@@ -163,6 +173,7 @@ def explain(seed: int, mutant: Mutant | None = None) -> Failure:
         told = schedule.run(smaller, Given(kept), tell=True, systems=systems)
     return Failure(
         seed=seed,
+        family=family,
         mutant=mutant.name if mutant is not None else "",
         violation=violation,
         config=smaller,
@@ -175,6 +186,6 @@ def explain(seed: int, mutant: Mutant | None = None) -> Failure:
 
 def replay(failure: Failure) -> Outcome:
     """Plays it again."""
-    mutant = next((one for one in MUTANTS if one.name == failure.mutant), None)
+    mutant = next((one for one in EVERY_MUTANT if one.name == failure.mutant), None)
     with _world(mutant) as systems:
         return schedule.run(failure.config, Given(failure.decisions), tell=True, systems=systems)

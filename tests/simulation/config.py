@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "files", "s3", "s3-gateway")
 """Kafka with `transaction.version` 1 and 2; PostgreSQL by two phases and staged; XA; a local folder; Amazon's S3, and
 a gateway that answers as versitygw does."""
+
+STAGED = ("rabbitmq-stream", "rabbitmq-queue", "pravega", "delta", "iceberg")
+"""Sinks whose rows wait in the checkpoint until their batch is decided; the tables are merged into."""
 
 _HOURS_S = 7_200
 
@@ -117,3 +121,10 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
     )
     # Drawn last: the world of a seed is what it was before there was this fault, which costs requests at each commit.
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn
+
+
+FAMILIES: Mapping[str, Callable[[int], Config]] = {
+    "transactions": draw,
+    "staged": lambda seed: draw(seed, STAGED),
+}
+"""Draws worlds: of sinks with transactions of their own, and of sinks whose rows wait in the checkpoint."""

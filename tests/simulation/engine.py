@@ -61,6 +61,16 @@ class Party:
         self.ready: Callable[[], bool] | None = None
         self.on_death = on_death
 
+    def also_on_death(self, more: Callable[[], None]) -> None:
+        """Does this, too, when it is killed."""
+        before = self.on_death
+
+        def die() -> None:
+            before()
+            more()
+
+        self.on_death = die
+
 
 class Simulation:
     """One schedule.

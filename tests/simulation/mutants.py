@@ -54,6 +54,7 @@ class Mutant:
     Attributes:
         name: The rule, in words.
         kinds: The sinks that it is about: in other worlds it changes nothing.
+        family: The family of worlds in which it is looked for.
         table: Entries of the coordinator's table to replace.
         patches: Attributes to replace: owner (or the name of a module), name, value.
         systems: Servers to replace.
@@ -61,6 +62,7 @@ class Mutant:
 
     name: str
     kinds: tuple[str, ...] = KINDS
+    family: str = "transactions"
     table: Mapping[tuple[Phase, type], Any] = field(default_factory=dict)
     patches: tuple[tuple[Any, str, Any], ...] = ()
     systems: Mapping[str, Callable[[Simulation, str], System]] = field(default_factory=dict)

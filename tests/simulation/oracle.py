@@ -35,6 +35,7 @@ class Violation(str, Enum):
     VANISHED = "rows that were visible are gone"
     TORN = "a part of a transaction is visible without the rest"
     MIXED = "rows of different executions of a batch are visible"
+    NO_FOLD = "a table is not what its batches make of it, one after the other"
     UNDECIDED = "rows are visible that no decision names"
     UNDONE = "a transaction that a decision names was aborted by request"
     OUTLIVED = "a batch was decided that its server had given up while it was written, for longer than half of its life"
@@ -58,9 +59,10 @@ _MAY_FAIL = _NOT_ANSWERED_WELL | {
     "no patience",
     "slow",
     "long batch",
+    "twins",
 }
 """What can make a task fail."""
-_MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | _PUTS_GO_WRONG | {"server restarted"}
+_MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | _PUTS_GO_WRONG | {"server restarted", "connection ended", "slow call"}
 """What can leave somebody in doubt."""
 MOST_HEALINGS = 3
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from simulation import files, kafka, mariadb, postgres, producers, s3, wire
+from simulation import files, iceberg, kafka, mariadb, postgres, pravega, producers, rabbitmq, s3, staged, tables, wire
 from simulation.engine import UNDER_WAY
 from simulation.spark import SOON_S
 from sparkonce import errors
@@ -24,6 +24,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.records import Record
 from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.write_ahead import committer
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
@@ -101,7 +102,7 @@ class _Thread:
         if driver is None:
             return
         thread = simulation.start(f"{driver.name}, sweeper", self._target, lambda: simulation.kill(driver))
-        driver.on_death = lambda: simulation.kill(thread)
+        driver.also_on_death(lambda: simulation.kill(thread))
 
 
 class _Later:
@@ -155,7 +156,7 @@ class _Pool:
 
 def _first_line(error: BaseException) -> str:
     """What a run goes on after, whatever it is: so it is seen here whether it may be."""
-    if not isinstance(error, errors.SparkonceError):
+    if not isinstance(error, errors.SparkonceError | staged.SparkError):
         UNDER_WAY[0].oracle.failed(error)
     return FIRST_LINE(error)
 
@@ -234,7 +235,7 @@ def _nonce() -> Any:
 
 _CLOCK = _Clock()
 _SINKS = "sparkonce.sinks"
-_REPLACED: tuple[tuple[str, str, Any], ...] = (
+_REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *(
         (f"sparkonce.{name}", "time", _CLOCK)
         for name in (
@@ -261,8 +262,12 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
             "mysql.committer",
             "mysql.prepared",
             "files.s3.finish",
+            "write_ahead.application",
+            "write_ahead.writer",
+            "rabbitmq.publishing",
         )
     ),
+    ("sparkonce.spark.pravega.client", "time", _CLOCK),
     *(
         (f"{module}", "ThreadPoolExecutor", _Pool)
         for module in (
@@ -273,6 +278,7 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
         )
     ),
     ("sparkonce.driver.run", "threading", SimpleNamespace(RLock=Lock)),
+    (f"{_SINKS}.rabbitmq.publishing", "threading", SimpleNamespace(RLock=Lock)),
     ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
     ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
     ("sparkonce.driver.put", "random", SimpleNamespace(uniform=lambda low, high: high)),
@@ -304,6 +310,12 @@ _REPLACED: tuple[tuple[str, str, Any], ...] = (
     *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
     *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),
     *((f"{_SINKS}.files.s3.{module}", name, value) for module, name, value in s3.REPLACED),
+    *((f"{_SINKS}.write_ahead.{module}", name, value) for module, name, value in staged.REPLACED),
+    *((f"{_SINKS}.rabbitmq.{module}", name, value) for module, name, value in rabbitmq.REPLACED),
+    *(("sparkonce.spark.pravega.client", name, value) for name, value in pravega.REPLACED),
+    *((f"sparkonce.spark.tables.{module}", name, value) for module, name, value in tables.REPLACED),
+    *(("sparkonce.spark.tables.iceberg", name, value) for name, value in iceberg.REPLACED),
+    (tables.Merge, "repeated", tables.repeated),
 )
 
 
@@ -333,8 +345,9 @@ def replaced() -> Iterator[None]:
     """As long as this lasts, the product runs in the simulation, and nowhere else."""
     before = logging.root.manager.disable
     with ExitStack() as stack:
-        for module, name, value in _REPLACED:
-            stack.enter_context(mock.patch.object(import_module(module), name, value))
+        for owner, name, value in _REPLACED:
+            owner = import_module(owner) if isinstance(owner, str) else owner
+            stack.enter_context(mock.patch.object(owner, name, value))
         for kind in (TransactionName, TransactionalId):
             stack.enter_context(mock.patch.object(kind, "parse", lru_cache(MOST_REMEMBERED)(kind.parse)))
         for kind, what in ((Token, "nonce"), (TransactionName, "copy"), (Handle, "transaction")):
@@ -355,6 +368,7 @@ def under_way(simulation: Simulation) -> Iterator[None]:
     horizon.KEEP_BATCHES = simulation.config.keep
     horizon.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
     horizon.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
+    committer.KEEP_BATCHES, committer.TIDY_EVERY_BATCHES = 2 * horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES
     try:
         # What could not be swept is asked for again with the next batch: schedules are short. Nothing else sweeps then,
         # but for a thread, which does it a second time.
@@ -365,4 +379,5 @@ def under_way(simulation: Simulation) -> Iterator[None]:
             yield
     finally:
         horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES, horizon.KEEP_RECORDS = 100, 20, 1_000
+        committer.KEEP_BATCHES, committer.TIDY_EVERY_BATCHES = horizon.SINKS_KEEP_BATCHES, 20
         UNDER_WAY.clear()

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from simulation.config import Config, draw
+from simulation.config import FAMILIES, Config
+from simulation.delta import Delta
 from simulation.dice import Dice, Noted
 from simulation.engine import MOST_TURNS, Broken, Simulation, digest
 from simulation.files import Files
+from simulation.iceberg import Iceberg
 from simulation.kafka import Kafka
 from simulation.logstore import ModelStore
 from simulation.mariadb import MariaDB
 from simulation.oracle import Oracle, Place, Violation
 from simulation.postgres import Postgres
+from simulation.pravega import Pravega
 from simulation.product import CODEC, under_way
+from simulation.rabbitmq import Queue, Stream
 from simulation.s3 import S3
 from simulation.spark import Cluster
 from simulation.systems import System
@@ -30,6 +34,11 @@ SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
     "files": Files,
     "s3": S3,
     "s3-gateway": S3,
+    "rabbitmq-stream": Stream,
+    "rabbitmq-queue": Queue,
+    "pravega": Pravega,
+    "delta": Delta,
+    "iceberg": Iceberg,
 }
 
 _AFTERMATH_TURNS = 200
@@ -55,16 +64,11 @@ class Outcome:
         return digest(list(self.told))
 
 
-def of_seed(seed: int, systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS) -> Outcome:
-    """The schedule of a seed, in the world of that seed. Runs within `simulation.product.replaced`."""
-    return run(draw(seed), Dice(seed), systems=systems)
-
-
 def noted(
-    seed: int, systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS
+    seed: int, family: str, systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS
 ) -> tuple[Outcome, Config, list[int]]:
-    """The same, with its world and its decisions."""
-    dice, config = Noted(seed), draw(seed)
+    """The schedule of a seed, with its world and its decisions. Runs within `simulation.product.replaced`."""
+    dice, config = Noted(seed), FAMILIES[family](seed)
     return run(config, dice, tell=True, systems=systems), config, dice.taken
 
 

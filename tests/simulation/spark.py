@@ -353,6 +353,7 @@ class Copy:
                     writer = cluster.systems[name].writer(owner, process, stage.batch, slot, self._number)
                 writers.append(writer)
                 if name in begun:
+                    writer.rows = len(rows)
                     writer.begin()
                     writer.write(1)
                     writer.write(1)
@@ -362,7 +363,7 @@ class Copy:
                     Handle(
                         sink=name,
                         slot=slot,
-                        rows=len(rows),
+                        rows=len(rows) * cluster.systems[name].rows_each,
                         fingerprint=sum(version * 10_000 + stage.batch * 100 + row for row in rows),
                         opened_ms=opened_ms if name in begun else 0,
                         transaction=transaction_fields(fields),

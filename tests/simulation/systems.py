@@ -37,6 +37,8 @@ class System(abc.ABC):
     prefix = "p"
     life_s: float | None = None
     """How long transactions live, in worlds with `Config.long_batches`."""
+    rows_each = 1
+    """How many rows of the system's own each row of the schedule is."""
     opens_early = False
     """Whether a writer asks for something when it is made: before any sink's first rows, and also where none come."""
 
@@ -104,6 +106,7 @@ class Writer(abc.ABC):
 
     def __init__(self, system: System) -> None:
         self.system = system
+        self.rows = 1
         self.left = False
         self._party = system.simulation.current
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.campaign import Failure, explain, replay, walk
+from simulation.campaign import EVERY_MUTANT, Failure, explain, replay, walk
 from simulation.mutants import MUTANTS, Mutant
 
 WITHIN = 20_000
@@ -16,7 +16,7 @@ WITHIN = 20_000
 
 
 @pytest.mark.drawn(10)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", EVERY_MUTANT, ids=lambda mutant: mutant.name)
 def test_a_wrong_rule_is_found_made_small_and_found_again(
     mutant: Mutant, say: Callable[[str], None], tmp_path: Path
 ) -> None:

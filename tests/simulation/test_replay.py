@@ -7,25 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from simulation import schedule
 from simulation.campaign import explain, walk
-from simulation.dice import Given
+from simulation.dice import Dice, Given
 from simulation.mutants import MUTANTS
 from simulation.product import replaced
 from simulation.schedule import noted
 
-SEEDS = range(60)
+SEEDS = [(family, seed) for family, seeds in (("transactions", 60), ("staged", 15)) for seed in range(seeds)]
 _TELL = """
-from simulation.product import replaced
-from simulation.schedule import noted
-with replaced():
-    print(*(noted(seed)[0].digest for seed in range({seeds})))
+from simulation.test_replay import digests
+print(*digests())
 """
 
 
 def digests() -> list[str]:
     with replaced():
-        return [noted(seed)[0].digest for seed in SEEDS]
+        return [noted(seed, family)[0].digest for family, seed in SEEDS]
 
 
 def test_a_seed_gives_the_same_trace_again() -> None:
@@ -39,7 +39,7 @@ def test_another_process_gives_the_same_trace_whatever_its_hashes_are() -> None:
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(Path(__file__).parents[1])}
         said = subprocess.run(
-            [sys.executable, "-c", _TELL.format(seeds=len(SEEDS))],
+            [sys.executable, "-c", _TELL],
             env=environment,
             capture_output=True,
             text=True,
@@ -50,16 +50,16 @@ def test_another_process_gives_the_same_trace_whatever_its_hashes_are() -> None:
 
 def test_decisions_alone_give_the_same_trace() -> None:
     with replaced():
-        for seed in SEEDS:
-            outcome, config, decisions = noted(seed)
+        for family, seed in SEEDS:
+            outcome, config, decisions = noted(seed, family)
             assert schedule.run(config, Given(decisions), tell=True).digest == outcome.digest
 
 
 def test_without_words_a_schedule_is_the_same() -> None:
     with replaced():
-        for seed in SEEDS:
-            told, _, _ = noted(seed)
-            assert schedule.of_seed(seed).requests == told.requests
+        for family, seed in SEEDS:
+            told, config, _ = noted(seed, family)
+            assert schedule.run(config, Dice(seed)).requests == told.requests
 
 
 def test_the_command_plays_a_file_again(tmp_path: Path) -> None:
@@ -74,14 +74,27 @@ def test_the_command_plays_a_file_again(tmp_path: Path) -> None:
     assert f"{failure.violation.value}; the same as in" in said.stdout
 
 
-def test_the_command_runs_what_it_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "schedules"), [("transactions", "2_500"), ("staged", "50")])
+def test_the_command_runs_what_it_is_asked_for(family: str, schedules: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     said = subprocess.run(
-        [sys.executable, "-m", "simulation", "--schedules", "2_500", "--seed", "7", "--jobs", "2"],
+        [
+            sys.executable,
+            "-m",
+            "simulation",
+            "--schedules",
+            schedules,
+            "--family",
+            family,
+            "--seed",
+            "7",
+            "--jobs",
+            "2",
+        ],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
     assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout.splitlines()[-1].startswith("2,500 schedules, ")
+    assert said.stdout.splitlines()[-1].startswith(f"{int(schedules):,} schedules, ")

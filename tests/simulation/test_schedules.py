@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from simulation.campaign import explain, walk
-from simulation.config import FAULTS, KINDS, draw
+from simulation.config import FAMILIES, FAULTS, KINDS, STAGED
 from sparkonce.driver import run
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import TRANSITIONS, step
@@ -20,6 +20,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase, State
 
 SCHEDULES = 100_000
+STAGED_SCHEDULES = 5_000
 PIECES = 10
 FIRST = int(os.environ.get("SPARKONCE_SIMULATION_SEED", "0"))
 
@@ -35,25 +36,37 @@ UNREACHED = {
 }
 
 
+def no_row_is_doubled_or_lost(family: str, seeds: range, say: Callable[[str], None], folder: Path) -> None:
+    began = time.process_time()
+    count = walk(seeds, family=family)
+    seconds = time.process_time() - began
+    say(f"{count.schedules:,} schedules from seed {seeds[0]}, {count.requests:,} requests, {seconds:.1f} s")
+    for seed in count.failed:
+        failure = explain(seed, family=family)
+        path = failure.write(folder)
+        pytest.fail(f"seed {seed}: {failure.violation.value}; {path}\n" + "\n".join(failure.told))
+    assert count.schedules == len(seeds)
+
+
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_no_schedule_doubles_or_loses_a_row(piece: int, say: Callable[[str], None], tmp_path: Path) -> None:
     each = SCHEDULES // PIECES
-    first, began = FIRST + piece * each, time.process_time()
-    count = walk(range(first, first + each))
-    seconds = time.process_time() - began
-    say(f"{count.schedules:,} schedules from seed {first}, {count.requests:,} requests, {seconds:.1f} s")
-    for seed in count.failed:
-        failure = explain(seed)
-        path = failure.write(tmp_path)
-        pytest.fail(f"seed {seed}: {failure.violation.value}; {path}\n" + "\n".join(failure.told))
-    assert count.schedules == each
+    no_row_is_doubled_or_lost("transactions", range(FIRST + piece * each, FIRST + (piece + 1) * each), say, tmp_path)
 
 
-def test_the_seeds_draw_every_sink_with_every_other_and_every_fault() -> None:
-    worlds = [draw(seed) for seed in range(2_000)]
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_no_schedule_doubles_or_loses_a_row_that_waits(piece: int, say: Callable[[str], None], tmp_path: Path) -> None:
+    each = STAGED_SCHEDULES // PIECES
+    no_row_is_doubled_or_lost("staged", range(FIRST + piece * each, FIRST + (piece + 1) * each), say, tmp_path)
+
+
+@pytest.mark.parametrize(("family", "kinds"), [("transactions", KINDS), ("staged", STAGED)])
+def test_the_seeds_draw_every_sink_with_every_other_and_every_fault(family: str, kinds: tuple[str, ...]) -> None:
+    worlds = [FAMILIES[family](seed) for seed in range(2_000)]
     pairs = {(one, other) for world in worlds for one in world.sinks for other in world.sinks}
-    assert len(pairs) == len(KINDS) ** 2
+    assert len(pairs) == len(kinds) ** 2
     assert {fault for world in worlds for fault in world.faults} == set(FAULTS)
     assert {(world.slots, world.batches, world.runs) for world in worlds} >= {(1, 1, 1), (2, 3, 3)}
 

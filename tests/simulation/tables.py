@@ -1,0 +1,198 @@
+"""Tables that batches are merged into, by what Delta's and Iceberg's have in common.
+
+Each row of a batch counts up the row of its key, or deletes it. So a table has to be what its batches make of it, one
+after the other, each once, and what others write in between. Several rows of one key within a batch are refused while
+the batch is merged, which is too late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from simulation.engine import NoAnswerError, RefusedError, Words
+from simulation.oracle import Violation
+from simulation.staged import SparkError, Staged
+from sparkonce.spark.tables.committer import TableCommitter
+from sparkonce.spark.tables.merging import INSERT_ALL, Merge, MergePlan
+
+if TYPE_CHECKING:
+    from simulation.engine import Simulation
+    from sparkonce.protocol.ownership import TransactionName
+
+Content = Mapping[str, int]
+"""The table: of each key, how often it was counted up since it was inserted."""
+
+MERGE = Merge.of(
+    merge_on=["key"],
+    merge_where=None,
+    when_matched={"count": "target.count + source.count"},
+    when_not_matched=INSERT_ALL,
+    delete_when="source.gone",
+    update_when=None,
+    insert_when=None,
+    order_by=(),
+)
+_COLUMNS = ("key", "count", "gone")
+_GONE_EVERY = 3
+_OTHERS_AT_ONCE = 100
+
+
+class Table(Staged):
+    """A table, by what its two kinds have in common."""
+
+    refusals = (SparkError,)
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        super().__init__(simulation, name)
+        self.content: Content = {}
+        self._twins: set[int] = set()
+        self._newest = -1
+        self._others = 0
+        simulation.events.append(self._somebody_writes)
+
+    def committer(self) -> TableCommitter:
+        return TableCommitter(self.folder, self.name, self.prefix, self.table(), "table", MERGE)
+
+    def table(self) -> Any:
+        """The product's, in a session of its own."""
+        raise NotImplementedError
+
+    def others(self, content: Content) -> None:
+        """Somebody else commits."""
+        raise NotImplementedError
+
+    def number_of(self, name: TransactionName, place: int) -> int:
+        """In some worlds a plan makes two rows of one key, and does not when it runs again."""
+        number = super().number_of(name, place)
+        simulation = self.simulation
+        may = place and not simulation.config.deterministic and not simulation.peace
+        if may and simulation.dice.chance(simulation.config.rate):
+            simulation.note("twins")
+            self._twins.add(number)
+        return number
+
+    def key_of(self, row: int) -> str:
+        """The key of a row: the same in each batch."""
+        name, place = self.written[row]
+        return f"{name.slot}.{0 if row in self._twins else place}"
+
+    def merged(self, content: Content, rows: Sequence[int], plan: MergePlan | None) -> Content:
+        """What a merge computes; None for the right plan.
+
+        Raises:
+            SparkError: if several rows have one key.
+        """
+        made = dict(content)
+        kinds = ["delete", "update", "insert"] if plan is None else [one.kind for one in plan.clauses]
+        if len({self.key_of(row) for row in rows}) < len(rows):
+            raise SparkError("several rows of the source match one row of the target")
+        for row in rows:
+            key, gone = self.key_of(row), self._is_gone(row)
+            for kind in kinds:
+                if kind == "delete" and key in content and gone:
+                    del made[key]
+                elif kind == "update" and key in content:
+                    made[key] = content[key] + 1
+                elif kind == "insert" and key not in content and not gone:
+                    made[key] = 1
+                else:
+                    continue
+                break
+        return made
+
+    def _is_gone(self, row: int) -> bool:
+        name, place = self.written[row]
+        return (name.batch + place) % _GONE_EVERY == _GONE_EVERY - 1
+
+    def publish(self, rows: Sequence[int], content: Content) -> None:
+        """Readers see these rows' merge from now on."""
+        batches = {self.written[row][0].batch for row in rows}
+        if content != self.merged(self.content, rows, None) or min(batches) < self._newest:
+            self.simulation.oracle.broken(Violation.NO_FOLD, sorted(batches))
+        self._newest = max(batches)
+        self.content = content
+        for row in rows:
+            self.show(row)
+
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
+        """A request of Spark's."""
+        try:
+            return self.simulation.request((self.called, *what), apply)
+        except NoAnswerError:
+            raise SparkError("java.io.IOException: no answer") from None
+        except RefusedError:
+            raise SparkError("java.lang.IllegalStateException") from None
+
+    def _somebody_writes(self) -> Callable[[], None] | None:
+        if self._others >= self.simulation.config.batches:
+            return None
+
+        def write() -> None:
+            self._others += 1
+            self.simulation.say(self.called, "somebody else writes")
+            key = "0.0" if "0.0" in self.content else "other"
+            self.content = {**self.content, key: self.content.get(key, 0) + _OTHERS_AT_ONCE}
+            self.others(self.content)
+
+        return write
+
+
+class Rows:
+    """A DataFrame of files."""
+
+    columns = _COLUMNS
+
+    def __init__(self, session: Session, urls: Sequence[str]) -> None:
+        self.session = session
+        self.numbers = session.server.numbers_at(urls)
+        self._jdf = self
+
+    def alias(self, _: str) -> Rows:
+        return self
+
+    def createOrReplaceTempView(self, _: str) -> None:
+        self.session.view = self
+
+
+class Session:
+    """A driver's session."""
+
+    def __init__(self, server: Table, jvm: Any = None) -> None:
+        self.server = server
+        self.conf = SimpleNamespace(set=self._set)
+        self.settings: dict[str, str] = {}
+        self.view: Rows | None = None
+        self._jvm, self._jsparkSession = jvm, None
+
+    def _set(self, name: str, value: object) -> None:
+        self.settings[name] = str(value)
+
+
+def schema() -> Any:
+    return SimpleNamespace(fields=[SimpleNamespace(name=name) for name in _COLUMNS[:2]])
+
+
+# --- in place of what needs a JVM -------------------------------------------------------------------------------------
+
+
+def repeated(_: Merge, rows: Rows) -> str:
+    """`Merge.repeated`, which Spark computes."""
+    keys = [rows.session.server.key_of(row) for row in rows.numbers]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    return f"several rows have the key {twice[0]}" if twice else ""
+
+
+def _names_in(_: object, text: str) -> list[list[str]]:
+    return [found.split(".") for found in re.findall(r"\w+\.\w+", text)]
+
+
+REPLACED: tuple[tuple[str, str, Any], ...] = (
+    ("committer", "read_rows", Rows),
+    ("committer", "_active", lambda _: nullcontext()),
+    ("merging", "names_in", _names_in),
+)
+"""Of the product's modules for tables."""
