@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka import Cluster, detached
-from sparkonce.rig.kafka.broker import is_free
+from sparkonce.rig.ports import is_free
 from sparkonce.rig.process import is_running
 
 

@@ -1,6 +1,7 @@
 """Everything that is started on this machine, for trying out, verifying and tests. The product never imports it.
 
 - ``process`` owns one process of a server: its log, signals and end.
+- ``ports`` finds free ports.
 - ``child`` owns a Python program with all that it starts: a query's driver, JVM and workers.
 - ``background`` is a thread that works until it is stopped, and keeps its error.
 - ``kafka`` starts a real Kafka, one broker or several; ``servers`` start databases, an object store and HDFS.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.rig.kafka.properties import HOST, PLAINTEXT, render, server_properties
+from sparkonce.rig.ports import is_free
 from sparkonce.rig.process import POLL_S, Restartable, ServerProcess, last_lines
 
 if TYPE_CHECKING:
@@ -155,17 +156,6 @@ class Broker(Restartable):
     def log_tail(self, lines: int = 30) -> str:
         """Returns the last lines of its log."""
         return last_lines(self.log, lines)
-
-
-def is_free(port: int) -> bool:
-    """Tells whether a server can listen on this loopback port now."""
-    with socket.socket() as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka's own sockets do
-        try:
-            candidate.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def _text(value: str | int) -> str:

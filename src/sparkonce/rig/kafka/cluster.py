@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.rig.kafka.broker import Broker, is_free
+from sparkonce.rig.kafka.broker import Broker
 from sparkonce.rig.kafka.class_archive import archive_flags, kafka_archive
 from sparkonce.rig.kafka.jars import KAFKA_VERSION, find_java, kafka_jars
 from sparkonce.rig.kafka.properties import CONTROLLER, HOST, PLAINTEXT
+from sparkonce.rig.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,10 +44,6 @@ _LOGGING = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",  # prints every setting
 )
-
-# Below the ports that systems give to outgoing connections: a client that tries to reach a stopped broker could be
-# given the broker's own port, connect to itself, and keep the broker from coming back.
-_PORTS = range(20_000, 32_000)
 
 
 class Cluster:
@@ -100,7 +97,7 @@ class Cluster:
         self._classes: tuple[str, ...] = ()
         self._new_cluster_id = _random_id()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
-        free = iter(_free_ports(nodes * len(names)))
+        free = iter(free_ports(nodes * len(names)))
         self.brokers = [Broker(self, node_id, dict(zip(names, free, strict=False))) for node_id in range(nodes)]
         if port:
             for offset, broker in enumerate(self.brokers):
@@ -235,22 +232,6 @@ class Cluster:
                 f"Kafka cannot format {broker.folder}: {(run.stdout + run.stderr).strip()[-2000:]}\n",
                 next_step="Correct the property or user that it names.",
             )
-
-
-def _free_ports(count: int) -> list[int]:
-    """Finds so many different ports on which nothing listens now."""
-    found: set[int] = set()
-    give_up_at = time.monotonic() + 10
-    while len(found) < count:
-        port = secrets.choice(_PORTS)
-        if is_free(port):
-            found.add(port)
-        elif time.monotonic() > give_up_at:
-            raise PreflightError(
-                f"There are no {count} free ports from {_PORTS.start} to {_PORTS.stop}.",
-                next_step="End what listens there.",
-            )
-    return list(found)
 
 
 def _random_id() -> str:

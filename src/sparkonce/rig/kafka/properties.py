@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.rig.ports import HOST as HOST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-HOST = "127.0.0.1"
 CONTROLLER = "CONTROLLER"
 PLAINTEXT = "PLAINTEXT"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import os
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
+from sparkonce.rig.ports import HOST as HOST
+from sparkonce.rig.ports import free_port as free_port
 from sparkonce.rig.process import POLL_S, Restartable, ServerProcess, last_lines
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-HOST = "127.0.0.1"
 UP_WITHIN_S = 60.0
 
 
@@ -106,13 +106,6 @@ class Server(Restartable, abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def free_port() -> int:
-    """Finds a port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
 
 
 def find_program(name: str, *more: Path) -> Path | None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.rig.ports import free_port, free_ports
 from sparkonce.rig.process import DOWN_WITHIN_S, POLL_S, ServerProcess
-from sparkonce.rig.servers.process import HOST, Server, find_program, free_port
+from sparkonce.rig.servers.process import HOST, Server, find_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,9 +61,8 @@ class RabbitServer(Server):
         plugins: Sequence[str] = (),
         tls: tuple[Path, Path, Path] | None = None,
     ) -> None:
-        super().__init__(folder, port)
-        self.stream_port, self.tls_port, self.stream_tls_port = free_port(), free_port(), free_port()
-        self._dist_port, self._epmd_port = free_port(), free_port()
+        found, self.stream_port, self.tls_port, self.stream_tls_port, self._dist_port, self._epmd_port = free_ports(6)
+        super().__init__(folder, port or found)
         self.plugins = ["rabbitmq_stream", *plugins]
         hosts = ["/", *virtual_hosts]
         rights = [("guest", host, ".*", ".*", ".*") for host in hosts] + list(permissions)

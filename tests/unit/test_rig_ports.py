@@ -1,0 +1,32 @@
+"""Tests of the ports that servers get: they keep them while they are down, so nobody else may be given them."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import PreflightError
+from sparkonce.rig import ports
+from sparkonce.rig.servers.rabbitmq import RabbitServer
+
+
+def test_ports_are_different_and_below_those_of_outgoing_connections():
+    found = ports.free_ports(50)
+    assert len(set(found)) == 50
+    assert max(found) < 32_000
+
+
+def test_all_ports_of_a_node_are_below_those_of_outgoing_connections(tmp_path: Path):
+    server = RabbitServer(tmp_path)
+    own = {value for name, value in vars(server).items() if name == "port" or name.endswith("_port")}
+    assert len(own) == 6
+    assert max(own) < 32_000
+
+
+def test_a_port_that_is_taken_is_never_given(monkeypatch):
+    monkeypatch.setattr(ports, "_FOUND_WITHIN_S", 0.0)
+    with socket.create_server((ports.HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(ports, "_PORTS", range(port, port + 1))
+        with pytest.raises(PreflightError, match="no 1 free ports"):
+            ports.free_port()
