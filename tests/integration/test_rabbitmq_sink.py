@@ -26,7 +26,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq import publishing
-from sparkonce.sinks.rabbitmq.connection import StreamConnection
+from sparkonce.sinks.rabbitmq.connection import PublisherConnection
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
@@ -105,15 +105,15 @@ def test_a_driver_that_wakes_up_publishes_an_older_batch_again(scene: StreamScen
 def breaking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Cuts the connection after so many more frames, before the confirms are read; a frame has three large messages."""
     frames_left = [10**9]
-    sendall = StreamConnection.publish
+    sendall = PublisherConnection.publish
 
-    def publish(self: StreamConnection, frame: Any) -> None:
+    def publish(self: PublisherConnection, frame: Any) -> None:
         frames_left[0] -= 1
         sendall(self, frame)
         if frames_left[0] == 0:
             raise ConnectionError("cut by the test")
 
-    monkeypatch.setattr(StreamConnection, "publish", publish)
+    monkeypatch.setattr(PublisherConnection, "publish", publish)
     return frames_left
 
 

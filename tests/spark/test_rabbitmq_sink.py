@@ -13,7 +13,7 @@ from spark.in_process import MARKS, crash_at
 from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink, explain
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.process import HOST
-from sparkonce.sinks.rabbitmq.connection import StreamConnection
+from sparkonce.sinks.rabbitmq.connection import PublisherConnection
 from sparkonce.sinks.rabbitmq.messages import Frame
 from sparkonce.testing.systems.rabbitmq import StreamWitness
 from tryout.bulk import make_orders
@@ -66,16 +66,16 @@ def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path)
 def test_a_query_that_loses_its_connection_after_each_frame(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, lost = StreamConnection.publish, []
+    publish, lost = PublisherConnection.publish, []
 
-    def lose(self: StreamConnection, frame: Frame) -> None:
+    def lose(self: PublisherConnection, frame: Frame) -> None:
         publish(self, frame)
         if len(lost) % 2 == 0:
             lost.append("the confirms were read, and nobody heard of it")
             raise ConnectionError(lost[-1])
         lost.append("")
 
-    monkeypatch.setattr(StreamConnection, "publish", lose)
+    monkeypatch.setattr(PublisherConnection, "publish", lose)
     query = Query(spark, tmp_path)
     query.run()
     assert query.visible() == query.sent

@@ -4,6 +4,7 @@ For both halves:
 
 - ``sink``: the settings of the sink for streams; it puts the parts together.
 - ``server``: the server's address, its user and TLS.
+- ``connection``: a connection of the stream protocol, also for the source.
 
 On the executors:
 
@@ -15,7 +16,6 @@ On the driver:
 - ``preflight``: checks the stream.
 - ``committer``: commits and aborts, and compares the stream with what it knows.
 - ``publishing``: publishes the rows of a batch in order; ``ids`` makes their publishing ids.
-- ``connection``: one connection of the stream protocol.
 
 For queues:
 

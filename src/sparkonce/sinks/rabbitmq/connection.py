@@ -1,23 +1,26 @@
-"""One connection of the stream protocol that publishes one frame at a time.
+"""One connection of the stream protocol: rstream's frames over a blocking socket, with one deadline for each wait.
 
-rstream's own client is not used for this: it swallows errors of its socket, and its producer publishes again by itself
-after it has connected again. Its frames are used.
-
-**One frame at a time**: a frame is sent when all messages of the one before are confirmed. So a frame that the server
-refuses is never followed by one that it takes, which would hide the refused messages: their ids are below then.
+rstream's own client is not used. It swallows errors of its socket, reads in pieces of 256 bytes, and waits without a
+deadline. After a reconnect its producer publishes again by itself, and its consumer continues at a wrong offset.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
+import random
 import socket
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from rstream import schema
+from rstream.constants import Key
 from rstream.encoding import decode_frame, encode_frame
 
+from sparkonce.errors import OutageError
 from sparkonce.version import __version__
 
 if TYPE_CHECKING:
@@ -27,15 +30,12 @@ if TYPE_CHECKING:
 OK = 1
 NO_STREAM = 2
 NOT_AVAILABLE = 6
-_NO_LEADER = 65535
-_CONFIRMED, _CONFIRM_HEAD = 3, 9
-_RESPONSE = 1 << 15
-_PUBLISHER = 0
-_TRIES = 30
+FINAL = frozenset({NO_STREAM, 7, 8, 9, 11, 12, 16})
+"""The codes that no repeat changes."""
 
 WORDS = {
-    2: "the stream does not exist",
-    6: "the stream is not available now",
+    NO_STREAM: "the stream does not exist",
+    NOT_AVAILABLE: "the stream is not available now",
     7: "the server has no login by user and password",
     8: "the user or password is wrong",
     9: "the login failed",
@@ -48,10 +48,21 @@ WORDS = {
     18: "the server has given up the publisher: the stream's leader went away",
 }
 
-FINAL = frozenset({2, 7, 8, 9, 11, 12, 16})
-"""The codes that no repeat changes."""
+OUTAGES = (OSError, OutageError)
+"""The errors after which a new connection may succeed. `OSError` has those of sockets and of TLS."""
 
-Response = TypeVar("Response", bound=schema.Frame)
+_FRAME_MAX = 1 << 20
+"""The greatest frame for a server that names none."""
+_BUFFERED = 1 << 18
+_PARTITIONS = Key.Partitions.value.to_bytes(2, "big")
+_CONFIRMED, _CONFIRM_HEAD = 3, 9
+_PUBLISHER = 0
+_TRIES = 30
+"""The connections to a load balancer, for each node that is good, until one of these answers."""
+
+Answer = TypeVar("Answer", bound=schema.Frame)
+Kind = TypeVar("Kind", bound="StreamConnection")
+Node = tuple[str, int]
 
 
 class StreamRefusedError(Exception):
@@ -68,156 +79,251 @@ class StreamRefusedError(Exception):
 
 
 class StreamConnection:
-    """A connection to the node that leads a stream.
+    """An open connection to a node.
 
-    Every method raises OSError if the connection breaks, or if the server does not answer in time; the connection is
-    of no use then. It raises StreamRefusedError if the server refuses.
+    Every method raises OSError if the connection breaks, or if the server does not answer in time, whatever else it
+    sends meanwhile; the connection is of no use then. It raises what `refusal` returns if the server refuses.
 
     Args:
-        settings: The server and the user.
-        stream: The stream's name.
+        server: The server and the user.
+        address: Another node's host and port, as `nodes_of` gave it; None for the server's own.
 
     Attributes:
+        address: The host and port that it is connected to.
+        advertised: This node's host and port, as `nodes_of` names it.
         frame_max: The greatest size of a frame that the server takes.
     """
 
-    def __init__(self, settings: RabbitMQ, stream: str) -> None:
-        self._settings = settings
-        self._stream = stream
+    def __init__(self, server: RabbitMQ, address: Node | None = None) -> None:
+        self.address = address or server.stream_address
+        self._server = server
         self._numbers = itertools.count(1)
-        self.frame_max = 0
-        address = settings.stream_address
-        for _ in range(_TRIES):
-            here = self._open(address)
-            try:
-                leader = self._leader()
-            except BaseException:
-                self.close()
-                raise
-            # What a node forwards to a leader elsewhere may be lost in between. So messages go to the leader's node.
-            if leader in (here, address):
-                return
+        context = server.ssl_context()
+        self._socket = socket.create_connection(self.address, timeout=server.timeout_s)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                self._socket = context.wrap_socket(self._socket, server_hostname=self.address[0])
+            self._incoming = _Incoming(self._socket)
+            self._received = io.BufferedReader(self._incoming, _BUFFERED)
+            self._log_in()
+        except BaseException:
             self.close()
-            address = settings.stream_address if settings.load_balancer else leader
-        raise OSError(f"None of {_TRIES} connections reached {leader[0]}:{leader[1]}, the leader of {stream!r}.")
+            raise
 
-    def sequence(self, publisher: str) -> int:
-        """Returns the highest publishing id of a publisher that the stream's leader remembers; 0 if it has none."""
-        asked = schema.QueryPublisherSequence(next(self._numbers), publisher_ref=publisher, stream=self._stream)
-        what = f"the publisher's last id in stream {self._stream!r} cannot be read"
-        return self._request(asked, schema.QueryPublisherSequenceResponse, what).sequence
-
-    def declare(self, publisher: str) -> None:
-        """Says under which name this connection publishes; an empty one is no name."""
-        asked = schema.DeclarePublisher(
-            next(self._numbers), publisher_id=_PUBLISHER, reference=publisher, stream=self._stream
-        )
-        self._request(asked, schema.DeclarePublisherResponse, f"stream {self._stream!r} cannot be published to")
-
-    def publish(self, frame: Frame) -> None:
-        """Publishes messages, and waits until the server has confirmed each."""
-        head = schema.Publish(publisher_id=_PUBLISHER, messages=[])
-        wire = bytearray(encode_frame(head))
-        wire[-4:] = frame.count.to_bytes(4, "big")
-        wire[:4] = (len(wire) - 4 + len(frame.payload)).to_bytes(4, "big")
-        self._socket.sendall(b"".join((wire, frame.payload)))
-        unconfirmed = frame.count
-        while unconfirmed:
-            data = self._read()
-            if int.from_bytes(data[:2], "big") != _CONFIRMED:
-                self._take(decode_frame(data), f"stream {self._stream!r} did not take a message")
-                continue
-            ids = np.frombuffer(data, dtype=">u8", offset=_CONFIRM_HEAD)
-            unconfirmed -= int(np.count_nonzero((ids >= frame.first_id) & (ids < frame.first_id + frame.count)))
+    @property
+    def where(self) -> str:
+        """The node, in words."""
+        return "RabbitMQ at {}:{}".format(*self.address)
 
     def close(self) -> None:
         """Closes it. A frame that is on its way may still arrive."""
         with suppress(OSError):
-            self._file.close()
-        self._socket.close()
+            self._socket.close()
+
+    def nodes_of(self, stream: str) -> Sequence[Node]:
+        """Returns the addresses of the nodes that hold a stream, its leader first."""
+        what = f"stream {stream!r}"
+        answer = self._ask(schema.Metadata(next(self._numbers), streams=[stream]), schema.MetadataResponse, what)
+        (about,) = answer.metadata
+        if about.response_code != OK:
+            raise self.refusal(about.response_code, what)
+        brokers = {broker.reference: (broker.host, broker.port) for broker in answer.brokers}
+        if about.leader_ref not in brokers:
+            raise self.refusal(NOT_AVAILABLE, what)
+        return [brokers[number] for number in (about.leader_ref, *about.replicas_refs) if number in brokers]
+
+    def partitions_of(self, super_stream: str) -> Sequence[str]:
+        """Returns the streams of a super stream, in the order of its partitions."""
+        asked = schema.SuperStreamPartitions(next(self._numbers), super_stream=super_stream)
+        return list(self._ask(asked, schema.SuperStreamPartitionsResponse, f"super stream {super_stream!r}").streams)
+
+    def refusal(self, code: int, what: str) -> Exception:
+        """Returns the error for a request that the server refuses with this code."""
+        return StreamRefusedError(what, code)
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
-    def _open(self, address: tuple[str, int]) -> tuple[str, int]:
-        """Connects and logs in, and returns the address by which the cluster knows this node."""
-        settings = self._settings
-        context = settings.ssl_context()
-        opened = socket.create_connection(address, timeout=settings.timeout_s)
-        try:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = opened if context is None else context.wrap_socket(opened, server_hostname=address[0])
-        except BaseException:
-            opened.close()
-            raise
-        self._file = self._socket.makefile("rb")
-        try:
-            return self._log_in(address)
-        except BaseException:
-            self.close()
-            raise
-
-    def _log_in(self, address: tuple[str, int]) -> tuple[str, int]:
-        settings = self._settings
-        told = [schema.Property(*one) for one in (("product", "sparkonce"), ("version", __version__))]
-        self._request(schema.PeerProperties(next(self._numbers), told), schema.PeerPropertiesResponse, "no greeting")
-        self._request(schema.SaslHandshake(next(self._numbers)), schema.SaslHandshakeResponse, "no greeting")
-        login = schema.SaslAuthenticate(
-            next(self._numbers), mechanism="PLAIN", data=f"\0{settings.user}\0{settings.password}".encode()
-        )
-        self._request(login, schema.SaslAuthenticateResponse, f"user={settings.user!r}")
-        while not isinstance(tune := decode_frame(self._read()), schema.Tune):
-            self._take(tune, "no greeting")
-        self.frame_max = tune.frame_max
-        # Without heartbeats: a connection that was idle is asked something before it publishes.
-        self._send(schema.Tune(frame_max=tune.frame_max, heartbeat=0))
-        opened = self._request(
-            schema.Open(next(self._numbers), virtual_host=settings.virtual_host),
-            schema.OpenResponse,
-            f"virtual_host={settings.virtual_host!r}",
-        )
+    def _log_in(self) -> None:
+        server = self._server
+        told = {"product": "sparkonce", "version": __version__, "connection_name": "sparkonce"}
+        properties = [schema.Property(key, value) for key, value in told.items()]
+        self._ask(schema.PeerProperties(next(self._numbers), properties), schema.PeerPropertiesResponse, "no greeting")
+        self._ask(schema.SaslHandshake(next(self._numbers)), schema.SaslHandshakeResponse, "no greeting")
+        secret = f"\0{server.user}\0{server.password}".encode()
+        login = schema.SaslAuthenticate(next(self._numbers), mechanism="PLAIN", data=secret)
+        self._ask(login, schema.SaslAuthenticateResponse, f"user={server.user!r}")
+        self._wait_for("its limits")
+        while not isinstance(tune := self._take(), schema.Tune):
+            pass
+        self.frame_max = tune.frame_max or _FRAME_MAX
+        # Without heartbeats: nobody would answer them while Spark is busy with rows, or plans no batch.
+        self._send(schema.Tune(frame_max=self.frame_max, heartbeat=0))
+        opening = schema.Open(next(self._numbers), virtual_host=server.virtual_host)
+        opened = self._ask(opening, schema.OpenResponse, f"virtual_host={server.virtual_host!r}")
         known = {one.key: one.value for one in opened.properties}
-        return known.get("advertised_host", address[0]), int(known.get("advertised_port", address[1]))
+        host, port = self.address
+        self.advertised = (known.get("advertised_host", host), int(known.get("advertised_port", port)))
 
-    def _leader(self) -> tuple[str, int]:
-        asked = schema.Metadata(next(self._numbers), streams=[self._stream])
-        answer = self._request(asked, schema.MetadataResponse, f"stream {self._stream!r}")
-        (found,) = answer.metadata
-        if found.response_code != OK:
-            raise StreamRefusedError(f"stream {self._stream!r}", found.response_code)
-        brokers = {one.reference: (one.host, one.port) for one in answer.brokers}
-        if found.leader_ref == _NO_LEADER or found.leader_ref not in brokers:
-            raise StreamRefusedError(f"stream {self._stream!r}", NOT_AVAILABLE)
-        return brokers[found.leader_ref]
-
-    def _request(self, asked: schema.Frame, kind: type[Response], what: str) -> Response:
+    def _ask(self, asked: schema.Frame, kind: type[Answer], what: str) -> Answer:
         self._send(asked)
+        self._wait_for("an answer")
         while True:
-            frame = decode_frame(self._read())
+            frame = self._take()
             if isinstance(frame, kind) and frame.corr_id == asked.corr_id:
-                code = getattr(frame, "response_code", OK)
-                if code != OK:
-                    raise StreamRefusedError(what, code)
+                if (code := getattr(frame, "response_code", OK)) != OK:
+                    raise self.refusal(code, what)
                 return frame
-            self._take(frame, what)
-
-    def _take(self, frame: Any, what: str) -> None:
-        """Takes a frame that was not asked for: most end the connection."""
-        if isinstance(frame, schema.PublishError):
-            raise StreamRefusedError(what, frame.errors[0].response_code)
-        if isinstance(frame, schema.Close):
-            raise ConnectionError(f"The server closes the connection: {frame.reason}")
-        if isinstance(frame, schema.MetadataUpdate):
-            raise ConnectionError(f"The leader of stream {self._stream!r} went away.")
 
     def _send(self, frame: schema.Frame) -> None:
-        self._socket.sendall(encode_frame(frame))
+        self._send_bytes(encode_frame(frame))
 
-    def _read(self) -> bytes:
-        length = int.from_bytes(self._exactly(4), "big")
-        return self._exactly(length)
+    def _send_bytes(self, data: bytes) -> None:
+        self._socket.settimeout(self._server.timeout_s)  # for all of it
+        self._socket.sendall(data)
+
+    def _wait_for(self, awaited: str) -> None:
+        """Begins a wait, which no frame of another kind makes longer."""
+        self._incoming.give_up_at = time.monotonic() + self._server.timeout_s
+        self._awaited = awaited
+
+    def _take(self) -> schema.Frame:
+        """Returns the next frame."""
+        return self._handled(self._frame())
+
+    def _frame(self) -> bytes:
+        return self._exactly(int.from_bytes(self._exactly(4), "big"))
+
+    def _handled(self, data: bytes) -> schema.Frame:
+        """Returns a frame that may be an answer; does what the others ask for."""
+        try:
+            frame: Any = decode_frame(_with_response_bit(data))
+        except ValueError as error:  # a chunk whose checksum is wrong, too
+            raise ConnectionError(
+                f"{self.where} sent a frame that cannot be read: {error.__cause__ or error}"
+            ) from None
+        if isinstance(frame, schema.Heartbeat):
+            self._send(schema.Heartbeat())
+        elif isinstance(frame, schema.Close):
+            raise ConnectionError(f"{self.where} closed the connection: {frame.reason}")
+        elif isinstance(frame, schema.MetadataUpdate):
+            raise ConnectionError(f"{self.where}: the stream {frame.metadata_info.stream!r} has moved or is gone")
+        return cast("schema.Frame", frame)
 
     def _exactly(self, count: int) -> bytes:
-        data = self._file.read(count)
-        if data is None or len(data) < count:
-            raise ConnectionError("The server closed the connection.")
-        return data
+        try:
+            found = self._received.read(count)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self.where} did not send {self._awaited} within timeout_s={self._server.timeout_s:g}"
+            ) from None
+        if len(found) < count:
+            raise ConnectionError(f"{self.where} closed the connection.")
+        return found
+
+
+class PublisherConnection(StreamConnection):
+    """A connection that publishes to one stream, one frame at a time.
+
+    **One frame at a time**: a frame is sent when all messages of the one before are confirmed. So a frame that the
+    server refuses is never followed by one that it takes, which would hide the refused messages: their ids are below
+    then.
+    """
+
+    def sequence(self, stream: str, publisher: str) -> int:
+        """Returns the highest publishing id of a publisher that the stream's leader remembers; 0 if it has none."""
+        asked = schema.QueryPublisherSequence(next(self._numbers), publisher_ref=publisher, stream=stream)
+        what = f"the publisher's last id in stream {stream!r} cannot be read"
+        return self._ask(asked, schema.QueryPublisherSequenceResponse, what).sequence
+
+    def declare(self, stream: str, publisher: str) -> None:
+        """Says where and under which name this connection publishes; an empty one is no name."""
+        asked = schema.DeclarePublisher(
+            next(self._numbers), publisher_id=_PUBLISHER, reference=publisher, stream=stream
+        )
+        self._ask(asked, schema.DeclarePublisherResponse, f"stream {stream!r} cannot be published to")
+
+    def publish(self, frame: Frame) -> None:
+        """Publishes messages, and waits until the server has confirmed each."""
+        wire = bytearray(encode_frame(schema.Publish(publisher_id=_PUBLISHER, messages=[])))
+        wire[-4:] = frame.count.to_bytes(4, "big")
+        wire[:4] = (len(wire) - 4 + len(frame.payload)).to_bytes(4, "big")
+        self._send_bytes(b"".join((wire, frame.payload)))
+        self._wait_for("all confirms")
+        unconfirmed = frame.count
+        while unconfirmed:
+            data = self._frame()
+            if int.from_bytes(data[:2], "big") == _CONFIRMED:
+                ids = np.frombuffer(data, dtype=">u8", offset=_CONFIRM_HEAD)
+                unconfirmed -= int(np.count_nonzero((ids >= frame.first_id) & (ids < frame.first_id + frame.count)))
+            elif isinstance(other := self._handled(data), schema.PublishError):
+                raise self.refusal(other.errors[0].response_code, "the stream did not take a message")
+
+
+class _Incoming(io.RawIOBase):
+    """What a socket receives until a deadline."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.give_up_at = 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self.give_up_at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        return self._socket.recv_into(buffer)
+
+
+def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool = False) -> Kind:
+    """Returns a connection to a node that holds a stream.
+
+    Args:
+        kind: The kind of connection.
+        server: The server, which may be any node of the cluster.
+        stream: The stream.
+        leader: True for the node that takes its messages: what another one forwards may be lost in between. Else a
+            replica is preferred.
+
+    Raises:
+        Exception: as `StreamConnection.refusal` says, if there is no such stream, or the login is refused.
+        OSError: if no node can be reached.
+    """
+    connection = kind(server)
+    try:
+        nodes = connection.nodes_of(stream)
+    except BaseException:
+        connection.close()
+        raise
+    wanted = _in_order(nodes, connection.advertised, leader=leader)
+    problem: Exception | None = None
+    for address in wanted * (_TRIES if server.load_balancer else 1):
+        # A node's own address may not be reachable from here. It is not needed if the first answer came from that node.
+        if address == connection.advertised:
+            return connection
+        connection.close()
+        try:
+            connection = kind(server, None if server.load_balancer else address)
+            if connection.advertised in wanted:
+                return connection
+        except OUTAGES as error:
+            problem = error
+    connection.close()
+    raise problem or ConnectionError(f"No node of the stream {stream!r} was reached")
+
+
+def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
+    """Returns the nodes that are good, the best one first."""
+    first, *others = nodes
+    if leader:
+        return [first]
+    random.shuffle(others)
+    return sorted([*others, first], key=lambda node: node != here)  # any will do, and this one is here
+
+
+def _with_response_bit(frame: bytes) -> bytes:
+    """Returns the frame. RabbitMQ 3.10 answers the question for partitions under the question's own key."""
+    return b"\x80" + frame[1:] if frame[:2] == _PARTITIONS else frame

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.rabbitmq.connection import NOT_AVAILABLE, StreamConnection, StreamRefusedError
+from sparkonce.sinks.rabbitmq.connection import NOT_AVAILABLE, PublisherConnection, StreamRefusedError, connect_to
 
 if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.server import RabbitMQ
@@ -35,9 +35,9 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
     try:
         connection = _connect(settings, stream)
         try:
-            connection.declare(publisher)
+            connection.declare(stream, publisher)
             if publisher:
-                connection.sequence(publisher)
+                connection.sequence(stream, publisher)
             return connection.frame_max
         finally:
             connection.close()
@@ -54,12 +54,12 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
         ) from error
 
 
-def _connect(settings: RabbitMQ, stream: str) -> StreamConnection:
+def _connect(settings: RabbitMQ, stream: str) -> PublisherConnection:
     """Connects, and waits for the stream's leader: a server that has just started is still looking for it."""
     give_up_at = time.monotonic() + _LEADER_WITHIN_S
     while True:
         try:
-            return StreamConnection(settings, stream)
+            return connect_to(PublisherConnection, settings, stream, leader=True)
         except StreamRefusedError as error:
             if error.code != NOT_AVAILABLE or time.monotonic() >= give_up_at:
                 raise

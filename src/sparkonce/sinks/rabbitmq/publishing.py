@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from sparkonce.sinks.rabbitmq.connection import FINAL, StreamConnection, StreamRefusedError
+from sparkonce.sinks.rabbitmq.connection import FINAL, PublisherConnection, StreamRefusedError, connect_to
 from sparkonce.sinks.rabbitmq.ids import Ids, batch_of
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
@@ -55,7 +55,7 @@ class Publisher:
         self._settings = settings
         self._stream = stream
         self._name = name
-        self._connection: StreamConnection | None = None
+        self._connection: PublisherConnection | None = None
         self._lock = threading.RLock()
         self.newest: int | None = None
 
@@ -69,10 +69,10 @@ class Publisher:
         with self._lock:
             if self._connection is not None:
                 try:
-                    return self._with(lambda connection: connection.sequence(self._name))
+                    return self._with(lambda connection: connection.sequence(self._stream, self._name))
                 except OSError:  # it was idle, and the server or something between has closed it
                     pass
-            return self._with(lambda connection: connection.sequence(self._name))
+            return self._with(lambda connection: connection.sequence(self._stream, self._name))
 
     def publish(self, rows: Iterable[pa.RecordBatch], first_id: int, skip: int = 0) -> None:
         """Publishes rows, all but the first few, and returns when each is confirmed.
@@ -96,16 +96,16 @@ class Publisher:
             if connection is not None:
                 connection.close()
 
-    def _send(self, connection: StreamConnection, messages: pa.Array, first_id: int) -> None:
+    def _send(self, connection: PublisherConnection, messages: pa.Array, first_id: int) -> None:
         for frame in frames(messages, first_id, connection.frame_max - FRAME_OVERHEAD_BYTES):
             connection.publish(frame)
             self.newest = max(self.newest or 0, frame.first_id + frame.count - 1)
 
-    def _with(self, use: Callable[[StreamConnection], _Answer]) -> _Answer:
+    def _with(self, use: Callable[[PublisherConnection], _Answer]) -> _Answer:
         try:
             if self._connection is None:
-                self._connection = StreamConnection(self._settings, self._stream)
-                self._connection.declare(self._name)
+                self._connection = connect_to(PublisherConnection, self._settings, self._stream, leader=True)
+                self._connection.declare(self._stream, self._name)
             return use(self._connection)
         except BaseException:
             self.close()

@@ -1,6 +1,6 @@
 """Reads RabbitMQ streams: their protocol, positions and messages. Imports no PySpark.
 
-- ``connection``: one connection of the stream protocol.
+- ``connection``: a connection that reads a stream.
 - ``places``: computes with positions, as Spark stores them.
 - ``asking``: the driver's side: where streams begin and end.
 - ``reading``: a task's side: a part of a stream.

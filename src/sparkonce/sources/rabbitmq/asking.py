@@ -12,11 +12,12 @@ from typing import TypeVar
 from rstream.constants import OffsetType
 
 from sparkonce.errors import PreflightError
+from sparkonce.sinks.rabbitmq.connection import OUTAGES, connect_to
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sources.rabbitmq.chunks import StreamChunk, next_offset
-from sparkonce.sources.rabbitmq.connection import OUTAGES, ConsumerConnection
+from sparkonce.sources.rabbitmq.connection import ConsumerConnection
 from sparkonce.sources.rabbitmq.places import Place, Places, another, beginning, behind, shares
-from sparkonce.sources.rabbitmq.reading import AGAIN_S, away, connect_to
+from sparkonce.sources.rabbitmq.reading import AGAIN_S, away
 
 logger = logging.getLogger("sparkonce")
 
@@ -24,8 +25,6 @@ Answer = TypeVar("Answer")
 Starting = str | datetime | int | Mapping[str, "str | datetime | int"]
 
 _SURE_AFTER_S = 10.0
-_IDLE_S = 45.0
-"""The time after which an idle connection is not used again: the server closes it without heartbeats."""
 
 
 class StreamAsker:
@@ -180,11 +179,9 @@ class StreamAsker:
         return self._patiently(stream, lambda: self._connection(stream).first_chunk(stream, kind, offset))
 
     def _connection(self, stream: str) -> ConsumerConnection:
-        known = self._open.get(stream)
-        if known is None or time.monotonic() - known.used_at > _IDLE_S:
-            self._drop(stream)
-            known = self._open[stream] = connect_to(self._server, stream, leader=True)
-        return known
+        if stream not in self._open:
+            self._open[stream] = connect_to(ConsumerConnection, self._server, stream, leader=True)
+        return self._open[stream]
 
     def _patiently(self, stream: str, ask: Callable[[], Answer]) -> Answer:
         give_up_at = time.monotonic() + self.patience_s

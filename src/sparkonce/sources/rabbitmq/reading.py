@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pyarrow as pa
 from rstream.constants import OffsetType
 
 from sparkonce.errors import OutageError, PrepareError, SparkonceError
+from sparkonce.sinks.rabbitmq.connection import OUTAGES, connect_to
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sources.rabbitmq.chunks import StreamChunk, columns_of, next_offset
-from sparkonce.sources.rabbitmq.connection import OUTAGES, ConsumerConnection
+from sparkonce.sources.rabbitmq.connection import ConsumerConnection
 from sparkonce.sources.rabbitmq.places import StreamRange, another
 
 logger = logging.getLogger("sparkonce")
@@ -29,8 +29,6 @@ BYTES_AT_ONCE = 8 << 20
 """The size from which on rows are given to Spark."""
 
 AGAIN_S = 0.2
-_TRIES = 10
-"""The connections to a load balancer, for each node that is good, until one of these answers."""
 
 
 class RangeReader:
@@ -94,7 +92,7 @@ class RangeReader:
 
     def _subscribed(self) -> ConsumerConnection:
         """Returns a connection that sends chunks from the message before the next one on, to see that it is there."""
-        connection = connect_to(self._server, self._part.stream)
+        connection = connect_to(ConsumerConnection, self._server, self._part.stream)
         is_begun = self._next > self._part.start or self._part.before is not None
         connection.subscribe(
             self._part.stream, OffsetType.OFFSET, self._next - 1 if is_begun else self._next, credit=AHEAD_CHUNKS
@@ -156,7 +154,7 @@ class RangeReader:
         )
 
     def _first_offset(self) -> int | None:
-        connection = connect_to(self._server, self._part.stream)
+        connection = connect_to(ConsumerConnection, self._server, self._part.stream)
         try:
             first = connection.first_chunk(self._part.stream, OffsetType.FIRST)
         finally:
@@ -189,52 +187,6 @@ def away(stream: str, error: Exception, waited_s: float) -> OutageError:
         f"The stream {stream!r} could not be read for {waited_s:.0f} s: {said.rstrip('.')}.",
         next_step="Look whether RabbitMQ runs, and whether this host reaches it.",
     )
-
-
-def connect_to(server: RabbitMQ, stream: str, *, leader: bool = False) -> ConsumerConnection:
-    """Returns a connection to a node that holds a stream.
-
-    Args:
-        server: The server, which may be any node of the cluster.
-        stream: The stream.
-        leader: True for the node that takes its messages; else a replica is preferred.
-
-    Raises:
-        PreflightError: if there is no such stream, or the login is refused.
-        OSError, OutageError: if no node can be reached.
-    """
-    connection, wanted = _located(server, stream, leader=leader)
-    problem: Exception | None = None
-    for address in wanted:
-        # A node's own address may not be reachable from here. It is not needed if the first answer came from that node.
-        if address == connection.advertised:
-            return connection
-        connection.close()
-        try:
-            connection = ConsumerConnection(server, None if server.load_balancer else address)
-            if connection.advertised in wanted:
-                return connection
-        except OUTAGES as error:
-            problem = error
-    connection.close()
-    raise problem or OutageError(f"No node of the stream {stream!r} was reached.", next_step="Read the server's log.")
-
-
-def _located(server: RabbitMQ, stream: str, *, leader: bool) -> tuple[ConsumerConnection, Sequence[tuple[str, int]]]:
-    """Returns a connection to any node, and the addresses of those that hold the stream, the best one first."""
-    connection = ConsumerConnection(server)
-    try:
-        first, *others = connection.nodes_of(stream)
-    except BaseException:
-        connection.close()
-        raise
-    if leader:
-        return connection, [first] * (_TRIES if server.load_balancer else 1)
-    random.shuffle(others)
-    nodes = [*others, first]
-    if connection.advertised in nodes:  # any will do, and this one is here
-        nodes.sort(key=lambda node: node != connection.advertised)
-    return connection, nodes * (_TRIES if server.load_balancer else 1)
 
 
 def _together(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -36,8 +36,8 @@ def ask_streams(sources: Sequence[StreamOptions], trigger: Mapping[str, Any]) ->
     """
     if not sources:
         return  # a query without them needs no client for them
+    from sparkonce.sinks.rabbitmq.connection import OUTAGES
     from sparkonce.sources.rabbitmq.asking import StreamAsker
-    from sparkonce.sources.rabbitmq.connection import OUTAGES
 
     for one in sources:
         server = RabbitMQ(**one.server)
