@@ -60,7 +60,7 @@ class Driver:
     def finish(self) -> None:
         """Records a batch that has read all that is kept, as Spark does."""
         batch = len(self.files.names("commits"))
-        position = json.dumps({QUEUE: self.identity, NEXT: self.receiver.newest()})
+        position = json.dumps({QUEUE: self.identity, NEXT: self.segments.numbers()[-1] + 1})
         for log in ("offsets", "commits"):
             self.files.put(f"{log}/{batch}", f"v1\n{{}}\n{position}\n".encode())
 

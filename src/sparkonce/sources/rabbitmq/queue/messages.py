@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -33,15 +33,14 @@ SPARK_SCHEMA = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueMessage:
+class QueueMessage(NamedTuple):
     """A message as the server delivers it.
 
     Attributes:
         value: The body.
+        message_id: The property of that name, as its publisher has set it.
         exchange: The exchange that it was published to.
         routing_key: Its routing key.
-        message_id: The property of that name, as its publisher has set it.
         timestamp: The property of that name, in seconds since the epoch.
         properties: The other properties that are set, by name.
         headers: The headers, by name.
@@ -49,12 +48,12 @@ class QueueMessage:
     """
 
     value: bytes
+    message_id: str | None = None
     exchange: str = ""
     routing_key: str = ""
-    message_id: str | None = None
     timestamp: int | None = None
-    properties: Mapping[str, str]
-    headers: Mapping[str, Any]
+    properties: Mapping[str, str] = MappingProxyType({})
+    headers: Mapping[str, Any] = MappingProxyType({})
     redelivered: bool = False
 
 
@@ -87,19 +86,11 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
 
 def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
     """Returns messages as rows."""
-    columns: tuple[Sequence[Any], ...] = (
-        [one.value for one in messages],
-        [one.message_id for one in messages],
-        [one.exchange for one in messages],
-        [one.routing_key for one in messages],
-        [None if one.timestamp is None else one.timestamp * 1_000_000 for one in messages],
-        [one.properties for one in messages],
-        [one.headers for one in messages],
-        [one.redelivered for one in messages],
-    )
+    columns = dict(zip(QueueMessage._fields, zip(*messages, strict=True), strict=True))
+    columns["timestamp"] = [None if one is None else one * 1_000_000 for one in columns["timestamp"]]
     arrays = [
-        _maps(column) if pa.types.is_map(field.type) else pa.array(column, field.type)
-        for column, field in zip(columns, SCHEMA, strict=True)
+        _maps(columns[field.name]) if pa.types.is_map(field.type) else pa.array(columns[field.name], field.type)
+        for field in SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
