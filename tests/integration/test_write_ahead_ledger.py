@@ -105,6 +105,57 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
     assert (Outcome.ABORTED in aborted) == (point in NEVER_BEGUN)
 
 
+@pytest.mark.parametrize("per", PERS)
+def test_rows_of_one_call_are_lost_together(tmp_path: Path, per: str) -> None:
+    """In two calls they might do something else than in one. What a call of its own can bring is brought."""
+    sink, handles = stage(tmp_path, per)
+    delete_rows(sink, handles[1:])
+    first = [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED] if per == "slot" else [Outcome.LOST] * 2
+    for expected in first:
+        assert commit(sink, *handles) == [expected, Outcome.LOST]
+    assert sorted(target_of(tmp_path, NEITHER).visible()) == (numbers(0, [0]) if per == "slot" else [])
+    second = Outcome.ALREADY_COMMITTED if per == "slot" else Outcome.ABORTED
+    assert [one.outcome for one in sink.committer().abort(handles)] == [second, Outcome.ABORTED]
+    again = [prepare(sink, slot=slot) for slot in range(2)]
+    assert commit(sink, *(again[1:] if per == "slot" else again)) == [Outcome.COMMITTED] * (1 if per == "slot" else 2)
+    assert sorted(target_of(tmp_path, NEITHER).visible()) == sorted(numbers(0, [0, 1]))
+
+
+def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them are gone once this one has taken them all."""
+    sink, handles = stage(tmp_path, "batch")
+    begin = Ledger.begin
+
+    def begin_late(*given: Any) -> bool:
+        monkeypatch.undo()
+        delete_rows(sink, handles[1:])
+        assert commit(sink, *handles) == [Outcome.LOST] * 2
+        return begin(*given)
+
+    monkeypatch.setattr(Ledger, "begin", begin_late)
+    assert commit(sink, *handles) == [Outcome.LOST] * 2
+    assert target_of(tmp_path, NEITHER).calls() == []
+
+
+def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another driver finds them all there, and is faster."""
+    sink, handles = stage(tmp_path, "batch")
+    path, give_up = path_of(sink, handles[1], RowsState.PREPARED), Ledger.give_up
+    away = path.rename(tmp_path / "away")
+
+    def give_up_late(*given: Any) -> bool:
+        monkeypatch.undo()
+        away.rename(path)
+        assert commit(sink, *handles) == [Outcome.COMMITTED] * 2
+        return give_up(*given)
+
+    monkeypatch.setattr(Ledger, "give_up", give_up_late)
+    assert commit(sink, *handles) == [Outcome.ALREADY_COMMITTED] * 2
+    assert sorted(target_of(tmp_path, NEITHER).visible()) == sorted(numbers(0, [0, 1]))
+
+
 class Query(World):
     """A query that writes to nothing but this sink."""
 

@@ -30,6 +30,8 @@ TRACED_BATCHES = 5
 
 Answers = dict[TransactionName, Finished]
 
+_GIVEN_UP = Finished(outcome=Outcome.LOST, reason="Other rows of the same call are gone, and no commit has begun.")
+
 
 class WriteAheadCommitter(HandleCommitter[TransactionName]):
     """Finishes transactions whose rows wait in files.
@@ -130,13 +132,17 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         ledger = self._folder.ledger
         own: set[int] = set()
         while True:
-            found = ledger.begun(query, batch)
-            begun = {entry.name for group in found for entry in group}
-            new = [one for one in sorted(entries, key=_by_slot) if one.name not in begun | set(answers)]
+            found = ledger.groups(query, batch)
+            noted = {entry.name for group in found for entry in group.entries}
+            wanted = [one for one in sorted(entries, key=_by_slot) if one.name not in noted | set(answers)]
             told: Answers = {}
-            new = [one for one in new if self._take(one, told)]
-            if told and len(ledger.begun(query, batch)) > len(found):
+            new = [one for one in wanted if self._take(one, told)]
+            if told and len(ledger.groups(query, batch)) > len(found):
                 continue  # another driver has begun meanwhile, and may have applied and deleted these files
+            if new and self._settings.per == "batch" and Outcome.LOST in {one.outcome for one in told.values()}:
+                # In two calls the rows might do something else than in one: they are lost, and written again, together.
+                ledger.give_up(query, batch, len(found), wanted)
+                continue
             answers.update(told)
             if not new:
                 break
@@ -146,7 +152,11 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         units = []
         asked = {entry.name for entry in entries}
         for number, group in enumerate(found):
-            for call in self._calls_of(group):
+            if group.is_lost:
+                answers.update({entry.name: _GIVEN_UP for entry in group.entries if entry.name in asked})
+                self._folder.delete_rows(group.entries)
+                continue
+            for call in self._calls_of(group.entries):
                 if asked.isdisjoint(entry.name for entry in call):
                     continue
                 if self._folder.done(call[0].name):

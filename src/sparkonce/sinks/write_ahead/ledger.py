@@ -3,7 +3,8 @@
 A file may be missing because its rows were applied. So a commit notes its files here before it calls the function, and
 only a missing file without such a note counts as lost::
 
-    begun/QUERY.BATCH.NUMBER  the files that a commit was about to give to the function, see `Ledger.begin`
+    begun/QUERY.BATCH.NUMBER  the files that a commit was about to give to the function, see `Ledger.begin`; or those
+                              that it never will get, see `Ledger.give_up`
     forgotten/QUERY           the last batch of a query whose notes and markers were deleted
     identity                  tells this ledger from another one in its place
 """
@@ -15,6 +16,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError
 from sparkonce.protocol.plain import read_json
@@ -23,6 +25,20 @@ from sparkonce.sinks.write_ahead.entry import Entry
 _IDENTITY = "identity"
 _BEGUN = "begun"
 _FORGOTTEN = "forgotten"
+_LOST = b"lost "
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The files of one note.
+
+    Attributes:
+        entries: The files.
+        is_lost: Whether no commit ever gives them to the function; otherwise one has begun to.
+    """
+
+    entries: list[Entry]
+    is_lost: bool
 
 
 class Ledger:
@@ -49,8 +65,12 @@ class Ledger:
         return read_identity(self.files)
 
     def begun(self, query: str, batch: int) -> list[list[Entry]]:
-        """Returns the groups of files that commits of a batch have begun with, in the order of their begin."""
-        found: list[list[Entry]] = []
+        """Returns the files that commits of a batch have begun with, by the number of their group."""
+        return [[] if group.is_lost else group.entries for group in self.groups(query, batch)]
+
+    def groups(self, query: str, batch: int) -> list[Group]:
+        """Returns the groups of files of a batch, in the order of their notes."""
+        found: list[Group] = []
         while True:
             path = _begun(query, batch, len(found))
             data = self.files.read(path)
@@ -60,7 +80,8 @@ class Ledger:
                     return found
                 if (data := self.files.read(path)) is None:
                     raise _missing(self.files, path)
-            found.append(entries_of(data, f"{self.files.location}/{path}"))
+            entries = entries_of(data.removeprefix(_LOST), f"{self.files.location}/{path}")
+            found.append(Group(entries, data.startswith(_LOST)))
 
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
         """Notes durably that a commit begins with these files, a group that never changes.
@@ -72,6 +93,14 @@ class Ledger:
             False if there is a group of this number already.
         """
         return put_note(self.files, _begun(query, batch, number), text_of(entries))
+
+    def give_up(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
+        """Notes durably that no commit ever begins with these files: they are a group, as those of `begin` are.
+
+        Returns:
+            False if there is a group of this number already.
+        """
+        return put_note(self.files, _begun(query, batch, number), _LOST + text_of(entries))
 
     def forgotten_up_to(self, query: str) -> int:
         """Returns the last batch whose notes or markers may be gone; -1 if there is none.
