@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
@@ -11,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from page_of_examples import PAGE, ROWS
 from tidy.sources import ROOT
-
-PAGE = ROOT / "docs" / "every-example.md"
-_ROW = re.compile(r"^\| .* \| .* \| `(?P<command>[^`]+)` \| (?P<who>[^|]+) \|$", re.MULTILINE)
-ROWS = [(row["command"], row["who"]) for row in _ROW.finditer(PAGE.read_text())]
 
 
 @cache
