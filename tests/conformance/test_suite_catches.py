@@ -3,445 +3,78 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
+from conformance.broken_committers import (
+    AnswersInAnotherOrder,
+    AnswersShort,
+    AnswersWithBools,
+    ConcludesByCommittingWhatIsPrepared,
+    ConcludesByForgetting,
+    ConcludesOnce,
+    FailsOnNothing,
+    ForgetsOlderBatches,
+    ListsByQuery,
+    ListsByStartOfToken,
+    ListsByToken,
+    ListsNothing,
+    ListsOlderTokens,
+    ListsTheFirstRunOnly,
+    ListsWhatIsFinished,
+    MissesTheFirstOnly,
+    MissesWhatIsCommitted,
+    RemembersItsOwnCommits,
+    RemembersNothing,
+    StopsAtTheFirstLoss,
+    TakesASlotOnce,
+    TracesOfEveryQuery,
+    TracesOfTheNewestRunOnly,
+    TracesTheBatchBefore,
+    TracesTheLanesOfOthers,
+    TracesTheNewestBatchOfAll,
+    TracesWhatIsPrepared,
+)
+from conformance.broken_servers import (
+    AbortDeletesWhatIsCommitted,
+    AbortForgetsNothing,
+    AbortSaysAbortedOfWhatIsCommitted,
+    ChoosesWhatIsNotThere,
+    CommitTakesAllOfTheOwner,
+    DoublesOnSecondCommit,
+    DropsTheSecondWrite,
+    FactsChange,
+    NegativeTimeout,
+    OneTransactionForAllCopies,
+    PrepareCommits,
+    RevivesWhatIsAborted,
+    SaysCommittedOfWhatIsLost,
+    SaysCommittedOfWhatIsUnknown,
+    SaysLostOfWhatIsCommitted,
+    SaysUnknownOfWhatTimedOut,
+    SecondAbortFails,
+    Server,
+    Sink,
+    WritesAfterAbort,
+    WritesAreVisible,
+)
+from conformance.broken_writers import (
+    AbortDoesNothing,
+    AbortNeedsABeginning,
+    BeginsAtOnce,
+    CloseAborts,
+    CommitsWhatIsAborted,
+    CountsFromTheFirstOffer,
+    DiesWithItsWriter,
+    GivesOneReason,
+    HandleIsNotPlain,
+    HandlesWhereNothingIsToFinish,
+    TellsOneRefusedRowOnly,
+    WritesWhatItRefuses,
+)
 from conformance.test_memory import TestMemorySink as Honest
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.traces import Trace
-from sparkonce.sink import Facts, Owner, Refused, SinkCommitter, SinkWriter, WriterContext
-from sparkonce.sinks.memory import MemoryServer, MemorySink
-from sparkonce.sinks.memory.server import TransactionState
-from sparkonce.sinks.memory.sink import _Committer, _owner, _token, _Writer
-
-
-class Server(MemoryServer):
-    """The honest server, with its inner parts within reach of those that break it."""
-
-    def state(self, number: int) -> TransactionState | None:
-        return self.transactions().get(number)
-
-    def put(self, number: int, state: TransactionState) -> None:
-        self._transactions[number].state = state
-
-
-class Sink(MemorySink):
-    """A sink whose halves can be swapped for broken ones."""
-
-    server: Server
-    writer_class: type[_Writer] = _Writer
-    committer_class: type[_Committer] = _Committer
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        return self.writer_class(self.server, _owner(self.name, context.owner), self.guarantee)
-
-    def committer(self) -> SinkCommitter:
-        return self.committer_class(self.server, self.name)
-
-
-# --- servers that break a rule --------------------------------------------------------------------------------------
-
-
-class DoublesOnSecondCommit(Server):
-    def commit(self, number: int) -> Finished:
-        if self.state(number) is TransactionState.COMMITTED:
-            self._direct.extend(self._transactions[number].rows)
-        return super().commit(number)
-
-
-class AbortDeletesWhatIsCommitted(Server):
-    def abort(self, number: int) -> Finished:
-        answer = super().abort(number)
-        if answer.outcome is Outcome.ALREADY_COMMITTED:
-            self.put(number, TransactionState.ABORTED)
-        return answer
-
-
-class AbortSaysAbortedOfWhatIsCommitted(Server):
-    def abort(self, number: int) -> Finished:
-        super().abort(number)
-        return Finished(outcome=Outcome.ABORTED)
-
-
-class PrepareCommits(Server):
-    def prepare(self, number: int) -> None:
-        super().prepare(number)
-        self.put(number, TransactionState.COMMITTED)
-
-
-class WritesAreVisible(Server):
-    def write(self, number: int | None, rows: object) -> None:
-        super().write(None, rows)
-
-
-class SaysCommittedOfWhatIsLost(Server):
-    def commit(self, number: int) -> Finished:
-        answer = super().commit(number)
-        return Finished(outcome=Outcome.COMMITTED) if answer.outcome is Outcome.LOST else answer
-
-
-class SaysCommittedOfWhatIsUnknown(Server):
-    def commit(self, number: int) -> Finished:
-        answer = super().commit(number)
-        return Finished(outcome=Outcome.COMMITTED) if answer.outcome is Outcome.UNKNOWN else answer
-
-
-class SaysLostOfWhatIsCommitted(Server):
-    def commit(self, number: int) -> Finished:
-        committed = self.state(number) is TransactionState.COMMITTED
-        return Finished(outcome=Outcome.LOST) if committed else super().commit(number)
-
-
-class SaysUnknownOfWhatTimedOut(Server):
-    def commit(self, number: int) -> Finished:
-        answer = super().commit(number)
-        return Finished(outcome=Outcome.UNKNOWN) if answer.outcome is Outcome.LOST else answer
-
-
-class RevivesWhatIsAborted(Server):
-    def commit(self, number: int) -> Finished:
-        if self.state(number) is TransactionState.ABORTED:
-            self.put(number, TransactionState.PREPARED)
-            super().commit(number)
-            return Finished(outcome=Outcome.LOST)
-        return super().commit(number)
-
-
-class AbortForgetsNothing(Server):
-    def abort(self, number: int) -> Finished:
-        if self.state(number) is TransactionState.COMMITTED:
-            return Finished(outcome=Outcome.ALREADY_COMMITTED)
-        return Finished(outcome=Outcome.ABORTED)
-
-
-class WritesAfterAbort(Server):
-    def write(self, number: int | None, rows: object) -> None:
-        if number is not None and self.state(number) is TransactionState.ABORTED:
-            self.put(number, TransactionState.OPEN)
-        super().write(number, rows)
-
-
-class SecondAbortFails(Server):
-    def abort(self, number: int) -> Finished:
-        if self.state(number) is TransactionState.ABORTED:
-            return Finished(outcome=Outcome.UNKNOWN)
-        return super().abort(number)
-
-
-class DropsTheSecondWrite(Server):
-    def write(self, number: int | None, rows: object) -> None:
-        if number is None or not self._transactions[number].rows:
-            super().write(number, rows)
-
-
-class CommitTakesAllOfTheOwner(Server):
-    def commit(self, number: int) -> Finished:
-        owner = self._transactions[number].owner if number in self._transactions else ""
-        for other, transaction in self._transactions.items():
-            if transaction.owner == owner and transaction.state is TransactionState.PREPARED:
-                super().commit(other)
-        return super().commit(number)
-
-
-class OneTransactionForAllCopies(Server):
-    def begin(self, owner: str) -> int:
-        for number, open_owner in self.unfinished():
-            if open_owner == owner:
-                self.put(number, TransactionState.OPEN)
-                return number
-        return super().begin(owner)
-
-
-# --- halves that break a rule ---------------------------------------------------------------------------------------
-
-
-class CloseAborts(_Writer):
-    def close(self) -> None:
-        self.abort()
-
-
-class AbortDoesNothing(_Writer):
-    def abort(self) -> None:
-        pass
-
-
-class BeginsAtOnce(_Writer):
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)
-        _Writer.begin(self)
-
-    def begin(self) -> None:
-        pass
-
-
-class AbortNeedsABeginning(_Writer):
-    def abort(self) -> None:
-        if self._number is None:
-            raise RuntimeError("nothing to abort")
-        super().abort()
-
-
-class HandleIsNotPlain(_Writer):
-    def prepare(self) -> Mapping[str, str | int]:
-        return {name: (value,) for name, value in super().prepare().items()}  # type: ignore[misc]
-
-
-class DiesWithItsWriter(_Writer):
-    def __del__(self) -> None:
-        if self._number is not None and self._server.transactions()[self._number] is TransactionState.PREPARED:
-            self._server.abort(self._number)
-
-
-class HandlesWhereNothingIsToFinish(_Writer):
-    def prepare(self) -> Mapping[str, str | int]:
-        return dict(super().prepare()) or {"number": 0}
-
-
-class WritesWhatItRefuses(_Writer):
-    def offer(self, rows: pa.RecordBatch) -> Refused:
-        told = super().offer(rows)
-        self.write(rows.take(pa.array(told.rows, pa.int64())))
-        return told
-
-
-class TellsOneRefusedRowOnly(_Writer):
-    def offer(self, rows: pa.RecordBatch) -> Refused:
-        told = super().offer(rows)
-        return Refused(rows=told.rows[:1], reasons=told.reasons[:1])
-
-
-class GivesOneReason(_Writer):
-    def offer(self, rows: pa.RecordBatch) -> Refused:
-        told = super().offer(rows)
-        return Refused(rows=told.rows, reasons=told.reasons[:1])
-
-
-class CountsFromTheFirstOffer(_Writer):
-    offered = 0
-
-    def offer(self, rows: pa.RecordBatch) -> Refused:
-        told, before = super().offer(rows), self.offered
-        self.offered += rows.num_rows
-        return Refused(rows=[before + row for row in told.rows], reasons=told.reasons)
-
-
-class CommitsWhatIsAborted(_Writer):
-    def abort(self) -> None:
-        if self._number is not None:
-            self._server.prepare(self._number)
-
-
-class ListsByStartOfToken(_Committer):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        starts = tuple(f"{self._name}.{owner.query}.{owner.token.position}" for owner in owners)
-        return self._named(lambda owner: owner.startswith(starts))
-
-    def _named(self, wanted: Callable[[str], bool]) -> list[Handle]:
-        return [
-            Handle(sink=self._name, slot=0, transaction=transaction_fields({"number": number}))
-            for number, owner in self._server.unfinished()
-            if wanted(owner)
-        ]
-
-
-class ListsByQuery(ListsByStartOfToken):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        queries = {owner.query for owner in owners}
-        return self._named(lambda owner: owner.split(".")[1] in queries)
-
-
-class ListsByToken(ListsByStartOfToken):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        tokens = {f"{owner.token.position}-{owner.token.nonce}" for owner in owners}
-        return self._named(lambda owner: owner.split(".")[2] in tokens)
-
-
-class ListsOlderTokens(_Committer):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        older = [
-            Owner(query=owner.query, token=Token(position, owner.token.nonce), facts=owner.facts)
-            for owner in owners
-            for position in range(owner.token.position + 2)
-        ]
-        return super().list_lingering([*owners, *older])
-
-
-class ListsTheFirstRunOnly(_Committer):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        return super().list_lingering(owners[1:])
-
-
-class ListsNothing(_Committer):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        return []
-
-
-class ListsWhatIsFinished(_Committer):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        wanted = {_owner(self._name, owner) for owner in owners}
-        return [
-            Handle(sink=self._name, slot=0, transaction=transaction_fields({"number": number}))
-            for number, transaction in self._server._transactions.items()
-            if transaction.owner in wanted
-        ]
-
-
-class AnswersInAnotherOrder(_Committer):
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return sorted(super().commit(handles), key=lambda finished: finished.outcome is not Outcome.LOST)
-
-
-class TracesWhatIsPrepared(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        open_too = [
-            Trace(token=_token(owner), committed=transaction_fields({"number": number}))
-            for number, owner in self._server.unfinished()
-        ]
-        return [*super().list_traces(query, facts), *open_too]
-
-
-class RemembersNothing(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return SinkCommitter.list_traces(self, query, facts)
-
-
-class TracesTheBatchBefore(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return [replace(trace, batch=(trace.batch or 0) - 1) for trace in super().list_traces(query, facts)]
-
-
-class TracesTheNewestBatchOfAll(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        found = super().list_traces(query, facts)
-        return [replace(trace, batch=max(one.batch or 0 for one in found)) for trace in found]
-
-
-class TracesOfEveryQuery(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return [Trace(token=_token(owner)) for _, owner, _ in self._server.committed()]
-
-
-class TracesOfTheNewestRunOnly(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        found = super().list_traces(query, facts)
-        return [trace for trace in found if trace.token == max(one.token for one in found)]
-
-
-class TracesTheLanesOfOthers(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return [replace(trace, lane=("number", -1)) for trace in super().list_traces(query, facts)]
-
-
-class AnswersShort(_Committer):
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return list(super().commit(handles))[:1]
-
-
-class AnswersWithBools(_Committer):
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return [finished.outcome is Outcome.COMMITTED for finished in super().commit(handles)]  # type: ignore[misc]
-
-
-class StopsAtTheFirstLoss(_Committer):
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        answers: list[Finished] = []
-        for handle in handles:
-            lost = any(answer.outcome is Outcome.LOST for answer in answers)
-            answers.append(answers[-1] if lost else self._server.commit(int(handle["number"])))
-        return answers
-
-
-class RemembersItsOwnCommits(_Committer):
-    """Works as long as one driver lives."""
-
-    def __init__(self, server: MemoryServer, name: str) -> None:
-        super().__init__(server, name)
-        self._done: set[Handle] = set()
-
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        answers = []
-        for handle in handles:
-            known = handle in self._done
-            self._done.add(handle)
-            answer = self._server.commit(int(handle["number"]))
-            late = answer.outcome is Outcome.ALREADY_COMMITTED and not known
-            answers.append(Finished(outcome=Outcome.LOST) if late else answer)
-        return answers
-
-
-class FailsOnNothing(_Committer):
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return [Finished(outcome=Outcome.COMMITTED)] * max(1, len(handles)) if not handles else super().commit(handles)
-
-
-class TakesASlotOnce(_Committer):
-    """Its markers name the batch and the slot, and not the copy."""
-
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        done = self._server.__dict__.setdefault("slots", {})
-        return [
-            super(TakesASlotOnce, self).commit([handle])[0]
-            if done.setdefault(handle.slot, handle) == handle
-            else Finished(outcome=Outcome.ALREADY_COMMITTED)
-            for handle in handles
-        ]
-
-
-class ConcludesByForgetting(_Committer):
-    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        for handle in handles:
-            if handle.transaction:
-                self._server._transactions.pop(int(handle["number"]), None)
-
-
-class ConcludesByCommittingWhatIsPrepared(_Committer):
-    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        for number, _ in self._server.unfinished():
-            self._server.commit(number)
-
-
-class ConcludesOnce(_Committer):
-    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        for handle in handles:
-            if handle.transaction and self._server.commit(int(handle["number"])).outcome is Outcome.ALREADY_COMMITTED:
-                self._server._direct.extend(self._server._transactions[int(handle["number"])].rows)
-
-
-class ForgetsOlderBatches(_Committer):
-    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        if batch >= 100:
-            self._server._transactions.clear()
-
-
-class MissesWhatIsCommitted(_Committer):
-    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        return handles
-
-
-class MissesTheFirstOnly(_Committer):
-    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        return super().missing(handles)[:1]
-
-
-class FactsChange(Sink):
-    def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        return {"started": "again" if recorded else "first"}
-
-
-class ChoosesWhatIsNotThere(Sink):
-    def columns(self, schema: object) -> Sequence[str]:
-        return ["number", "word", "number"]
-
-
-class NegativeTimeout(Sink):
-    def transaction_timeout_s(self, facts: Facts) -> float | None:
-        return -1.0
-
+from sparkonce.sinks.memory import MemorySink
+from sparkonce.sinks.memory.sink import _Committer, _Writer
 
 BROKEN: list[tuple[type, str]] = [
     (DoublesOnSecondCommit, "test_a_repeated_commit_adds_nothing"),
