@@ -19,6 +19,7 @@ from simulation.staged import Staged
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import PravegaStream
+from sparkonce.spark.pravega.segments import Segments
 from sparkonce.spark.tables.committer import never
 
 if TYPE_CHECKING:
@@ -151,11 +152,30 @@ class _Stream(PravegaStream):
         finally:
             made.is_closed = True
 
+    def segments(self) -> Segments:
+        return _Segments()
+
     def write(self, transaction: Any, urls: Sequence[str]) -> int:
         rows = self._server.numbers_at(urls)
         for row in rows:
             transaction.write(row)
         return len(rows)
+
+
+class _Segments(Segments):
+    """Those of a stream that is the same all the time."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def birth(self) -> str:
+        return "s/t/0.#epoch.0@1"
+
+    def has(self, birth: str) -> bool:
+        return birth == self.birth()
 
 
 class Writer:

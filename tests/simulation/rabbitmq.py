@@ -100,20 +100,20 @@ class Stream(Staged):
 
 
 class Connection:
-    """In place of `StreamConnection`. The settings are the stream."""
+    """In place of a `PublisherConnection` to the leader. The settings are the stream."""
 
     frame_max = FRAME_OVERHEAD_BYTES + 3 * (_HEAD.size + WIDTH)
 
-    def __init__(self, stream: Stream, _: str) -> None:
+    def __init__(self, _: type, stream: Stream, *__: str, leader: bool) -> None:
         self._stream, self._leader = stream, stream.leader
         self._publisher = ""
         stream.open.append(self)
         self._ask(("connects",), lambda: None)
 
-    def declare(self, publisher: str) -> None:
+    def declare(self, _: str, publisher: str) -> None:
         self._publisher = publisher
 
-    def sequence(self, publisher: str) -> int:
+    def sequence(self, _: str, publisher: str) -> int:
         found: int = self._ask(("asks for the last id",), lambda: self._stream.highest(publisher))
         return found
 
@@ -264,7 +264,7 @@ class SelectConnection:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("publishing", "StreamConnection", Connection),
+    ("publishing", "connect_to", Connection),
     ("publishing", "read", read),
     ("queue_publisher", "amqp_parameters", lambda queue: queue),
     (

@@ -99,9 +99,7 @@ class Application:
         try:
             return self._apply(unit)
         except OSError as error:  # the folder's: those of the function are answers already
-            return Finished(
-                outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}"
-            )
+            return Finished(outcome=Outcome.RETRY, reason=f"The folder {self._folder.location} cannot be used: {error}")
 
     def _apply(self, unit: Unit) -> Finished:
         name = str(unit.name)
