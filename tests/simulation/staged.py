@@ -24,7 +24,7 @@ from sparkonce.protocol.ownership import TransactionName, short_query
 from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead.application import CallSettings
 from sparkonce.sinks.write_ahead.apply import Applies, Apply, Per
-from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, text_of
+from sparkonce.sinks.write_ahead.ledger import LOST, Ledger, entries_of, text_of
 from sparkonce.sinks.write_ahead.stored import StoredFolder
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 
@@ -45,6 +45,7 @@ WIDTH = 6
 
 WAIT_S = 0.5
 _FOLDER, _LEDGER, _IDENTITY = "folder", "ledger", "identity"
+_BEGUN = f"{_LEDGER}/begun/"
 _WAITING, _FATE, _DISCARDED = f"{_FOLDER}/rows/", f"{_FOLDER}/fate/", b"discarded"
 
 
@@ -69,6 +70,7 @@ class Staged(System):
         self.written: list[tuple[TransactionName, int]] = []
         self._shown: dict[TransactionName, set[int]] = {}
         self._sizes: dict[TransactionName, int] = {}
+        self._given_up: set[TransactionName] = set()
 
     def settings(self, applies: Applies, apply: Apply) -> CallSettings:
         """The settings of the calls."""
@@ -142,14 +144,26 @@ class Staged(System):
         return found
 
     def _changed(self, path: str, data: bytes | None) -> None:
-        """A file is put or deleted: rows that nobody has seen, and that have their whole file, must not be given up."""
+        """A file is put or deleted: rows that nobody has seen, and that have their whole file, must not be given up.
+
+        But for those of a call with others that are gone: a note says so, and no commit begins with them then.
+        """
+        if path.startswith(_BEGUN) and data is not None and data.startswith(LOST):
+            for entry in entries_of(data.removeprefix(LOST), path):
+                self._given_up.add(entry.name)
+                self.simulation.oracle.lost((self.name, str(entry.name)))
         for folder in (_FATE, _WAITING):
             if not path.startswith(folder) or (folder == _FATE and data != _DISCARDED):
                 continue
             text = path.removeprefix(folder)
             name = TransactionName.parse(text)
             is_there = data is None if folder == _WAITING else _WAITING + text in self.store.kept
-            if name is not None and is_there and len(self._shown.get(name, ())) < self._sizes[name]:
+            if (
+                name is not None
+                and name not in self._given_up
+                and is_there
+                and len(self._shown.get(name, ())) < self._sizes[name]
+            ):
                 self.simulation.oracle.aborted((self.name, text))
 
 

@@ -122,7 +122,7 @@ class StreamCommitter(WriteAheadCommitter):
                 for number, group in enumerate(self._folder.ledger.begun(query, batch)):
                     names = [entry.name for entry in group]
                     begun.update(names)
-                    if all(name in rows for name in names):
+                    if names and all(name in rows for name in names):
                         found |= dict.fromkeys(names, Ids.of(batch, number, sum(rows[name] for name in names)))
         except OSError as error:
             raise self._unreadable(error) from error

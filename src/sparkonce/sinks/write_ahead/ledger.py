@@ -25,7 +25,8 @@ from sparkonce.sinks.write_ahead.entry import Entry
 _IDENTITY = "identity"
 _BEGUN = "begun"
 _FORGOTTEN = "forgotten"
-_LOST = b"lost "
+LOST = b"lost "
+"""Begins the note of files that no commit ever gives to the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Ledger:
                     return found
                 if (data := self.files.read(path)) is None:
                     raise _missing(self.files, path)
-            entries = entries_of(data.removeprefix(_LOST), f"{self.files.location}/{path}")
-            found.append(Group(entries, data.startswith(_LOST)))
+            entries = entries_of(data.removeprefix(LOST), f"{self.files.location}/{path}")
+            found.append(Group(entries, data.startswith(LOST)))
 
     def begin(self, query: str, batch: int, number: int, entries: Sequence[Entry]) -> bool:
         """Notes durably that a commit begins with these files, a group that never changes.
@@ -100,7 +101,7 @@ class Ledger:
         Returns:
             False if there is a group of this number already.
         """
-        return put_note(self.files, _begun(query, batch, number), _LOST + text_of(entries))
+        return put_note(self.files, _begun(query, batch, number), LOST + text_of(entries))
 
     def forgotten_up_to(self, query: str) -> int:
         """Returns the last batch whose notes or markers may be gone; -1 if there is none.
