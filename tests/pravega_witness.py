@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SCOPE = "tests"
@@ -38,6 +39,60 @@ class PravegaWitness:
             assert manager.deleteStream(SCOPE, stream)
         finally:
             manager.close()
+
+    def write(self, stream: str, events: Sequence[str], key: Callable[[str], str] = lambda event: event[-1]) -> None:
+        """Writes events, by default with their last character as the routing key."""
+        client = self._pravega.EventStreamClientFactory.withScope(SCOPE, self.config)
+        settings = self._pravega.stream.EventWriterConfig.builder().build()
+        try:
+            writer = client.createEventWriter(stream, self._pravega.stream.impl.ByteBufferSerializer(), settings)
+            for event in events:
+                writer.writeEvent(key(event), self._jvm.java.nio.ByteBuffer.wrap(event.encode()))
+            writer.flush()
+            writer.close()
+        finally:
+            client.close()
+
+    def tail(self, stream: str) -> Any:
+        """The stream cut behind its last event."""
+        manager = self._pravega.admin.StreamManager.create(self.config)
+        try:
+            return manager.fetchStreamInfo(SCOPE, stream).get().getTailStreamCut()
+        finally:
+            manager.close()
+
+    def truncate(self, stream: str, cut: Any) -> None:
+        manager = self._pravega.admin.StreamManager.create(self.config)
+        try:
+            assert manager.truncateStream(SCOPE, stream, cut)
+        finally:
+            manager.close()
+
+    def seal(self, stream: str) -> None:
+        manager = self._pravega.admin.StreamManager.create(self.config)
+        try:
+            assert manager.sealStream(SCOPE, stream)
+        finally:
+            manager.close()
+
+    def scale(self, stream: str, sealed: Sequence[int], into: Mapping[float, float]) -> None:
+        """Ends segments, and puts others in their place, by the ranges of their keys."""
+        impl, java, lang = self._pravega.control.impl, self._jvm.java.util, self._jvm.java.lang
+        threads = java.concurrent.Executors.newScheduledThreadPool(1)
+        settings = impl.ControllerImplConfig.builder().clientConfig(self.config).build()
+        controller = impl.ControllerImpl(settings, threads)
+        array, ranges = lang.reflect.Array.newInstance(lang.Long.TYPE, len(sealed)), java.HashMap()
+        for number, one in enumerate(sealed):
+            array[number] = one  # py4j would make a list of Integer
+        ids = java.Arrays.stream(array).boxed().collect(java.stream.Collectors.toList())
+        for low, high in into.items():
+            ranges.put(low, high)
+        try:
+            of = self._pravega.stream.Stream.of(SCOPE, stream)
+            assert controller.scaleStream(of, ids, ranges, threads).getFuture().get()
+        finally:
+            controller.close()
+            threads.shutdownNow()
 
     def segments(self, stream: str) -> list[list[str]]:
         """The events of each segment, in order."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.pravega.cluster import Pravega as Pravega
     from sparkonce.spark.pravega.sink import PravegaSink as PravegaSink
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
+    from sparkonce.spark.read_pravega import read_pravega as read_pravega
     from sparkonce.spark.read_rabbitmq_queue import read_rabbitmq_queue as read_rabbitmq_queue
     from sparkonce.spark.read_rabbitmq_stream import read_rabbitmq_stream as read_rabbitmq_stream
     from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
@@ -65,6 +66,7 @@ HOMES = {
     "await_end": "sparkonce.spark.job.ending",
     "explain": "sparkonce.spark.explain.explain",
     "read_kafka": "sparkonce.spark.read_kafka",
+    "read_pravega": "sparkonce.spark.read_pravega",
     "read_rabbitmq_queue": "sparkonce.spark.read_rabbitmq_queue",
     "read_rabbitmq_stream": "sparkonce.spark.read_rabbitmq_stream",
     "register": "sparkonce.spark.formats.register",

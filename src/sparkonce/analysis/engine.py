@@ -106,6 +106,8 @@ def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
         return starting == "latest" or re.search(r":\s*-1\b", starting) is not None
     if form == "rabbitmq_stream":
         return "latest" in json.loads(known.get("source", "{}")).get("starting", {}).values()
+    if form == "pravega":
+        return known.get("starting") == "latest"
     if form == "delta":
         return known.get("startingversion", "").strip().lower() == "latest"
     return form in {"socket", "textsocket"}

@@ -164,6 +164,19 @@ def _rabbitmq_stream(source: SourceFacts, pipeline: Pipeline) -> Iterator[Findin
     yield must("a majority of each stream's replicas keep what they have confirmed: RabbitMQ does not fsync streams")
 
 
+def _pravega(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+    yield holds("stream cuts are stored before a batch runs, and a replay reads the same events again, or stops")
+    if source.options is None:
+        yield must("accept_lost is not given")
+    elif accepted := source.options.get("accept_lost"):
+        yield loses(
+            f"accept_lost={accepted}: events before this cut that are gone are skipped",
+            "no accept_lost, once the query is past it",
+        )
+    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
+    yield must(f"the stream keeps events longer than {away} (its retention policy)")
+
+
 def _rabbitmq_queue(source: SourceFacts, _: Pipeline) -> Iterator[Finding]:
     options = source.options or {}
     yield holds("messages are kept in the checkpoint before a batch reads them, and a replay reads the same ones again")
@@ -258,6 +271,7 @@ RULES: Mapping[str, Rule] = {
     "iceberg": _iceberg,
     "kafka": _kafka,
     "memory": _memory,
+    "pravega": _pravega,
     "rabbitmq_queue": _rabbitmq_queue,
     "rabbitmq_stream": _rabbitmq_stream,
     "rate": _rate,

@@ -48,7 +48,7 @@ def spark_packages(
         avro: True for the Avro module too.
         delta: True for Delta Lake, in the version that `DeltaSink` is tested with.
         iceberg: The same for `IcebergSink`.
-        pravega: The same for `PravegaSink`.
+        pravega: The same for `PravegaSink` and `read_pravega`.
 
     Returns:
         The coordinates, separated by commas.

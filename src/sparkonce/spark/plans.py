@@ -55,8 +55,9 @@ _PACKAGES = (
     ("org.apache.spark.sql.delta.", "delta"),
     ("io.delta.", "delta"),
     ("org.apache.spark.sql.kafka010.", "kafka"),
+    ("sparkonce.pravega.", "pravega"),
 )
-_PLACES = ("subscribe", "subscribepattern", "assign", "path", "streams", "queue")
+_PLACES = ("subscribe", "subscribepattern", "assign", "path", "streams", "stream", "queue")
 """The options that name what a source reads."""
 
 _FILES = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.", "org.apache.spark.sql.v2.avro.")

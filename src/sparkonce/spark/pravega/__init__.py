@@ -1,6 +1,7 @@
-"""The sink for Pravega: rows wait in files, and the driver's JVM writes a batch in one transaction of a stream.
+"""Pravega streams, by its Java client.
 
-The files and their ledger are those of `sparkonce.sinks.write_ahead`.
+The sink: rows wait in files, and the driver's JVM writes a batch in one transaction of a stream. The files and their
+ledger are those of `sparkonce.sinks.write_ahead`.
 
 - ``cluster``: the cluster's address, and how to log in there
 - ``sink``: settings, columns, preflight
@@ -8,4 +9,12 @@ The files and their ledger are those of `sparkonce.sinks.write_ahead`.
 - ``notes``: the transactions that were begun for a batch, in the checkpoint
 - ``segments``: the times at which a stream's segments were made, which tell it from a later one of its name
 - ``client``: Pravega's Java client, in the JVM of the driver's session
+
+The source is of Java, in the folder ``java``:
+
+- ``PravegaSource``: the format, as Spark finds it; ``CutStream``: what Spark asks of it in the driver
+- ``Cut``: a stream cut, which is Spark's offset; ``Planner``: what is between two of them, and where a batch ends
+- ``StreamClient``: asks Pravega; ``AwayException`` says that it does not answer
+- ``Part``: the events of a task; ``ReaderFactory`` and ``EventReader`` read them
+- ``compiled`` compiles it, and gives it to a session
 """

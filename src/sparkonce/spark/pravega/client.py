@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+CLIENT_CLASS = "io.pravega.client.EventStreamClientFactory"
+"""A class of Pravega's client, by which a session shows that it has it."""
+
 LEASE_MS = 90_000
 """The time after which Pravega aborts a transaction whose driver is gone. The client renews it by itself."""
 

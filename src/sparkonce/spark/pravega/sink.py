@@ -17,7 +17,7 @@ from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.sources.packages import PRAVEGA_MODULE
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
-from sparkonce.spark.pravega.client import PravegaStream, reason
+from sparkonce.spark.pravega.client import CLIENT_CLASS, PravegaStream, reason
 from sparkonce.spark.pravega.cluster import Pravega
 from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.spark.tables.committer import WAIT_S, never
@@ -143,5 +143,5 @@ class PravegaSink(WriteAheadSink):
 
     def _opened(self) -> PravegaStream:
         spark = driver_session(self.name)
-        require_class(spark, PRAVEGA_MODULE, "io.pravega.client.EventStreamClientFactory")
+        require_class(spark, PRAVEGA_MODULE, CLIENT_CLASS)
         return PravegaStream(spark, self.cluster, self.scope, self.stream)

@@ -15,6 +15,7 @@ from sparkonce.driver.start import recorded_topics
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
+from sparkonce.spark.start.pravega import ask_pravega, pravega_sources
 from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
 from sparkonce.spark.start.streams import ask_streams, stream_sources
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources
@@ -89,6 +90,7 @@ def check_sources(
     plan = analyzed(df)
     found = kafka_sources(plan)
     ask_streams(stream_sources(plan), trigger or {})
+    ask_pravega(df.sparkSession, pravega_sources(plan))
     sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=not (trigger or {}).get("once"))
     check_partition_column(df, sources, samples, is_first=is_first)
     if is_first:

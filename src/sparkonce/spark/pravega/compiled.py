@@ -1,0 +1,76 @@
+"""Gives a session the source's Java classes: compiled by Janino, which Spark ships, into a jar that its tasks get.
+
+The source is of Java, as Spark's own sources are: workers of a Python source have no JVM, and Pravega's Python client
+has no stream cuts. Its rows pass through no Python.
+"""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark import SparkContext
+
+from sparkonce.spark.pravega.cluster import Pravega
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
+
+_JAVA = 8
+"""The version of the language and of the classes. Janino knows static methods of interfaces from this one on."""
+
+_adding = threading.Lock()
+
+
+def add_source(spark: SparkSession) -> None:
+    """Adds the classes, unless the session's Spark has them, and lets this thread find them by name."""
+    # Spark deletes this folder when it stops. Executors that join later fetch the jar from the driver.
+    jar = Path(str(spark.sparkContext._temp_dir), "sparkonce-pravega.jar")
+    with _adding:
+        if not jar.exists():
+            classes = _compiled(spark._jvm)
+            with zipfile.ZipFile(jar, "w") as archive:
+                for name, code in classes.items():
+                    archive.writestr(name, code)
+            spark._jsparkSession.sessionState().resourceLoader().addJar(str(jar))
+    loader = spark._jsparkSession.sharedState().jarClassLoader()
+    spark._jvm.java.lang.Thread.currentThread().setContextClassLoader(loader)
+
+
+def source_options(cluster: Pravega) -> dict[str, str]:
+    """Returns the source's options for a cluster. Spark shows none of that name that is a password."""
+    given = {"user": cluster.user, "password": cluster.password, "trust_store": cluster.trust_store}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {"controller": cluster.controller, "check_host_name": str(cluster.check_host_name).lower(), **known}
+
+
+def cluster_of(options: Mapping[str, str]) -> Pravega:
+    """Returns the cluster of these options."""
+    known = {name: options[name] for name in ("controller", "user", "password", "trust_store") if name in options}
+    return Pravega(**known, check_host_name=options["check_host_name"] == "true")
+
+
+def _compiled(jvm: Any) -> dict[str, bytes]:
+    """Returns the classes by the names of their files."""
+    compiling, resource = jvm.org.codehaus.janino, jvm.org.codehaus.commons.compiler.util.resource
+    made, folder = jvm.java.util.HashMap(), files(__package__) / "java"
+    sources = [one for one in folder.iterdir() if one.name.endswith(".java")]
+    texts = SparkContext._gateway.new_array(resource.Resource, len(sources))
+    for number, source in enumerate(sources):
+        texts[number] = resource.StringResource(source.name, source.read_text(encoding="utf-8"))
+    compiler = compiling.Compiler()
+    pravega = jvm.io.pravega.client.ClientConfig.builder().getClass().getClassLoader()
+    compiler.setIClassLoader(compiling.ClassLoaderIClassLoader(pravega))
+    compiler.setClassFileFinder(resource.ResourceFinder.EMPTY_RESOURCE_FINDER)
+    compiler.setClassFileCreator(resource.MapResourceCreator(made))
+    compiler.setSourceVersion(_JAVA)
+    compiler.setTargetVersion(_JAVA)
+    compiler.setDebugLines(True)
+    compiler.compile(texts)
+    return {str(name): bytes(code) for name, code in made.items()}

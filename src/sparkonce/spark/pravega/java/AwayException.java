@@ -1,0 +1,8 @@
+package sparkonce.pravega;
+
+/** Thrown if Pravega does not answer. */
+public class AwayException extends RuntimeException {
+    AwayException(String message, Throwable cause) {
+        super(message, cause);
+    }
+}

@@ -1,0 +1,239 @@
+package sparkonce.pravega;
+
+import io.pravega.client.admin.StreamInfo;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.concurrent.ExecutionException;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** Finds what is between two positions in a stream, and where a batch ends. Positions are by the segment's id. */
+public class Planner {
+    private static final Logger LOG = LoggerFactory.getLogger("sparkonce");
+    private final StreamClient client;
+    private final String accepted;
+    private final Map<Long, Long> birth = new TreeMap<Long, Long>();
+
+    Planner(StreamClient client, String accepted) {
+        this.client = client;
+        this.accepted = accepted;
+    }
+
+    /** Returns the position behind the last event, also of a sealed stream. */
+    Map<Long, Long> tail() {
+        return tail(client.ends());
+    }
+
+    private Map<Long, Long> tail(StreamInfo ends) {
+        if (!ends.isSealed()) {
+            return StreamClient.positions(ends.getTailStreamCut());
+        }
+        Map<Long, Long> found = new TreeMap<Long, Long>();
+        for (Part part : client.there(ends).values()) {
+            if (client.successors(part.segment).isEmpty()) {
+                found.put(part.segment, part.end);
+            }
+        }
+        return found;
+    }
+
+    /** Returns when one of a position's segments was made, by its id; nothing if it is gone. */
+    Map<Long, Long> made(Map<Long, Long> positions) {
+        Map<Long, Long> found = new TreeMap<Long, Long>();
+        Long id = (Long) new TreeSet<Long>(positions.keySet()).first();
+        if (!birth.containsKey(id)) {
+            birth.clear();
+            birth.put(id, client.madeAt(id));
+        }
+        if ((Long) birth.get(id) >= 0) {
+            found.put(id, (Long) birth.get(id));
+        }
+        return found;
+    }
+
+    /** Checks that the stream is the one of a cut. A segment that is gone tells nothing; that it is gone is noticed. */
+    void check(Cut cut) {
+        for (Map.Entry one : cut.made.entrySet()) {
+            long now = client.madeAt((Long) one.getKey());
+            if (now >= 0 && now != (Long) one.getValue()) {
+                throw another(cut.positions, "its segment " + one.getKey() + " was made at " + now + " ms, and not at "
+                    + one.getValue() + " ms");
+            }
+        }
+    }
+
+    /** Returns the position up to which the next batch reads, to the tail or for about so many bytes. */
+    Map<Long, Long> next(Map<Long, Long> from, Map<Long, Long> target, long most) {
+        StreamInfo ends = client.ends();
+        Map<Long, Long> to = target == null ? tail(ends) : target;
+        if (from.equals(to)) {
+            return from;
+        }
+        Map<Long, Part> parts = new TreeMap<Long, Part>();
+        long total = 0;
+        for (Part part : parts(from, to, ends)) {
+            parts.put(part.segment, part);
+            total += part.end - part.start;
+        }
+        return total <= most ? to : advance(from, parts, most);
+    }
+
+    /** Returns the parts between two positions, empty ones too. See `parts`. */
+    Collection<Part> parts(Map<Long, Long> from, Map<Long, Long> to) {
+        return parts(from, to, client.ends());
+    }
+
+    /** No event is left out silently: if some are gone, the query stops, unless that is accepted. */
+    private Collection<Part> parts(Map<Long, Long> from, Map<Long, Long> to, StreamInfo ends) {
+        Map<Long, Long> head = StreamClient.positions(ends.getHeadStreamCut());
+        if (isAnother(from.keySet(), head.keySet())) {
+            throw another(from, "its segments are " + head.keySet() + " now");
+        }
+        Map<Long, Part> there = there(from, head, ends);
+        List<Part> found = new ArrayList<Part>();
+        List<String> lost = new ArrayList<String>();
+        for (Long id : between(from, to)) {
+            Part whole = (Part) there.get(id);
+            long start = from.containsKey(id) ? (Long) from.get(id) : 0L;
+            if (whole == null) {
+                lost.add("segment " + id + " from " + start + " on");
+                continue;
+            }
+            long end = to.containsKey(id) ? (Long) to.get(id) : whole.end;
+            if (start > whole.end || end > whole.end) {
+                throw another(from, "segment " + id + " ends at " + whole.end);
+            }
+            if (start < whole.start) {
+                lost.add("segment " + id + " from " + start + " to " + whole.start);
+                start = Math.min(whole.start, end);
+            }
+            found.add(new Part(id, start, end));
+        }
+        if (!lost.isEmpty()) {
+            accept(lost, head);
+        }
+        return found;
+    }
+
+    /** Returns what there is of each segment. Of those that all have not ended, no more needs to be asked. */
+    private Map<Long, Part> there(Map<Long, Long> from, Map<Long, Long> head, StreamInfo ends) {
+        Map<Long, Long> tail = StreamClient.positions(ends.getTailStreamCut());
+        if (!from.keySet().equals(tail.keySet())) {
+            return client.there(ends);
+        }
+        Map<Long, Part> found = new TreeMap<Long, Part>();
+        for (Long id : from.keySet()) {
+            found.put(id, new Part(id, head.containsKey(id) ? (Long) head.get(id) : 0L, (Long) tail.get(id)));
+        }
+        return found;
+    }
+
+    private Set<Long> between(Map<Long, Long> from, Map<Long, Long> to) {
+        if (from.keySet().equals(to.keySet())) {
+            return from.keySet();
+        }
+        try {
+            return client.between(from, to);
+        } catch (ExecutionException error) { // it told head and tail a moment ago
+            throw another(from, "Pravega refuses to tell what is between this and " + to + " (" + error.getCause() + ")");
+        }
+    }
+
+    private void accept(List<String> lost, Map<Long, Long> head) {
+        if (accepted == null || !client.given(accepted).equals(head)) {
+            throw new IllegalStateException("The Pravega stream '" + client.name() + "' was truncated before this query "
+                + "has read all: " + lost + " is gone. Next: Give accept_lost='" + client.cut(head).asText()
+                + "' to go on at its head without these bytes, and the stream a longer retention.");
+        }
+        LOG.warn("Of the Pravega stream '{}' {} is gone, which is accepted.", client.name(), lost);
+    }
+
+    /** Tells whether a stream was made again: its segments are numbered on, and the first ones are of epoch 0 again. */
+    private static boolean isAnother(Set<Long> from, Set<Long> head) {
+        long newest = -1;
+        long epoch = Long.MAX_VALUE;
+        for (long id : from) {
+            newest = Math.max(newest, id & 0xFFFFFFFFL);
+            epoch = Math.min(epoch, id >> 32);
+        }
+        for (long id : head) {
+            if ((id & 0xFFFFFFFFL) > newest && id >> 32 <= epoch) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private IllegalStateException another(Map<Long, Long> from, String why) {
+        return new IllegalStateException("The Pravega stream '" + client.name() + "' is not the one that this query has "
+            + "read up to " + from + ": " + why + ". It was deleted and made again, or the cluster is another one. Next: "
+            + "If its events are to be read from the beginning, start the job with a new checkpoint. Otherwise restore "
+            + "the stream.");
+    }
+
+    /**
+     * Goes through parts for about so many bytes.
+     *
+     * A segment that has ended is followed by its successors, once all that these succeed are read.
+     */
+    private Map<Long, Long> advance(Map<Long, Long> from, Map<Long, Part> parts, long most) {
+        Map<Long, Long> at = new TreeMap<Long, Long>(from);
+        for (Long id : from.keySet()) {
+            if (parts.containsKey(id)) {
+                at.put(id, ((Part) parts.get(id)).start);
+            }
+        }
+        long left = most;
+        while (left > 0) {
+            for (Long id : new ArrayList<Long>(at.keySet())) {
+                succeed(id, at, parts);
+            }
+            List<Long> open = new ArrayList<Long>();
+            for (Long id : at.keySet()) {
+                if (!isRead(id, at, parts)) {
+                    open.add(id);
+                }
+            }
+            if (open.isEmpty()) {
+                break;
+            }
+            long share = Math.max(1, left / open.size());
+            for (Long id : open) {
+                long before = (Long) at.get(id);
+                long after = client.boundary(new Part(id, before, ((Part) parts.get(id)).end), share);
+                at.put(id, after);
+                left -= after - before;
+            }
+        }
+        return at;
+    }
+
+    private void succeed(Long id, Map<Long, Long> at, Map<Long, Part> parts) {
+        if (!at.containsKey(id) || !isRead(id, at, parts)) {
+            return;
+        }
+        Set<Long> gone = new TreeSet<Long>();
+        Map<Long, Long> come = new TreeMap<Long, Long>();
+        for (Map.Entry one : client.successors(id).entrySet()) {
+            boolean isDue = parts.containsKey(one.getKey());
+            for (Long succeeded : (List<Long>) one.getValue()) {
+                isDue = isDue && at.containsKey(succeeded) && isRead(succeeded, at, parts);
+            }
+            if (isDue) {
+                come.put((Long) one.getKey(), ((Part) parts.get(one.getKey())).start);
+                gone.addAll((List<Long>) one.getValue());
+            }
+        }
+        at.keySet().removeAll(gone);
+        at.putAll(come);
+    }
+
+    private static boolean isRead(Long id, Map<Long, Long> at, Map<Long, Part> parts) {
+        return !parts.containsKey(id) || (Long) at.get(id) >= ((Part) parts.get(id)).end;
+    }
+}

@@ -1,0 +1,229 @@
+package sparkonce.pravega;
+
+import io.pravega.client.BatchClientFactory;
+import io.pravega.client.ClientConfig;
+import io.pravega.client.admin.StreamInfo;
+import io.pravega.client.admin.StreamManager;
+import io.pravega.client.batch.SegmentIterator;
+import io.pravega.client.batch.SegmentRange;
+import io.pravega.client.batch.impl.BatchClientFactoryImpl;
+import io.pravega.client.batch.impl.SegmentRangeImpl;
+import io.pravega.client.connection.impl.ConnectionPool;
+import io.pravega.client.connection.impl.ConnectionPoolImpl;
+import io.pravega.client.connection.impl.RawClient;
+import io.pravega.client.connection.impl.SocketConnectionFactoryImpl;
+import io.pravega.client.control.impl.Controller;
+import io.pravega.client.control.impl.ControllerImpl;
+import io.pravega.client.control.impl.ControllerImplConfig;
+import io.pravega.client.segment.impl.Segment;
+import io.pravega.client.stream.Stream;
+import io.pravega.client.stream.StreamCut;
+import io.pravega.client.stream.impl.ByteBufferSerializer;
+import io.pravega.client.stream.impl.SegmentWithRange;
+import io.pravega.client.stream.impl.StreamCutImpl;
+import io.pravega.client.stream.impl.StreamSegmentsWithPredecessors;
+import io.pravega.client.stream.impl.StreamSegmentSuccessors;
+import io.pravega.common.concurrent.ExecutorServiceHelpers;
+import io.pravega.shared.protocol.netty.WireCommands;
+import io.pravega.shared.security.auth.AccessOperation;
+import java.io.InterruptedIOException;
+import java.io.UncheckedIOException;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.UUID;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+/** Asks Pravega about one stream. Positions and segments are by the segment's id. */
+public class StreamClient {
+    private static final int ATTEMPTS = 3;
+    private static final int LONGEST_PAUSE_MS = 1000;
+    private static final long ANSWERS_WITHIN_S = 60;
+    // Attributes.CREATION_TIME of Pravega's segment store, which its public client does not tell.
+    private static final UUID MADE_AT = new UUID(Long.MIN_VALUE, 0);
+    private final ClientConfig config;
+    private final Stream stream;
+    private final StreamManager manager;
+    private final ScheduledExecutorService threads;
+    private final Controller controller;
+    private final BatchClientFactory batches;
+    private final ConnectionPool connections;
+
+    StreamClient(ClientConfig config, String name) {
+        this.config = config;
+        stream = Stream.of(name);
+        // To a question about a wrong position, Pravega answers UNKNOWN. The client then asks again, by default for
+        // minutes.
+        ControllerImplConfig settings = ControllerImplConfig.builder()
+            .clientConfig(config).retryAttempts(ATTEMPTS).maxBackoffMillis(LONGEST_PAUSE_MS).build();
+        manager = StreamManager.create(config);
+        threads = ExecutorServiceHelpers.newScheduledThreadPool(1, "sparkonce-pravega");
+        controller = new ControllerImpl(settings, threads);
+        batches = new BatchClientFactoryImpl(controller, config, new SocketConnectionFactoryImpl(config));
+        connections = new ConnectionPoolImpl(config, new SocketConnectionFactoryImpl(config));
+    }
+
+    static SegmentRange range(Stream stream, Part part) {
+        Segment segment = new Segment(stream.getScope(), stream.getStreamName(), part.segment);
+        return SegmentRangeImpl.builder().segment(segment).startOffset(part.start).endOffset(part.end).build();
+    }
+
+    void close() {
+        batches.close();
+        connections.close();
+        manager.close();
+        threads.shutdownNow();
+    }
+
+    /** Returns the head and the tail of the stream, at about one time. The tail of a sealed stream is empty. */
+    StreamInfo ends() {
+        try {
+            return (StreamInfo) answer(manager.fetchStreamInfo(stream.getScope(), stream.getStreamName()));
+        } catch (ExecutionException error) {
+            if (String.valueOf(error.getCause()).indexOf("NOT_FOUND") >= 0) {
+                throw new IllegalStateException("There is no Pravega stream '" + stream.getScopedName() + "' at "
+                    + config.getControllerURI() + ". Next: Create it, or correct its name.", error);
+            }
+            throw away(error.getCause());
+        }
+    }
+
+    static Map<Long, Long> positions(StreamCut cut) {
+        Map<Long, Long> found = new TreeMap<Long, Long>();
+        for (Map.Entry one : cut.asImpl().getPositions().entrySet()) {
+            found.put(((Segment) one.getKey()).getSegmentId(), (Long) one.getValue());
+        }
+        return found;
+    }
+
+    StreamCut cut(Map<Long, Long> positions) {
+        Map<Segment, Long> found = new HashMap<Segment, Long>();
+        for (Map.Entry one : positions.entrySet()) {
+            found.put(segment((Long) one.getKey()), (Long) one.getValue());
+        }
+        return new StreamCutImpl(stream, found);
+    }
+
+    /** Returns the positions of a cut that a user has given as text. */
+    Map<Long, Long> given(String text) {
+        StreamCut cut = StreamCut.from(text);
+        if (!cut.asImpl().getStream().equals(stream)) {
+            throw new IllegalStateException("The stream cut " + text + " is of '"
+                + cut.asImpl().getStream().getScopedName() + "', and the stream is '" + stream.getScopedName()
+                + "'. Next: Give a cut of this stream.");
+        }
+        return positions(cut);
+    }
+
+    /** Returns what there is of each segment between head and tail. */
+    Map<Long, Part> there(StreamInfo ends) {
+        Map<Long, Part> found = new TreeMap<Long, Part>();
+        Iterator each = batches.getSegments(stream, ends.getHeadStreamCut(), ends.getTailStreamCut()).getIterator();
+        while (each.hasNext()) {
+            SegmentRange range = (SegmentRange) each.next();
+            Part part = new Part(range.getSegmentId(), range.getStartOffset(), range.getEndOffset());
+            found.put(part.segment, part);
+        }
+        return found;
+    }
+
+    /**
+     * Returns the ids of the segments between two positions.
+     *
+     * @throws ExecutionException if Pravega refuses to tell
+     */
+    Set<Long> between(Map<Long, Long> from, Map<Long, Long> to) throws ExecutionException {
+        Set<Long> found = new TreeSet<Long>();
+        StreamSegmentSuccessors told = (StreamSegmentSuccessors) answer(controller.getSegments(cut(from), cut(to)));
+        for (Object segment : told.getSegments()) {
+            found.add(((Segment) segment).getSegmentId());
+        }
+        return found;
+    }
+
+    /** Returns the successors of a segment, each with all that it succeeds; none of a segment that has not ended. */
+    Map<Long, List<Long>> successors(long id) {
+        Map<Long, List<Long>> found = new TreeMap<Long, List<Long>>();
+        try {
+            Object told = answer(controller.getSuccessors(segment(id)));
+            for (Map.Entry one : ((StreamSegmentsWithPredecessors) told).getSegmentToPredecessor().entrySet()) {
+                found.put(((SegmentWithRange) one.getKey()).getSegment().getSegmentId(), (List) one.getValue());
+            }
+        } catch (ExecutionException error) {
+            throw away(error.getCause());
+        }
+        return found;
+    }
+
+    /** Returns when Pravega made a segment, in milliseconds since 1970; -1 if there is no such segment. */
+    long madeAt(long id) {
+        RawClient raw = new RawClient(controller, connections, segment(id));
+        try {
+            String token = (String) answer(controller.getOrRefreshDelegationTokenFor(
+                stream.getScope(), stream.getStreamName(), AccessOperation.READ));
+            long number = raw.getFlow().getNextSequenceNumber();
+            WireCommands.GetSegmentAttribute asked =
+                new WireCommands.GetSegmentAttribute(number, segment(id).getScopedName(), MADE_AT, token);
+            Object told = answer(raw.sendRequest(number, asked));
+            if (told instanceof WireCommands.SegmentAttribute) {
+                return ((WireCommands.SegmentAttribute) told).getValue();
+            }
+            if (told instanceof WireCommands.NoSuchSegment) {
+                return -1;
+            }
+            throw away(new IllegalStateException(String.valueOf(told)));
+        } catch (ExecutionException error) {
+            throw away(error.getCause());
+        } finally {
+            raw.close();
+        }
+    }
+
+    /** Returns the first end of an event that is so many bytes behind the start of a part. Pravega 0.13 cannot tell. */
+    long boundary(Part part, long distance) {
+        if (part.end - part.start <= distance) {
+            return part.end;
+        }
+        SegmentIterator events = batches.readSegment(range(stream, part), new ByteBufferSerializer());
+        try {
+            while (events.hasNext() && events.getOffset() - part.start < distance) {
+                events.next();
+            }
+            return events.getOffset();
+        } finally {
+            events.close();
+        }
+    }
+
+    String name() {
+        return stream.getScopedName();
+    }
+
+    private Segment segment(long id) {
+        return new Segment(stream.getScope(), stream.getStreamName(), id);
+    }
+
+    private Object answer(Future future) throws ExecutionException {
+        try {
+            return future.get(ANSWERS_WITHIN_S, TimeUnit.SECONDS);
+        } catch (InterruptedException error) { // by Spark, which stops the query and knows this kind of error
+            Thread.currentThread().interrupt();
+            throw new UncheckedIOException(new InterruptedIOException("interrupted while Pravega was asked"));
+        } catch (TimeoutException error) {
+            throw away(error);
+        }
+    }
+
+    private AwayException away(Throwable error) {
+        return new AwayException("Pravega at " + config.getControllerURI() + " does not tell about the stream '" + name() + "': "
+            + error + ". Next: See that it runs, and that this host reaches it.", error);
+    }
+}
