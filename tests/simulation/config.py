@@ -14,6 +14,9 @@ a gateway that answers as versitygw does."""
 STAGED = ("rabbitmq-stream", "rabbitmq-queue", "pravega", "delta", "iceberg")
 """Sinks whose rows wait in the checkpoint until their batch is decided; the tables are merged into."""
 
+REFUSING = ("files", "s3", "s3-gateway", "postgres")
+"""Sinks that, in worlds with `Config.letters`, refuse rows, or take those that another one has refused."""
+
 _HOURS_S = 7_200
 
 COMMIT_DEADLINE_S = 1.5
@@ -62,6 +65,8 @@ class Config:
         sweeps_beside: Whether a run sweeps its losers by a thread of its own, as `ExactlyOnce` has it.
         ahead_s: By how much executors' clocks are ahead of the servers' and the driver's; behind if less than 0.
         long_batches: Whether a batch may take as long as transactions live, of sinks whose transactions time out.
+        letters: Whether the first of two sinks refuses rows, which the second one takes. In worlds that are not
+            deterministic each execution refuses other ones of the same rows.
     """
 
     sinks: tuple[str, ...]
@@ -80,6 +85,7 @@ class Config:
     sweeps_beside: bool = False
     ahead_s: int = 0
     long_batches: bool = False
+    letters: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -123,8 +129,15 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn
 
 
+def _draw_letters(seed: int) -> Config:
+    sinks = tuple(random.Random(seed).sample(REFUSING, 2))
+    return replace(draw(seed), sinks=sinks, slots=2, letters=True, long_batches=False)
+
+
 FAMILIES: Mapping[str, Callable[[int], Config]] = {
     "transactions": draw,
     "staged": lambda seed: draw(seed, STAGED),
+    "letters": _draw_letters,
 }
-"""Draws worlds: of sinks with transactions of their own, and of sinks whose rows wait in the checkpoint."""
+"""Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, and of a sink that
+refuses rows beside one that takes them."""

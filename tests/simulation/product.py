@@ -268,6 +268,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
         )
     ),
     ("sparkonce.spark.pravega.client", "time", _CLOCK),
+    ("sparkonce.executor", "time", _CLOCK),
     *(
         (f"{module}", "ThreadPoolExecutor", _Pool)
         for module in (

@@ -12,6 +12,7 @@ from simulation.engine import MOST_TURNS, Broken, Simulation, digest
 from simulation.files import Files
 from simulation.iceberg import Iceberg
 from simulation.kafka import Kafka
+from simulation.letters import LettersCopy
 from simulation.logstore import ModelStore
 from simulation.mariadb import MariaDB
 from simulation.oracle import Oracle, Place, Violation
@@ -20,7 +21,7 @@ from simulation.pravega import Pravega
 from simulation.product import CODEC, under_way
 from simulation.rabbitmq import Queue, Stream
 from simulation.s3 import S3
-from simulation.spark import Cluster
+from simulation.spark import Cluster, Copy
 from simulation.systems import System
 from sparkonce.errors import SparkonceError
 from sparkonce.log.base import DecisionLog
@@ -88,7 +89,7 @@ def run(
     built = {name: systems[name](simulation, name) for name in config.sinks}
     oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
     log = DecisionLog(ModelStore(simulation, CODEC.decode_record))
-    cluster = Cluster(simulation, built, log)
+    cluster = Cluster(simulation, built, log, LettersCopy if config.letters else Copy)
     simulation.events += _events(simulation, cluster)
     with under_way(simulation):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
@@ -14,6 +15,7 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.sink import Owner
+from sparkonce.spark.work import SparkWork
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
@@ -99,12 +101,20 @@ class Cluster:
         simulation: The schedule.
         systems: By the name of the sink.
         log: The decision log.
+        kind_of_copy: Makes a copy of a task.
     """
 
-    def __init__(self, simulation: Simulation, systems: Mapping[str, System], log: DecisionLog) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        systems: Mapping[str, System],
+        log: DecisionLog,
+        kind_of_copy: Callable[[Stage, int, int], Copy],
+    ) -> None:
         self.simulation = simulation
         self.systems = systems
         self.log = log
+        self.kind_of_copy = kind_of_copy
         self.sinks = {name: system.sink() for name, system in systems.items()}
         self.early = [name for name, system in systems.items() if system.opens_early]
         self.committed = -1
@@ -222,6 +232,7 @@ class Work:
             simulation.wait(lambda: stage.is_over)
         if computed is None:
             self._let_go_by(takes_s)
+        stage.check_refused()
         if stage.loser_possible or stage.failure is not None:
             for owner in sinks.values():
                 simulation.oracle.may_have_lost(owner.token)
@@ -267,6 +278,7 @@ class Stage:
         cluster.executions += 1
         self.execution = cluster.executions
         self.spread = self._spread()
+        self.max_refused = self._limit()
         self.won: dict[int, list[Handle]] = {}
         self.failure: PrepareError | None = None
         self.loser_possible = False
@@ -286,6 +298,27 @@ class Stage:
             simulation.note("spread")
         return spread
 
+    def _limit(self) -> int:
+        """How many rows of the batch may be refused, as its run was started with."""
+        config, simulation = self.cluster.simulation.config, self.cluster.simulation
+        if not config.letters or simulation.peace:
+            return config.slots
+        limit = config.slots - simulation.dice.pick(config.slots + 1)
+        if limit < config.slots:
+            simulation.note("limit")
+        return limit
+
+    def check_refused(self) -> None:
+        """The product's own check of a whole batch, where rows may be refused."""
+        config = self.cluster.simulation.config
+        if config.letters and self.failure is None:
+            whose: Any = SimpleNamespace(_batch=self.batch, _max_refused=self.max_refused)
+            handles = [handle for some in self.won.values() for handle in some]
+            try:
+                SparkWork._check_refused(whose, handles, [config.sinks[-1]])
+            except PrepareError as error:
+                self.failure = error
+
     @property
     def is_over(self) -> bool:
         return self.failure is not None or len(self.won) == len(self.spread)
@@ -297,7 +330,7 @@ class Stage:
         self.loser_possible |= attempt > 1
         cluster.copies += 1
         number = cluster.copies
-        copy = Copy(self, slot, number)
+        copy = cluster.kind_of_copy(self, slot, number)
         if simulation.peace:
             self.copies.append(copy.run)
         else:
@@ -328,16 +361,45 @@ class Copy:
             self._process.die()
         self._stage.failed(self._slot, PrepareError("its process died"))
 
+    @property
+    def version(self) -> int:
+        """Tells executions apart that give other rows."""
+        return 0 if self._stage.cluster.simulation.config.deterministic else self._stage.execution
+
     def run(self) -> None:
         stage, slot = self._stage, self._slot
         cluster = stage.cluster
         simulation = cluster.simulation
         process = self._process = cluster.process()
         process.task = simulation.current
+        try:
+            written = self.write(process)
+        except PrepareError as error:
+            simulation.say("fails:", error.message)
+            process.leave()
+            stage.failed(slot, error)
+            return
+        simulation.stop_here()
+        process.leave()
+        if slot not in stage.won:
+            simulation.say("has prepared")
+            for handle, rows in written:
+                if handle.transaction and (self.version or simulation.config.spreads or simulation.config.letters):
+                    simulation.oracle.prepared(handle, self.version, rows)
+            stage.won[slot] = [handle for handle, _ in written]
+
+    def write(self, process: Process) -> list[tuple[Handle, tuple[int, ...]]]:
+        """Writes to each sink, and prepares: the handles, with the rows of each.
+
+        Raises:
+            PrepareError: if that failed, and all is aborted.
+        """
+        stage, slot, version = self._stage, self._slot, self.version
+        cluster = stage.cluster
+        simulation = cluster.simulation
         writers: list[Any] = []
         handles = []
         opened_ms = simulation.time_ms(stage.batch) + simulation.config.ahead_s * 1000
-        version = 0 if simulation.config.deterministic else stage.execution
         rows = stage.spread[slot]
         asked = stage.sinks if stage.only is None else {name for name, number in stage.only if number == slot}
         begun = asked if rows else ()
@@ -369,22 +431,12 @@ class Copy:
                         transaction=transaction_fields(fields),
                     )
                 )
-        except PrepareError as error:
+        except PrepareError:
             for writer in (*writers, *early.values()):
                 if writer is not None:
                     writer.abort()
-            simulation.say("fails:", error.message)
-            process.leave()
-            stage.failed(slot, error)
-            return
+            raise
         for writer in writers:
             if writer is not None:
                 writer.close()
-        simulation.stop_here()
-        process.leave()
-        if slot not in stage.won:
-            simulation.say("has prepared")
-            for handle in handles:
-                if handle.transaction and (version or simulation.config.spreads):
-                    simulation.oracle.prepared(handle, version, rows)
-            stage.won[slot] = handles
+        return [(handle, rows) for handle in handles]

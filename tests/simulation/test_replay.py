@@ -16,7 +16,9 @@ from simulation.mutants import MUTANTS
 from simulation.product import replaced
 from simulation.schedule import noted
 
-SEEDS = [(family, seed) for family, seeds in (("transactions", 60), ("staged", 15)) for seed in range(seeds)]
+SEEDS = [
+    (family, seed) for family, seeds in (("transactions", 60), ("staged", 15), ("letters", 15)) for seed in range(seeds)
+]
 _TELL = """
 from simulation.test_replay import digests
 print(*digests())
