@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rabbit_streams import new_super_stream
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.guarantees import Guarantee
@@ -33,11 +34,16 @@ class TestStream(SinkConformance):
         """Gives the check an empty stream."""
         self.root, self.server = root, server
         self.witness = StreamWitness(HOST, server.stream_port)
-        self.stream = self.witness.create()
+        self.target, self.streams = self.new_target()
+
+    def new_target(self) -> tuple[dict[str, str], Sequence[str]]:
+        """Makes what the sink writes to, and returns the setting for it, and the streams in it."""
+        stream = self.witness.create()
+        return {"stream": stream}, [stream]
 
     def make(self, **changed: Any) -> RabbitMQStreamSink:
         server = RabbitMQ(host=HOST, stream_port=self.server.stream_port)
-        sink = RabbitMQStreamSink(server, stream=self.stream, **{"body": "raw", **changed})
+        sink = RabbitMQStreamSink(server, **{**self.target, "body": "raw", **changed})
         sink.use_checkpoint(LocalFiles(self.root / "checkpoint"))
         return sink
 
@@ -54,7 +60,7 @@ class TestStream(SinkConformance):
         return pa.record_batch({"value": [str(number) for number in range(start, start + count)]})
 
     def visible(self) -> Sequence[int]:
-        return [int(body) for body in self.witness.messages(self.stream)]
+        return [int(body) for stream in self.streams for body in self.witness.messages(stream)]
 
     def expire(self, handle: Handle) -> bool:
         """Nothing times out; but somebody may delete files."""
@@ -65,3 +71,10 @@ class TestStream(SinkConformance):
         self.server.settle()
         self.server.restart()
         return True
+
+
+@pytest.mark.drawn(2, "conformance of a super stream")
+class TestSuperStream(TestStream):
+    def new_target(self) -> tuple[dict[str, str], Sequence[str]]:
+        name, streams = new_super_stream(self.server, 3)
+        return {"super_stream": name, "route_by": "value"}, streams

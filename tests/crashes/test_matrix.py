@@ -23,7 +23,7 @@ from crashes.targets.kafka import KafkaTarget
 from crashes.targets.mysql import MYSQL
 from crashes.targets.postgres import POSTGRES
 from crashes.targets.pravega import PravegaTarget
-from crashes.targets.rabbitmq import RabbitTarget
+from crashes.targets.rabbitmq import RabbitTarget, SuperStreamTarget
 from crashes.targets.rabbitmq_queue import QueueTarget
 from crashes.targets.redis import RedisClusterTarget, RedisTarget
 from crashes.targets.toy import ToyTarget
@@ -45,6 +45,7 @@ TARGETS: list[Target] = [
     RedisTarget(),
     RedisClusterTarget(),
     RabbitTarget(),
+    SuperStreamTarget(),
     QueueTarget(),
     PravegaTarget(),
 ]

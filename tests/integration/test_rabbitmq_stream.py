@@ -17,7 +17,7 @@ import pytest
 from rstream import CompressionType
 
 from eventually import eventually
-from rabbit_streams import end_of, make, new_stream, publish, publish_packed, settings_of
+from rabbit_streams import end_of, make, new_stream, new_super_stream, publish, publish_packed, settings_of
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, PrepareError, StaleServerError
@@ -213,16 +213,8 @@ def test_an_empty_stream_has_no_end_and_needs_no_wait(server: RabbitServer, aske
 
 
 def test_a_super_stream_is_its_streams(server: RabbitServer, asker: StreamAsker) -> None:
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
-    channel = connection.channel()
-    name = new_stream(server, "super")
-    channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
-    for number in range(3):
-        channel.queue_declare(f"{name}-{number}", durable=True, arguments={"x-queue-type": "stream"})
-        order = {"x-stream-partition-order": number}
-        channel.queue_bind(f"{name}-{number}", name, str(number), arguments=order)
-    connection.close()
-    assert asker.partitions(name) == tuple(f"{name}-{number}" for number in range(3))
+    name, streams = new_super_stream(server, 3)
+    assert asker.partitions(name) == tuple(streams)
     with pytest.raises(PreflightError, match="'no-such', which this query reads, does not exist"):
         asker.partitions("no-such")
 

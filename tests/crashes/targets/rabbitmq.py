@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from crashes.cells import KILL, LATE, REPLY_LOST, RESTART, ZOMBIE
 from crashes.target import COMMIT, ServerTarget, new_name
+from rabbit_streams import new_super_stream
 from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
@@ -54,16 +56,30 @@ class RabbitTarget(ServerTarget):
         self.proxy.start()
 
     def new_place(self) -> None:
-        self._stream = self._witness.create()
         self._place = self._folder / new_name()
+        self._target, self._streams = self._new_target()
+
+    def _new_target(self) -> tuple[dict[str, str], Sequence[str]]:
+        """Makes what the sink writes to, and returns the setting for it, and the streams in it."""
+        stream = self._witness.create()
+        return {"stream": stream}, [stream]
 
     def make_sink(self) -> TwoPhaseCommitSink:
         server = RabbitMQ(host=HOST, stream_port=self.proxy.port, timeout_s=2.0)
-        return RabbitMQStreamSink(server, stream=self._stream, body="raw", folder=self._place)
+        return RabbitMQStreamSink(server, **self._target, body="raw", folder=self._place)
 
     def visible(self) -> Sequence[int]:
-        return [int(body) for body in self._witness.messages(self._stream)]
+        return [int(body) for stream in self._streams for body in self._witness.messages(stream)]
 
     def lingering(self) -> Sequence[str]:
         folders = [folder for name in ("open", "prepared") for folder in self._place.rglob(name)]
         return [str(path) for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+class SuperStreamTarget(RabbitTarget):
+    name = "rabbitmq-super-stream"
+    faults = (KILL, ZOMBIE, REPLY_LOST, LATE, RESTART)
+
+    def _new_target(self) -> tuple[dict[str, str], Sequence[str]]:
+        name, streams = new_super_stream(self.server, 3)
+        return {"super_stream": name, "route_by": "value"}, streams

@@ -9,6 +9,7 @@ For both halves:
 On the executors:
 
 - ``messages``: rows as messages, and messages as frames.
+- ``routing``: the partition of a super stream that a row goes to.
 - ``writer``: lets encoded rows wait.
 
 On the driver:

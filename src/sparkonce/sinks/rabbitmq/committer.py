@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from sparkonce.errors import OutageError, UnknownOutcomeError
@@ -12,11 +13,13 @@ from sparkonce.sink import Facts
 from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher, StreamApplication, ahead, why_behind
+from sparkonce.sinks.rabbitmq.routing import total
 from sparkonce.sinks.write_ahead.application import CallSettings
 from sparkonce.sinks.write_ahead.committer import Answers, WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 
+_IdsByStream = dict[str, Ids]
 _NEXT = "See that the server can be reached and has the stream, then start the query again."
 
 
@@ -28,7 +31,8 @@ class StreamCommitter(WriteAheadCommitter):
         sink: The sink's name.
         prefix: The sink's name as the names of its files begin with it.
         settings: The settings of the calls.
-        publisher_of: Makes the publisher of a query.
+        stream: The stream, for rows that name none.
+        publisher_of: Makes the publisher of a query to a stream.
     """
 
     def __init__(
@@ -37,11 +41,12 @@ class StreamCommitter(WriteAheadCommitter):
         sink: str,
         prefix: str,
         settings: CallSettings,
-        publisher_of: Callable[[str], Publisher],
+        stream: str,
+        publisher_of: Callable[[str, str], Publisher],
     ) -> None:
-        self._make_publisher = publisher_of
-        self._publishers: dict[str, Publisher] = {}
-        application = StreamApplication(folder, sink, settings, self._publisher_of)
+        self._stream, self._make_publisher = stream, publisher_of
+        self._publishers: dict[tuple[str, str], Publisher] = {}
+        application = StreamApplication(folder, sink, settings, stream, self._publisher_of)
         super().__init__(folder, sink, prefix, settings, application)
 
     def commit_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
@@ -55,20 +60,26 @@ class StreamCommitter(WriteAheadCommitter):
         return answers
 
     def before_decision(self, facts: Facts) -> str:
-        """Sees that the stream has exactly what was published. See `SinkCommitter.before_decision`.
+        """Sees that each stream has exactly what was published. See `SinkCommitter.before_decision`.
 
         Raises:
             OutageError: if the server cannot be asked now.
         """
-        try:
-            publisher = self._publisher_of(facts["query"])
-            there = publisher.sequence()
-        except OSError as error:
-            raise OutageError(f"Sink {self._sink!r}: the stream cannot be asked: {error}", next_step=_NEXT) from error
-        except StreamRefusedError as error:
-            return str(error)
-        known = publisher.newest
-        return ahead(there) if known is not None and there > known else why_behind(known, there)
+        for stream in json.loads(facts.get("partitions", "[]")) or [self._stream]:
+            publisher = self._publisher_of(facts["query"], stream)
+            try:
+                there = publisher.sequence()
+            except OSError as error:
+                raise OutageError(
+                    f"Sink {self._sink!r}: the stream {stream!r} cannot be asked: {error}", next_step=_NEXT
+                ) from error
+            except StreamRefusedError as error:
+                return str(error)
+            known = publisher.newest
+            reason = ahead(there) if known is not None and there > known else why_behind(known, there)
+            if reason:
+                return reason
+        return ""
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
         """Learns which rows are in the stream, also those that an earlier run has published."""
@@ -81,13 +92,18 @@ class StreamCommitter(WriteAheadCommitter):
         See `SinkCommitter.missing`.
         """
         ids, begun = self._learn(handles)
+        asked = {(name.query, stream) for name, streams in ids.items() for stream in streams}
         try:
-            there = {query: self._publisher_of(query).sequence() for query in {name.query for name in ids}}
+            there = {one: self._publisher_of(*one).sequence() for one in asked}
         except (OSError, StreamRefusedError) as error:
             raise UnknownOutcomeError(
                 f"Sink {self._sink!r}: the stream cannot be asked: {error}", next_step=_NEXT
             ) from error
-        gone = {name for name, one in ids.items() if one.last > there[name.query]}
+        gone = {
+            name
+            for name, streams in ids.items()
+            if any(one.last > there[name.query, stream] for stream, one in streams.items())
+        }
         names = {name: handle for handle in handles if (name := self._name(handle)) is not None}
         return [one for name, one in names.items() if name in gone or not (name in begun or self._is_forgotten(name))]
 
@@ -103,19 +119,19 @@ class StreamCommitter(WriteAheadCommitter):
         for publisher in self._publishers.values():
             publisher.close()
 
-    def _publisher_of(self, query: str) -> Publisher:
-        if query not in self._publishers:
-            self._publishers[query] = self._make_publisher(query)
-        return self._publishers[query]
+    def _publisher_of(self, query: str, stream: str) -> Publisher:
+        if (query, stream) not in self._publishers:
+            self._publishers[query, stream] = self._make_publisher(query, stream)
+        return self._publishers[query, stream]
 
-    def _learn(self, handles: Sequence[Handle]) -> tuple[Mapping[TransactionName, Ids], Set[TransactionName]]:
+    def _learn(self, handles: Sequence[Handle]) -> tuple[Mapping[TransactionName, _IdsByStream], Set[TransactionName]]:
         """Notes the highest id of the groups that these handles were published in.
 
         Returns:
-            The ids of the groups that are known as a whole, and everything that a commit has begun with.
+            The ids of the groups that are known as a whole, by stream, and everything that a commit has begun with.
         """
         rows = {name: handle.rows for handle in handles if (name := self._name(handle)) is not None}
-        found: dict[TransactionName, Ids] = {}
+        found: dict[TransactionName, _IdsByStream] = {}
         begun: set[TransactionName] = set()
         try:
             for query, batch in {(name.query, name.batch) for name in rows}:
@@ -123,12 +139,17 @@ class StreamCommitter(WriteAheadCommitter):
                     names = [entry.name for entry in group]
                     begun.update(names)
                     if names and all(name in rows for name in names):
-                        found |= dict.fromkeys(names, Ids.of(batch, number, sum(rows[name] for name in names)))
+                        counts = total(entry.parts for entry in group) or {
+                            self._stream: sum(rows[name] for name in names)
+                        }
+                        ids = {stream: Ids.of(batch, number, count) for stream, count in counts.items() if count}
+                        found |= dict.fromkeys(names, ids)
         except OSError as error:
             raise self._unreadable(error) from error
-        for name, ids in found.items():
-            publisher = self._publisher_of(name.query)
-            publisher.newest = max(ids.last, publisher.newest or 0)
+        for name, streams in found.items():
+            for stream, one in streams.items():
+                publisher = self._publisher_of(name.query, stream)
+                publisher.newest = max(one.last, publisher.newest or 0)
         return found, begun
 
     def _name(self, handle: Handle) -> TransactionName | None:

@@ -32,8 +32,13 @@ _APPLICATION_PROPERTIES = b"\x00\x53\x74\xd1"
 _COUNT_BYTES = 4
 
 
-def columns_of(schema: pa.Schema, body: Body) -> list[str]:
-    """Returns the columns that make a message, in their order.
+def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
+    """Returns the columns that make a message, in their order, and the one with its key if that is another one.
+
+    Args:
+        schema: All columns.
+        body: See `encode`.
+        route_by: The column with the key; empty if there is none.
 
     Raises:
         SchemaError: naming the column that is missing, not known, or of a type that it must not have.
@@ -45,6 +50,8 @@ def columns_of(schema: pa.Schema, body: Body) -> list[str]:
         known |= {name: "string" for name in PROPERTIES if name} | {
             APPLICATION_PROPERTIES: "array<struct<key: string, value: string>>"
         }
+    if route_by and route_by not in known:
+        known[route_by] = "string"
     for column in schema:
         if column.name not in known:
             raise SchemaError(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.rabbitmq.connection import NOT_AVAILABLE, PublisherConnection, StreamRefusedError, connect_to
+from sparkonce.sinks.rabbitmq.connection import (
+    NOT_AVAILABLE,
+    PublisherConnection,
+    StreamConnection,
+    StreamRefusedError,
+    connect_to,
+)
 
 if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+_Answer = TypeVar("_Answer")
 
 _LEADER_WITHIN_S = 30.0
 _POLL_S = 0.2
@@ -31,8 +40,8 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
     Raises:
         PreflightError: naming the setting and its value.
     """
-    host, port = settings.stream_address
-    try:
+
+    def check() -> int:
         connection = _connect(settings, stream)
         try:
             connection.declare(stream, publisher)
@@ -41,6 +50,31 @@ def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
             return connection.frame_max
         finally:
             connection.close()
+
+    return _asked(settings, check)
+
+
+def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
+    """Returns the streams of a super stream, in the order of its partitions.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+
+    def ask() -> Sequence[str]:
+        connection = StreamConnection(settings)
+        try:
+            return connection.partitions_of(super_stream)
+        finally:
+            connection.close()
+
+    return _asked(settings, ask)
+
+
+def _asked(settings: RabbitMQ, ask: Callable[[], _Answer]) -> _Answer:
+    host, port = settings.stream_address
+    try:
+        return ask()
     except StreamRefusedError as error:
         step = _NEXT_STEPS.get(error.code, "Read the server's log, and start again.")
         raise PreflightError(

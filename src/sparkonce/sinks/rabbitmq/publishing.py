@@ -15,12 +15,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from sparkonce.sinks.rabbitmq.connection import FINAL, PublisherConnection, StreamRefusedError, connect_to
 from sparkonce.sinks.rabbitmq.ids import Ids, batch_of
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
+from sparkonce.sinks.rabbitmq.routing import by_stream, total
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
 from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
@@ -112,6 +114,20 @@ class Publisher:
             raise
 
 
+@dataclass(slots=True)
+class _Share:
+    """The rows of a group that go to one stream."""
+
+    publisher: Publisher
+    first_id: int
+    skip: int
+    at: int = 0
+
+    def publish(self, rows: pa.RecordBatch) -> None:
+        self.publisher.publish([rows], self.first_id + self.at, max(0, self.skip - self.at))
+        self.at += rows.num_rows
+
+
 class StreamApplication(Application):
     """Publishes the rows of decided batches.
 
@@ -119,34 +135,48 @@ class StreamApplication(Application):
         folder: The sink's folder.
         sink: The sink's name.
         settings: The settings of the calls.
-        publisher_of: Returns the publisher of a query.
+        stream: The stream, for rows that name none.
+        publisher_of: Returns the publisher of a query to a stream.
     """
 
     def __init__(
-        self, folder: WriteAheadFolder, sink: str, settings: CallSettings, publisher_of: Callable[[str], Publisher]
+        self,
+        folder: WriteAheadFolder,
+        sink: str,
+        settings: CallSettings,
+        stream: str,
+        publisher_of: Callable[[str, str], Publisher],
     ) -> None:
         super().__init__(folder, sink, settings)
-        self._publisher_of = publisher_of
+        self._stream, self._publisher_of = stream, publisher_of
         self._begun: set[str] = set()
         self._ahead_since: dict[str, float] = {}
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
-        """Publishes what the stream does not have yet.
+        """Publishes what the streams do not have yet.
 
         Raises:
-            RefusedError: if the stream has lost rows of this query, or has rows that another copy of it has published.
+            RefusedError: if one has lost rows of this query, or has rows that another copy of it has published.
         """
         begun = unit.repeated or token.id in self._begun
-        publisher = self._publisher_of(token.query)
+        counts = total(entry.parts for entry in unit.entries) or {self._stream: token.rows}
+        shares: dict[str, _Share] = {}
         try:
-            ids = Ids.of(token.batch, unit.number, token.rows)
-            there = publisher.sequence()
-            if reason := why_behind(publisher.newest, there):
-                raise RefusedError(reason)
-            if not begun and there >= ids.first:
-                self._wait_for_others(token, there)
+            for stream, rows in counts.items():
+                if rows == 0:
+                    continue
+                ids, publisher = Ids.of(token.batch, unit.number, rows), self._publisher_of(token.query, stream)
+                there = publisher.sequence()
+                if reason := why_behind(publisher.newest, there):
+                    raise RefusedError(reason)
+                if not begun and there >= ids.first:
+                    self._wait_for_others(token, there)
+                shares[stream] = _Share(publisher, ids.first, min(max(there - ids.first, 0), rows - 1))
             self._begun.add(token.id)
-            publisher.publish(read(opened, []), ids.first, min(max(there - ids.first, 0), token.rows - 1))
+            for batch in read(opened, []):
+                for stream, part in by_stream(batch, tuple(counts)):
+                    if part.num_rows:
+                        shares[stream].publish(part)
         except OverflowError as error:
             raise RefusedError(str(error)) from error
         except StreamRefusedError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks._shared.preflight import check_same
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, Body, columns_of
+from sparkonce.sinks.rabbitmq.routing import check_key
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
@@ -40,6 +42,9 @@ class RabbitMQStreamSink(WriteAheadSink):
     Args:
         server: The server, the user and TLS.
         stream: The stream's name. It must exist.
+        super_stream: Instead: a super stream, whose partitions must exist.
+        route_by: With `super_stream`: the column of strings with a row's key. RabbitMQ's clients for Java, Go and .NET
+            choose the same partition for it. It is no part of the message, unless it has the name of one.
         body: ``amqp``: messages of AMQP 1.0, as RabbitMQ's own clients write and read them. ``raw``: bare bytes.
         wait_s: How long a commit waits for its rows to be published before the driver asks again, in seconds.
         folder: The folder in which rows wait; by default in the query's checkpoint. See `WriteAheadSink`.
@@ -54,7 +59,9 @@ class RabbitMQStreamSink(WriteAheadSink):
         self,
         server: RabbitMQ,
         *,
-        stream: str,
+        stream: str | None = None,
+        super_stream: str | None = None,
+        route_by: str | None = None,
         body: Body = "amqp",
         wait_s: float = 60.0,
         folder: str | Path | None = None,
@@ -67,10 +74,26 @@ class RabbitMQStreamSink(WriteAheadSink):
                 f"server is a {type(server).__name__}.", next_step="Give RabbitMQ(host=…).", setting="server"
             )
         self.server = server
-        self.stream = nonempty("stream", stream, example="a stream's name, such as 'orders'")
+        if (stream is None) == (super_stream is None):
+            raise ConfigurationError(
+                f"stream={stream!r} and super_stream={super_stream!r}: exactly one is needed.",
+                next_step="Give one of them.",
+                setting="stream",
+            )
+        if (super_stream is None) != (route_by is None):
+            raise ConfigurationError(
+                f"super_stream={super_stream!r} and route_by={route_by!r} belong together.",
+                next_step="Give both, or neither.",
+                setting="route_by",
+            )
+        if super_stream is not None:
+            need_package("RabbitMQStreamSink(super_stream=…)", "mmh3", "mmh3", "rabbitmq")
+        setting, name_of = ("stream", stream) if super_stream is None else ("super_stream", super_stream)
+        self.stream = nonempty(setting, name_of, example="a stream's name, such as 'orders'")
+        self.route_by = "" if route_by is None else nonempty("route_by", route_by, example="a column, such as 'key'")
         self.body = one_of("body", body, ("amqp", "raw"))
         super().__init__(
-            PlainPublish(server, stream),
+            PlainPublish(server, self.stream, is_super=bool(self.route_by)),
             applies=Applies.TRANSACTIONAL,
             per="batch",
             parallel=1,
@@ -96,11 +119,13 @@ class RabbitMQStreamSink(WriteAheadSink):
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns the columns of a message."""
-        return columns_of(schema, self.body)
+        if self.route_by:
+            check_key(schema, self.route_by)
+        return columns_of(schema, self.body, self.route_by)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Checks that the stream is there, that it is the recorded one, and that this user may publish and ask."""
-        from sparkonce.sinks.rabbitmq.preflight import check_stream
+        from sparkonce.sinks.rabbitmq.preflight import check_stream, partitions_of
 
         exactly = self.guarantee is Guarantee.EXACTLY_ONCE
         check_same(
@@ -111,19 +136,31 @@ class RabbitMQStreamSink(WriteAheadSink):
             "the query has published to {before}",
             "Give {before}, or give the sink a new name when its last batch is finished.",
         )
-        frame_max = check_stream(self.server, self.stream, self._publisher_name(query) if exactly else "")
+        streams = partitions_of(self.server, self.stream) if self.route_by else [self.stream]
+        partitions = json.dumps(streams if self.route_by else [])
+        check_same(
+            "super_stream",
+            partitions,
+            recorded,
+            "partitions",
+            "the query has published to the partitions {before}",
+            "Give the super stream its partitions back, or give the sink a new name when its last batch is finished.",
+        )
+        publisher = self._publisher_name(query) if exactly else ""
+        frame_max = min(check_stream(self.server, stream, publisher) for stream in streams)
         return {
             **super().preflight(query, recorded),
             "query": query,
             "stream": self.stream,
             "frame_max": str(frame_max),
+            **({"partitions": partitions} if self.route_by else {}),
         }
 
     def worker_needs(self) -> WorkerNeeds:
         """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE executors do not connect to the server."""
         rows = super().worker_needs()
         if self.guarantee is Guarantee.EXACTLY_ONCE:
-            return rows
+            return replace(rows, modules=(*rows.modules, "mmh3")) if self.route_by else rows
         return WorkerNeeds(
             modules=(*rows.modules, "rstream"), files=self.server.files, addresses=(self.server.stream_address,)
         )
@@ -138,6 +175,8 @@ class RabbitMQStreamSink(WriteAheadSink):
             context,
             body=self.body,
             most_bytes=int(context.owner.facts["frame_max"]) - FRAME_OVERHEAD_BYTES,
+            route_by=self.route_by,
+            partitions=json.loads(context.owner.facts.get("partitions", "[]")),
             apply_now=None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply,
         )
 
@@ -149,12 +188,12 @@ class RabbitMQStreamSink(WriteAheadSink):
         settings = CallSettings(
             apply=self.apply, is_applied=None, applies=self.applies, per=self.per, parallel=1, wait_s=self.wait_s
         )
-        return StreamCommitter(self.folder(), self.name, self._prefix, settings, self._publisher)
+        return StreamCommitter(self.folder(), self.name, self._prefix, settings, self.stream, self._publisher)
 
-    def _publisher(self, query: str) -> Publisher:
+    def _publisher(self, query: str, stream: str) -> Publisher:
         from sparkonce.sinks.rabbitmq.publishing import Publisher
 
-        return Publisher(self.server, self.stream, self._publisher_name(query))
+        return Publisher(self.server, stream, self._publisher_name(query))
 
     def _publisher_name(self, query: str) -> str:
         """Returns the name under which this sink of a query publishes, for all of the query's life."""
@@ -167,13 +206,21 @@ class PlainPublish:
 
     server: RabbitMQ
     stream: str
+    is_super: bool = False
 
     def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> None:  # noqa: ARG002 - see `Apply`
         """See `Apply`."""
+        from sparkonce.sinks.rabbitmq.preflight import partitions_of
         from sparkonce.sinks.rabbitmq.publishing import Publisher
+        from sparkonce.sinks.rabbitmq.routing import by_stream
 
-        publisher = Publisher(self.server, self.stream, "")
+        streams = partitions_of(self.server, self.stream) if self.is_super else [self.stream]
+        publishers = {stream: Publisher(self.server, stream, "") for stream in streams}
         try:
-            publisher.publish(rows, 0)
+            for batch in rows:
+                for stream, part in by_stream(batch, streams):
+                    if part.num_rows:
+                        publishers[stream].publish([part], 0)
         finally:
-            publisher.close()
+            for one in publishers.values():
+                one.close()

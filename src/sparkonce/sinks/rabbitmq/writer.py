@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.sinks.rabbitmq.messages import Body, encode
+from sparkonce.sinks.rabbitmq.routing import ROUTE, RowsByStream, routes
 from sparkonce.sinks.write_ahead.apply import Apply
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
@@ -24,6 +26,8 @@ class MessageWriter(WriteAheadWriter):
         context: The copy.
         body: The form of a message's body.
         most_bytes: The greatest size of a message.
+        route_by: The column with the key by which a row's partition is chosen; empty for one stream.
+        partitions: The streams of the super stream.
         apply_now: See `WriteAheadWriter`.
     """
 
@@ -35,12 +39,26 @@ class MessageWriter(WriteAheadWriter):
         *,
         body: Body,
         most_bytes: int,
+        route_by: str = "",
+        partitions: Sequence[str] = (),
         apply_now: Apply | None = None,
     ) -> None:
         super().__init__(folder, prefix, context, apply_now)
         self._body = body
         self._most_bytes = most_bytes
+        self._route_by = route_by
+        self._partitions = partitions
+        self._counts = RowsByStream(partitions)
 
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`."""
-        super().write(encode(rows, self._body, self._most_bytes))
+        messages = encode(rows, self._body, self._most_bytes)
+        if self._route_by:
+            numbers = routes(rows.column(self._route_by), len(self._partitions))
+            messages = messages.from_arrays([*messages.columns, numbers], [*messages.schema.names, ROUTE])
+            self._counts.add(numbers)
+        super().write(messages)
+
+    def parts(self) -> str:
+        """See `WriteAheadWriter.parts`."""
+        return self._counts.text() if self._route_by else ""

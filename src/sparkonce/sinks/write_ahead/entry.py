@@ -19,6 +19,7 @@ class Entry:
         checksum: The checksum of the file, see `rows.check`.
         identity: The identity of the folder that it was written to.
         begun_ms: When it was begun, in milliseconds since the epoch, by the executor's clock.
+        parts: The rows of each part of the target, as the sink writes them; empty if it has no parts.
     """
 
     name: TransactionName
@@ -26,16 +27,18 @@ class Entry:
     checksum: str
     identity: str
     begun_ms: int
+    parts: str = ""
 
     def fields(self) -> dict[str, Scalar]:
         """Returns the entry as a handle keeps it."""
-        return {**asdict(self), "name": str(self.name)}
+        fields = {**asdict(self), "name": str(self.name)}
+        return fields if self.parts else {name: one for name, one in fields.items() if name != "parts"}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Scalar]) -> Entry | None:
         """Returns the entry, or None if these are not the fields of one."""
         name = TransactionName.parse(str(fields.get("name", "")))
-        if name is None or set(fields) != {"name", "size_bytes", "checksum", "identity", "begun_ms"}:
+        if name is None or set(fields) - {"parts"} != {"name", "size_bytes", "checksum", "identity", "begun_ms"}:
             return None
         return cls(
             name=name,
@@ -43,6 +46,7 @@ class Entry:
             checksum=str(fields["checksum"]),
             identity=str(fields["identity"]),
             begun_ms=int(fields["begun_ms"]),
+            parts=str(fields.get("parts", "")),
         )
 
     @classmethod

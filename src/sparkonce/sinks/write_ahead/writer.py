@@ -82,9 +82,18 @@ class WriteAheadWriter(SinkWriter):
                 raise PrepareError(f"The transaction {self._name} was aborted while it was written.")
             self.close()
         entry = Entry(
-            name=self._name, size_bytes=size, checksum=checksum, identity=self._identity, begun_ms=self._begun_ms
+            name=self._name,
+            size_bytes=size,
+            checksum=checksum,
+            identity=self._identity,
+            begun_ms=self._begun_ms,
+            parts=self.parts(),
         )
         return entry.fields()
+
+    def parts(self) -> str:
+        """Returns how many rows each part of the target gets, for the committer; empty if there are no parts."""
+        return ""
 
     def abort(self) -> None:
         """See `SinkWriter.abort`. Leaves a file that cannot be deleted now to a sweep."""

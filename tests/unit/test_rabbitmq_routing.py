@@ -1,0 +1,82 @@
+"""Tests of the partition that a key leads to: the one that RabbitMQ's clients for Java, Go and .NET choose."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.sinks.rabbitmq.routing import ROUTE, RowsByStream, by_stream, routes, total
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+
+KEYS = ["", "a", "ab", "abc", "abcd", "abcde", "é", "日本語", "k" * 1000, *(f"key-{number}" for number in range(100))]
+WORD = 0xFFFFFFFF
+
+
+def murmur3(data: bytes, seed: int) -> int:
+    """Murmur3 in its form of 32 bits, by its definition."""
+
+    def rotated(value: int, by: int) -> int:
+        return (value << by | value >> (32 - by)) & WORD
+
+    def mixed(value: int) -> int:
+        return rotated(value * 0xCC9E2D51 & WORD, 15) * 0x1B873593 & WORD
+
+    found = seed
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        found = rotated(found ^ mixed(int.from_bytes(data[at : at + 4], "little")), 13) * 5 + 0xE6546B64 & WORD
+    found ^= mixed(int.from_bytes(data[whole:], "little")) ^ len(data)
+    found = (found ^ found >> 16) * 0x85EBCA6B & WORD
+    found = (found ^ found >> 13) * 0xC2B2AE35 & WORD
+    return found ^ found >> 16
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 7])
+def test_a_key_leads_to_the_partition_of_the_other_clients(partitions: int) -> None:
+    wanted = [murmur3(key.encode(), 104729) % partitions for key in KEYS]
+    assert routes(pa.array(KEYS), partitions).to_pylist() == wanted
+
+
+def test_a_row_without_a_key_is_refused() -> None:
+    with pytest.raises(PrepareError, match="1 of 2 rows that came together have no key"):
+        routes(pa.array(["a", None]), 3)
+
+
+def test_rows_are_counted_and_parted_in_their_order() -> None:
+    streams = ["s-0", "s-1", "s-2"]
+    rows = pa.record_batch({"message": [b"0", b"1", b"2", b"3"], ROUTE: pa.array([2, 0, 2, 0], pa.int32())})
+    counts = RowsByStream(streams)
+    for piece in (rows.slice(0, 3), rows.slice(3)):
+        counts.add(piece.column(ROUTE))
+    assert total([counts.text(), counts.text()]) == {"s-0": 4, "s-1": 0, "s-2": 4}
+    assert total(["", ""]) == {}
+    parts = {stream: part.column("message").to_pylist() for stream, part in by_stream(rows, streams)}
+    assert parts == {"s-0": [b"1", b"3"], "s-1": [], "s-2": [b"0", b"2"]}
+
+
+def test_rows_of_one_stream_are_not_parted() -> None:
+    rows = pa.record_batch({"message": [b"0"]})
+    assert list(by_stream(rows, ["s"])) == [("s", rows)]
+
+
+def test_what_belongs_together() -> None:
+    server = RabbitMQ()
+    for given in ({}, {"stream": "s", "super_stream": "t", "route_by": "k"}):
+        with pytest.raises(ConfigurationError, match="exactly one is needed"):
+            RabbitMQStreamSink(server, **given)  # type: ignore[arg-type]
+    for given in ({"super_stream": "t"}, {"stream": "s", "route_by": "k"}):
+        with pytest.raises(ConfigurationError, match="belong together"):
+            RabbitMQStreamSink(server, **given)  # type: ignore[arg-type]
+
+
+def test_the_key_is_a_column_of_strings_and_no_part_of_the_message() -> None:
+    sink = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="k")
+    assert sink.columns(pa.schema({"k": pa.string(), "value": pa.string()})) == ["value", "k"]
+    by_id = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="message_id")
+    assert by_id.columns(pa.schema({"message_id": pa.string(), "value": pa.string()})) == ["value", "message_id"]
+    with pytest.raises(SchemaError, match="route_by='k' is no column"):
+        sink.columns(pa.schema({"value": pa.string()}))
+    with pytest.raises(SchemaError, match="route_by='k' is a column of int64"):
+        sink.columns(pa.schema({"value": pa.string(), "k": pa.int64()}))
