@@ -53,7 +53,8 @@ class Stream(Staged):
             self.name,
             self.prefix,
             settings,
-            lambda query: Publisher(self, "stream", query),  # type: ignore[arg-type] # instead of a server's settings
+            "stream",
+            lambda query, stream: Publisher(self, stream, query),  # type: ignore[arg-type] # instead of a server's settings
         )
 
     def highest(self, publisher: str) -> int:
