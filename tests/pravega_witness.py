@@ -81,7 +81,7 @@ class PravegaWitness:
         threads = java.concurrent.Executors.newScheduledThreadPool(1)
         settings = impl.ControllerImplConfig.builder().clientConfig(self.config).build()
         controller = impl.ControllerImpl(settings, threads)
-        array, ranges = lang.reflect.Array.newInstance(lang.Long.TYPE, len(sealed)), java.HashMap()
+        array, ranges = lang.reflect.Array.newInstance(lang.Long.TYPE, len(sealed)), java.TreeMap()
         for number, one in enumerate(sealed):
             array[number] = one  # py4j would make a list of Integer
         ids = java.Arrays.stream(array).boxed().collect(java.stream.Collectors.toList())

@@ -143,7 +143,7 @@ def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) 
     reading.write(40, 80)
     reading.witness.scale(reading.stream, [0], {0.0: 0.25, 0.25: 0.5})
     reading.write(80, 120)
-    reading.witness.scale(reading.stream, [1, EPOCH + 2], {0.25: 1.0})
+    reading.witness.scale(reading.stream, [1, EPOCH + 3], {0.25: 1.0})
     reading.write(120, 160)
     crashed = reading.run(crash_in=max(first) + 1)
     seen = {**first, **crashed, **reading.run()}
@@ -194,7 +194,7 @@ def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
 def test_segments_that_are_gone_stop_the_query(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run(crash_in=0)
-    reading.witness.scale(reading.stream, [0, 1], {0.0: 1.0})
+    reading.witness.scale(reading.stream, [0, 1], {0.0: 0.3, 0.3: 1.0})
     reading.write(20, 40)
     cut = reading.witness.tail(reading.stream)
     reading.witness.truncate(reading.stream, cut)
