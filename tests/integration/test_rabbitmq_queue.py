@@ -214,3 +214,22 @@ def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
         settings = settings_of(server, **given)
         with pytest.raises(PreflightError, match="no queue 'orders' in vhost 'shop'"):
             queue_is_there(settings, "orders")
+
+
+def test_a_message_that_a_quorum_queue_may_soon_drop_is_told_of(
+    server: RabbitServer, drivers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = new_queue(server, "quorum")
+    publish(server, queue, ["m0"])
+    with channel_to(server) as channel:
+        for _ in range(10):
+            method, _, _ = eventually(lambda: _one(channel, queue), "it is there again")
+            channel.basic_nack(method.delivery_tag)
+    driver = drivers(queue)
+    eventually(lambda: driver.kept() == ["m0"], "it is kept")
+    assert "was returned 10 times, and a delivery limit" in caplog.text
+
+
+def _one(channel: Any, queue: str) -> Any:
+    found = channel.basic_get(queue)
+    return found if found[0] is not None else None

@@ -187,8 +187,8 @@ def _rabbitmq_queue(source: SourceFacts, _: Pipeline) -> Iterator[Finding]:
     if options.get("acknowledge") == "stored":
         yield must("the checkpoint is not lost: messages are gone from the queue before their batch is finished")
     yield must(
-        "the queue is durable, its publishers wait for confirms, and no limit of length or age, and no policy, drops "
-        "messages that are not read yet"
+        "the queue is durable, its publishers wait for confirms, and no limit of length or age, no limit of deliveries "
+        "(of a quorum queue), and no policy, drops messages that are not read yet"
     )
     yield must("a message that comes again does so before as many others as remember= says (250,000)")
     yield note("messages that come again may come in another order")

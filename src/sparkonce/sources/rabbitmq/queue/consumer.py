@@ -35,6 +35,8 @@ _LOOK_S = 0.25
 _QUIET_S = 0.3
 _BACKOFF_S = 0.5
 _EXCLUSIVE = "exclusive"
+_RETURNED = "x-delivery-count"
+_MANY_RETURNS = 10
 _PROPERTIES = (
     "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration", "type",
     "user_id", "app_id",
@@ -77,6 +79,7 @@ class QueueConsumer:
         self._error: SparkonceError | None = None
         self._well_at = time.monotonic()
         self._last_delivery = 0.0
+        self._has_warned = False
 
     def start(self) -> None:
         """Starts to receive."""
@@ -209,12 +212,25 @@ class QueueConsumer:
         if self._is_ending:
             return
         self._last_delivery = time.monotonic()
+        if method.redelivered:
+            self._warn_of_limit(properties.headers or {})
         try:
             self._receiver.take(method.delivery_tag, _message(method, properties, body))
             if self._receiver.is_full():
                 self._receiver.keep()
         except Exception as error:  # noqa: BLE001 - see `_turn`
             self._end(error)
+
+    def _warn_of_limit(self, headers: Mapping[str, Any]) -> None:
+        """Tells once that a quorum queue may soon drop a message: it counts how often each was returned."""
+        returned = headers.get(_RETURNED, 0)
+        if returned >= _MANY_RETURNS and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Queue %r: a message was returned %d times, and a delivery limit makes the queue drop it, or "
+                "dead-letter it (delivery-limit; 20 from RabbitMQ 4.0 on).",
+                *(self._settings.queue, returned),
+            )
 
     def _cancelled(self) -> PreflightError:
         return PreflightError(
