@@ -22,7 +22,7 @@ from sparkonce.testing.systems.rabbitmq import StreamWitness
 pytestmark = USES_RABBIT
 
 
-@pytest.mark.drawn(8, "conformance of a stream")
+@pytest.mark.drawn(9, "conformance of a stream")
 class TestStream(SinkConformance):
     visible_within_s = 0.0
 
