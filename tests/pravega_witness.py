@@ -112,5 +112,23 @@ class PravegaWitness:
             client.close()
         return found
 
+    def offsets(self, stream: str) -> dict[int, list[int]]:
+        """The offset of each event in its segment, by the segment's id."""
+        client = self._pravega.BatchClientFactory.withScope(SCOPE, self.config)
+        cut, found = self._pravega.stream.StreamCut.UNBOUNDED, {}
+        try:
+            ranges = client.getSegments(self._pravega.stream.Stream.of(SCOPE, stream), cut, cut).getIterator()
+            while ranges.hasNext():
+                one = ranges.next()
+                events = client.readSegment(one, self._pravega.stream.impl.ByteBufferSerializer())
+                offsets = found[int(one.getSegmentId())] = []
+                while events.hasNext():
+                    offsets.append(int(events.getOffset()))
+                    events.next()
+                events.close()
+        finally:
+            client.close()
+        return found
+
     def events(self, stream: str) -> list[str]:
         return sorted(event for segment in self.segments(stream) for event in segment)

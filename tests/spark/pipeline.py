@@ -117,6 +117,11 @@ def for_tables(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("key as id", batch, "substr(key, -2) as ending", "1 as amount")
 
 
+def as_events(rows: DataFrame) -> DataFrame:
+    """Makes what Pravega gets: the batch and the id as the value, under the id's ending."""
+    return rows.selectExpr("concat_ws(' ', value, key) as value", "substr(key, -2) as key")
+
+
 def totals(rows: DataFrame) -> DataFrame:
     """Makes a row of each ending, which says how many rows there are of it, and of which batch."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -139,7 +144,7 @@ def make_sinks(config: Config) -> Sinks:
         slots = more.pop("slots", 0)
         sink = gated(config, getattr(sparkonce, kind)(**more))
         fewer = partial(in_fewer_slots, slots=slots)
-        own = totals if kind == "DeltaSink" else for_tables
+        own = {"DeltaSink": totals, "PravegaSink": as_events}.get(kind, for_tables)
         views[sink] = None if kind == KAFKA else fewer if slots else own
     return views
 

@@ -1,0 +1,148 @@
+"""Kafka to Pravega to Kafka, in two queries that are killed again and again.
+
+The long form kills six queries, three pairs in one process, five times each::
+
+    pytest -m slow -s tests/spark/test_pravega_unit.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from jvm import bare_jvm, jars_beside_spark
+from pravega_witness import PravegaWitness
+from shared_servers import pravega_server
+from spark.harness import new_name, start_together
+from spark.kills import Cell, Sight, strike
+from spark.pipeline import KAFKA
+from spark.pravega_job import IntoPravega, OutOfPravega, PravegaEvents
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from sparkonce.rig.kafka.jars import spark_kafka_jars
+from sparkonce.sources.packages import PRAVEGA_CLIENT
+from striking.points import BEFORE_CONCLUDE, BEGIN, HALFWAY, PREPARED, WRITTEN
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(3600)]
+
+WITHIN = (BEGIN, WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
+CELLS: Sequence[Cell] = [
+    (Phase.WRITING.name, {}),
+    (BEGIN, {}),
+    (WRITTEN, {}),
+    (PREPARED, {}),
+    (Phase.VALIDATING.name, {}),
+    (Phase.DECIDING.name, {}),
+    (Phase.FINISHING.name, {}),
+    (HALFWAY, {}),
+    (BEFORE_CONCLUDE, {}),
+    (Phase.IDLE.name, {}),
+]
+PAIRS, ROUNDS = 3, 5
+ROWS_PER_BATCH, BYTES_PER_BATCH = 400, 4_000
+TRIGGER = {"processingTime": "0 seconds"}
+AT_ONCE = {"availableNow": True}
+
+Cells = Sequence[Sequence[tuple[Cell, Cell]]]
+"""For each round and each pair of queries the points at which they are killed, all in one process."""
+
+
+def cells(rounds: int, pairs: int) -> Cells:
+    """Deals the points: the two queries of a pair are at different ones."""
+    dealt = [[pairs * number + pair for pair in range(pairs)] for number in range(rounds)]
+    return [[(CELLS[one % len(CELLS)], CELLS[(one + 5) % len(CELLS)]) for one in row] for row in dealt]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "pairs"),
+    [
+        pytest.param(1, 1, id="short", marks=pytest.mark.drawn(1, "pravega unit")),
+        pytest.param(ROUNDS, PAIRS, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_killed(kafka: Cluster, tmp_path: Path, rounds: int, pairs: int, say: Callable[[str], None]) -> None:
+    server, jars = pravega_server(), jars_beside_spark(PRAVEGA_CLIENT)
+    more = {
+        "points": WITHIN,
+        "trigger": TRIGGER,
+        "slots": 2,
+        "jars": tuple(map(str, [*spark_kafka_jars(), *jars])),
+    }
+    rows = ROWS_PER_BATCH * (rounds + 4)
+    with ExitStack() as stack:
+        witness = PravegaWitness(stack.enter_context(bare_jvm(jars)), server.url)
+        streams = [PravegaEvents(witness, new_name("through"), tmp_path / f"rows-{pair}") for pair in range(pairs)]
+        intos = [
+            stack.enter_context(
+                IntoPravega(
+                    *(stream, kafka.bootstrap, tmp_path / f"into-{number}"),
+                    rows=rows,
+                    rows_per_batch=ROWS_PER_BATCH,
+                    **more,
+                )
+            )
+            for number, stream in enumerate(streams)
+        ]
+        outs = [
+            stack.enter_context(
+                OutOfPravega(*(stream, kafka.bootstrap, tmp_path / f"out-{number}"), most=BYTES_PER_BATCH, **more)
+            )
+            for number, stream in enumerate(streams)
+        ]
+        ahead = start_together(intos, tmp_path / "ahead.log")
+        eventually(lambda: ahead.check() or all(job.decided() >= 1 for job in intos), "there is something to read")
+        ahead.kill()
+        sights = 0
+        for number, dealt in enumerate(cells(rounds, pairs)):
+            struck = dict(zip((*intos, *outs), (*(one for one, _ in dealt), *(one for _, one in dealt)), strict=True))
+            for job, sight in strike(struck, tmp_path / f"{number}.log").items():
+                check_sight(sight)
+                sights += 1
+                say(f"{type(job).__name__} killed at {sight.point}, batch {sight.batch}, decided {sight.decided}")
+        assert sights == 2 * rounds * pairs
+        start_together(intos, tmp_path / "last.log", trigger=AT_ONCE).finish()
+        for number in range(2):  # Spark 4.0 repeats a batch, or reads new rows, and does not do both
+            start_together(outs, tmp_path / f"end-{number}.log", trigger=AT_ONCE).finish()
+        for into, out, stream in zip(intos, outs, streams, strict=True):
+            check(into, out, stream, say)
+
+
+def check_sight(sight: Sight) -> None:
+    """Sees that no reader of either system finds a row of a batch that is not decided, or one row twice."""
+    for found in (sight.visible, sight.after):
+        for rows in found.values():
+            assert [batch for _, batch in rows if batch > sight.decided] == []
+
+
+def check(into: IntoPravega, out: OutOfPravega, stream: PravegaEvents, say: Callable[[str], None]) -> None:
+    """Sees that both have each row once, in the order of its key, and in the batch that has read it."""
+    events = stream.visible()
+    assert Counter(row for row, _ in events.elements()) == Counter(into.ids)
+    assert by_batch(events) == decided_rows(into)
+    verdict = out.count(Counter((row, "") for row in into.ids))
+    batches = out.by_batch()
+    say(f"{verdict}; {len(by_batch(events))} batches into Pravega, {len(batches)} out of it")
+    assert verdict.is_exactly_once, verdict
+    assert batches == decided_rows(out) == out.planned()
+    assert all(ids == sorted(ids) for ids in out.order_of_keys().values())
+    assert not any(into.open().values())
+    assert not any(out.open().values())
+    assert set(out.visible()) == {KAFKA}
+
+
+def by_batch(rows: Counter[tuple[str, int]]) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for (_, batch), count in rows.items():
+        found[batch] += count
+    return dict(found)
+
+
+def decided_rows(job: IntoPravega | OutOfPravega) -> dict[int, int]:
+    """The rows of each batch, as the decision log has them."""
+    found = {one.batch: sum(handle.rows for handle in one.handles) for one in job.log().decisions}
+    return {batch: rows for batch, rows in found.items() if rows}
