@@ -21,7 +21,7 @@ from sparkonce.errors import CorruptRecordError, SupersededError
 from sparkonce.sources.rabbitmq.queue.memory import Memory
 from sparkonce.sources.rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
 from sparkonce.sources.rabbitmq.queue.progress import Finished, Progress
-from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token
+from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
 
 Acknowledge = Literal["finished", "stored"]
 
@@ -219,8 +219,13 @@ class Receiver:
         Args:
             begin: The number of its first segment.
             most_rows: The most rows; a batch has one segment with rows at least.
+
+        Raises:
+            SupersededError: if others have finished that batch meanwhile, and its segments are deleted.
         """
         with self._lock:
+            if begin < self._next and begin not in self._rows:
+                raise superseded(self._segments.files.location)
             rows, end = 0, begin
             for number in range(begin, self._next):
                 count = self._rows[number]

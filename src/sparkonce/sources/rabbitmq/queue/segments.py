@@ -146,10 +146,10 @@ class Segments:
         data = segment.encode()
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
-            raise _superseded(self.files.location)
+            raise superseded(self.files.location)
         # Its number may have been free only because newer receivers have deleted what stood there.
         if self.numbers()[-1] != number:
-            raise _superseded(self.files.location)
+            raise superseded(self.files.location)
 
     def check_newest(self, number: int) -> None:
         """Checks that no other receiver has put the segment behind one.
@@ -159,7 +159,7 @@ class Segments:
             OSError: if the store cannot be asked.
         """
         if self.files.exists(_segment(number + 1)):
-            raise _superseded(self.files.location)
+            raise superseded(self.files.location)
 
     def forget(self, segments: Sequence[tuple[int, Sequence[bytes]]]) -> None:
         """Deletes segments without a gap, one after the other, and keeps the ids of their messages."""
@@ -215,7 +215,8 @@ def _opened(data: bytes, where: str) -> bytes:
     return body
 
 
-def _superseded(where: str) -> SupersededError:
+def superseded(where: str) -> SupersededError:
+    """Returns the error of a receiver whose place another one has taken."""
     return SupersededError(
         f"Another run receives from the queue, and keeps its messages in {where}. What this one has not kept goes back "
         "to the queue.",
