@@ -15,13 +15,14 @@ from simulation.config import FAMILIES, Config
 from simulation.dice import Dice, Given
 from simulation.mutants import MUTANTS, Mutant
 from simulation.mutants_letters import LETTERS_MUTANTS
+from simulation.mutants_reading import READING_MUTANTS
 from simulation.mutants_staged import STAGED_MUTANTS
 from simulation.oracle import Violation
 from simulation.product import replaced
 from simulation.schedule import SYSTEMS, Outcome
 from simulation.shrink import Shrinker
 
-EVERY_MUTANT = (*MUTANTS, *STAGED_MUTANTS, *LETTERS_MUTANTS)
+EVERY_MUTANT = (*MUTANTS, *STAGED_MUTANTS, *LETTERS_MUTANTS, *READING_MUTANTS)
 _COLLECT_EVERY = 25
 _COLLECT_ALL_EVERY = 10_000
 

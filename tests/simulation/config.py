@@ -14,6 +14,10 @@ a gateway that answers as versitygw does."""
 STAGED = ("rabbitmq-stream", "rabbitmq-queue", "pravega", "delta", "iceberg")
 """Sinks whose rows wait in the checkpoint until their batch is decided; the tables are merged into."""
 
+READING = ("rabbitmq-source",)
+"""A query that reads a queue, and whose sinks do what they should. Not deterministic: messages are acknowledged as soon
+as they are kept, and not when their batch is finished."""
+
 REFUSING = ("files", "s3", "s3-gateway", "postgres")
 """Sinks that, in worlds with `Config.letters`, refuse rows, or take those that another one has refused."""
 
@@ -138,6 +142,7 @@ FAMILIES: Mapping[str, Callable[[int], Config]] = {
     "transactions": draw,
     "staged": lambda seed: draw(seed, STAGED),
     "letters": _draw_letters,
+    "reading": lambda seed: draw(seed, READING),
 }
-"""Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, and of a sink that
-refuses rows beside one that takes them."""
+"""Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, of a sink that
+refuses rows beside one that takes them, and of a source."""

@@ -18,7 +18,6 @@ from greenlet import GreenletExit, getcurrent, greenlet
 if TYPE_CHECKING:
     from simulation.config import Config
     from simulation.dice import Dice
-    from simulation.oracle import Oracle
 
 Answer = TypeVar("Answer")
 Words = tuple[object, ...]
@@ -97,7 +96,7 @@ class Simulation:
         self.graveyard: list[Party] = []
         self.refusals: tuple[type[Exception], ...] = ()
         self.happened: dict[str, int] = {}
-        self.oracle: Oracle
+        self.oracle: Any
         self._nonces = 0
         self._chance = dice.chance
         self._switches, self._rate = config.switches, config.rate

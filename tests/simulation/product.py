@@ -12,7 +12,21 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from simulation import files, iceberg, kafka, mariadb, postgres, pravega, producers, rabbitmq, s3, staged, tables, wire
+from simulation import (
+    files,
+    iceberg,
+    kafka,
+    mariadb,
+    postgres,
+    pravega,
+    producers,
+    queue_source,
+    rabbitmq,
+    s3,
+    staged,
+    tables,
+    wire,
+)
 from simulation.engine import UNDER_WAY
 from simulation.spark import SOON_S
 from sparkonce import errors
@@ -269,6 +283,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     ),
     ("sparkonce.spark.pravega.client", "time", _CLOCK),
     ("sparkonce.executor", "time", _CLOCK),
+    ("sparkonce.sources.rabbitmq.queue.consumer", "time", _CLOCK),
     *(
         (f"{module}", "ThreadPoolExecutor", _Pool)
         for module in (
@@ -313,6 +328,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *((f"{_SINKS}.files.s3.{module}", name, value) for module, name, value in s3.REPLACED),
     *((f"{_SINKS}.write_ahead.{module}", name, value) for module, name, value in staged.REPLACED),
     *((f"{_SINKS}.rabbitmq.{module}", name, value) for module, name, value in rabbitmq.REPLACED),
+    *((f"sparkonce.sources.rabbitmq.queue.{module}", name, value) for module, name, value in queue_source.REPLACED),
     *(("sparkonce.spark.pravega.client", name, value) for name, value in pravega.REPLACED),
     *((f"sparkonce.spark.tables.{module}", name, value) for module, name, value in tables.REPLACED),
     *(("sparkonce.spark.tables.iceberg", name, value) for name, value in iceberg.REPLACED),

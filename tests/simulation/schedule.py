@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from simulation.config import FAMILIES, Config
+from simulation import queue_source
+from simulation.config import FAMILIES, READING, Config
 from simulation.delta import Delta
 from simulation.dice import Dice, Noted
 from simulation.engine import MOST_TURNS, Broken, Simulation, digest
@@ -43,6 +44,8 @@ SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
 }
 
 _AFTERMATH_TURNS = 200
+_Cluster = Cluster | queue_source.Query
+_Oracle = Oracle | queue_source.Oracle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +89,7 @@ def run(
     who stood still wake up, and late requests arrive.
     """
     simulation = Simulation(config, dice, [] if tell else None)
-    built = {name: systems[name](simulation, name) for name in config.sinks}
-    oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
-    log = DecisionLog(ModelStore(simulation, CODEC.decode_record))
-    cluster = Cluster(simulation, built, log, LettersCopy if config.letters else Copy)
+    oracle, cluster = _reading(simulation) if config.sinks == READING else _writing(simulation, systems)
     simulation.events += _events(simulation, cluster)
     with under_way(simulation):
         try:
@@ -105,7 +105,22 @@ def run(
     return Outcome(violation=oracle.violation, requests=simulation.requests, told=tuple(simulation.told or ()))
 
 
-def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
+def _writing(
+    simulation: Simulation, systems: Mapping[str, Callable[[Simulation, str], System]]
+) -> tuple[Oracle, Cluster]:
+    config = simulation.config
+    built = {name: systems[name](simulation, name) for name in config.sinks}
+    oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
+    log = DecisionLog(ModelStore(simulation, CODEC.decode_record))
+    return oracle, Cluster(simulation, built, log, LettersCopy if config.letters else Copy)
+
+
+def _reading(simulation: Simulation) -> tuple[queue_source.Oracle, queue_source.Query]:
+    oracle = simulation.oracle = queue_source.Oracle(simulation)
+    return oracle, queue_source.Query(simulation, oracle)
+
+
+def _play(simulation: Simulation, cluster: _Cluster, oracle: _Oracle) -> None:
     cluster.start_run()
     simulation.go_on(MOST_TURNS, simulation.config.events)
     while simulation.flights and simulation.dice.pick(2):
@@ -131,7 +146,7 @@ def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
     oracle.all_done(batches, lost)
 
 
-def _left_in_peace(simulation: Simulation, cluster: Cluster, oracle: Oracle, batches: int) -> frozenset[Place]:
+def _left_in_peace(simulation: Simulation, cluster: _Cluster, oracle: _Oracle, batches: int) -> frozenset[Place]:
     """A fresh run finishes every batch, or finds that rows are lost for good."""
     try:
         cluster.run(99, batches)
@@ -143,7 +158,7 @@ def _left_in_peace(simulation: Simulation, cluster: Cluster, oracle: Oracle, bat
     return frozenset()
 
 
-def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Callable[[], None] | None]]:
+def _events(simulation: Simulation, cluster: _Cluster) -> list[Callable[[], Callable[[], None] | None]]:
     faults, dice = simulation.config.faults, simulation.dice
 
     def start() -> Callable[[], None] | None:

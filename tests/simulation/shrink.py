@@ -104,7 +104,7 @@ def _trimmed(decisions: Sequence[int]) -> list[int]:
 
 
 def _smaller(config: Config) -> Iterator[Config]:
-    if len(config.sinks) > 1:
+    if len(config.sinks) > 1 and not config.letters:
         for sink in config.sinks:
             yield replace(config, sinks=tuple(one for one in config.sinks if one != sink))
     for name in ("slots", "batches", "runs"):
