@@ -17,9 +17,11 @@ from conformance import test_rabbitmq_stream
 from integration import test_outages as outages
 from integration import test_went_back as went_back
 from plain_store import PlainStore
+from rabbit_streams import settings_of
 from rabbitmq_scene import PUBLISHER, QUERY, StreamScene
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
+from simulation.sheets import ROW, STREAM, stream_answers
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
@@ -53,6 +55,14 @@ def small_segments(tmp_path: Path) -> Iterator[StreamScene]:
 
 def numbered(start: int, count: int) -> list[str]:
     return [str(number) for number in range(start, start + count)]
+
+
+def test_the_server_answers_as_the_simulation_has_it(scene: StreamScene) -> None:
+    def connect() -> StreamConnection:
+        return StreamConnection(settings_of(rabbit_server()), scene.stream)
+
+    assert stream_answers(connect) == list(STREAM)
+    assert scene.bodies() == [(ROW % row).decode() for row in range(5)]
 
 
 def test_two_drivers_publish_the_same_batch_at_once(scene: StreamScene, tmp_path: Path) -> None:

@@ -6,25 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
+from simulation import queue_source
 from simulation.config import FAULTS, Config
+from simulation.delta import Delta
 from simulation.dice import Given
 from simulation.engine import Broken, Simulation
 from simulation.files import HELD, ROOT, Files, Inode
+from simulation.iceberg import Iceberg
 from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka
 from simulation.mariadb import MariaDB
 from simulation.oracle import Oracle, Violation
 from simulation.postgres import Postgres
+from simulation.pravega import Pravega
+from simulation.pravega import Writer as PravegaWriter
 from simulation.product import replaced, under_way
+from simulation.rabbitmq import Connection, Queue, Stream
 from simulation.s3 import PREFIX, S3, Upload
+from simulation.sheets import STREAM, TRANSACTIONS, stream_answers, transaction_answers
 from simulation.spark import Process
+from simulation.staged import SparkError
 from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.kafka.outcomes import Transaction
+from sparkonce.sinks.rabbitmq.messages import frames
 
 OWNER = Owner(query="5f6a2c1e0000", token=Token(0, "00000001"), facts={"prefix": "p"})
 
@@ -198,3 +208,93 @@ def test_a_server_hangs_up_in_worlds_where_it_may() -> None:
     plain = simulation("postgres", faults=frozenset())
     Postgres(plain, "postgres")
     assert plain.events == []
+
+
+def test_a_stream_answers_as_its_sheet_says() -> None:
+    one = simulation("rabbitmq-stream")
+    stream = Stream(one, "rabbitmq-stream")
+    shown: list[int] = []
+    stream.show = shown.append  # type: ignore[method-assign]
+    assert stream_answers(lambda: Connection(stream, "")) == list(STREAM)
+    assert shown == [0, 1, 2, 3, 4]
+
+
+def test_a_leader_that_fails_takes_with_it_what_no_replica_has() -> None:
+    one = simulation("rabbitmq-stream")
+    stream = Stream(one, "rabbitmq-stream")
+    stream.open = [Connection(stream, "")]
+    stream.log, stream.safe = [("one", 1, 0), ("one", 2, 1)], 1
+    fail = stream.restart()
+    assert fail is not None
+    fail()
+    assert stream.highest("one") == 1
+    (frame,) = frames(pa.array([b"000001"], pa.large_binary()), 2, 1_000)
+    stream.take(0, "one", frame)
+    assert stream.highest("one") == 1, "it was sent to the leader of before"
+
+
+def test_pravega_answers_as_its_sheet_says() -> None:
+    one = simulation("pravega")
+    pravega = Pravega(one, "pravega")
+    assert transaction_answers(PravegaWriter(pravega), pravega.status) == list(TRANSACTIONS)
+
+
+def test_a_lease_runs_out_once_its_writer_is_gone() -> None:
+    one = simulation("pravega")
+    pravega = Pravega(one, "pravega")
+    writer = PravegaWriter(pravega)
+    number = pravega.begin(writer)
+    assert pravega.expire() is None
+    writer.is_closed = True
+    run_out = pravega.expire()
+    assert run_out is not None
+    run_out()
+    assert pravega.status(number) == "ABORTED"
+
+
+def test_delta_skips_what_it_has_and_refuses_what_is_not_the_newest() -> None:
+    one = simulation("delta")
+    delta = Delta(one, "delta")
+    delta.publish = lambda *_: None  # type: ignore[method-assign]
+    delta.commit(1, ("label", "a", 3), (), {})
+    assert (delta.has("a", 3), delta.has("a", 2), delta.has("a", 4), delta.has("b", 3)) == (True, True, False, False)
+    with pytest.raises(SparkError, match="Concurrent"):
+        delta.commit(1, ("label", "a", 4), (), {})
+
+
+def test_iceberg_forwards_a_branch_only_to_what_follows() -> None:
+    one = simulation("iceberg")
+    iceberg = Iceberg(one, "iceberg")
+    iceberg.publish = lambda *_: None  # type: ignore[method-assign]
+    for branch in ("a", "b"):
+        iceberg.branches[branch] = iceberg.branches["main"]
+        iceberg.merge(branch, (), {"branch": branch})
+    iceberg.move("a", forward=True)
+    with pytest.raises(SparkError, match="fast-forward"):
+        iceberg.move("b", forward=True)
+    assert iceberg.branches["main"].summary() == {"branch": "a"}
+
+
+def test_rows_whose_file_was_taken_for_a_commit_are_not_given_up() -> None:
+    one = simulation("rabbitmq-queue")
+    queue = Queue(one, "rabbitmq-queue")
+    name = queue.transaction_name(OWNER, 0, 0, 1)
+    queue.number_of(name, 0)
+    queue.store.kept[f"folder/rows/{name}"] = b"[0]"
+    one.oracle.named[queue.name, str(name)] = 0
+    with pytest.raises(Broken):
+        queue.folder.discard(name)
+    assert one.oracle.violation is Violation.UNDONE
+
+
+def test_messages_on_a_connection_that_is_gone_are_ready_again() -> None:
+    one = simulation("rabbitmq-source")
+    query = queue_source.Query(one, queue_source.Oracle(one))
+    connection = queue_source.Connection(query.queue)
+    connection.basic_qos(prefetch_count=2)
+    connection.basic_consume("q", lambda *_: None, exclusive=False)
+    for _ in range(2):
+        connection.process_data_events(0.0)
+    assert list(connection.unacked.values()) == ["m0", "m1"]
+    query.queue.drop(connection)
+    assert (list(query.queue.ready)[:2], query.queue.waiting) == (["m0", "m1"], 0)

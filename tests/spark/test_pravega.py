@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from eventually import eventually
 from pravega_witness import SCOPE, PravegaWitness
 from shared_servers import pravega_server
+from simulation.sheets import TRANSACTIONS, transaction_answers
 from spark.harness import new_name
 from spark.in_process import SPARK, crash_at, ended
 from spark.table_job import QUERY, KilledError, TableJob
@@ -123,6 +124,14 @@ class PravegaJob(TableJob):
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, witness: PravegaWitness) -> PravegaJob:
     return PravegaJob(spark, tmp_path, witness)
+
+
+@drawn
+def test_the_server_answers_as_the_simulation_has_it(spark: SparkSession, job: PravegaJob) -> None:
+    stream = PravegaStream(spark, pravega_server().url, SCOPE, job.stream)
+    with stream.writer() as writer:
+        assert transaction_answers(writer, lambda number: stream.settled(writer, number)) == list(TRANSACTIONS)
+        assert stream.settled(writer, str(uuid.uuid4())) is None
 
 
 @drawn

@@ -1,0 +1,81 @@
+"""What models of servers promise, as sheets of questions: the models and the real servers have to answer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sparkonce.sinks.rabbitmq.messages import frames
+
+ROW = b"%06d"
+
+
+def stream_answers(connect: Callable[[], Any]) -> list[object]:
+    """The answers of a stream to publishers of two names, one of which comes back on a second connection.
+
+    Args:
+        connect: Opens a connection, as `sparkonce.sinks.rabbitmq.connection.StreamConnection` has it.
+    """
+    first, again, other = connect(), connect(), connect()
+    first.declare("one")
+    again.declare("one")
+    other.declare("two")
+
+    def publish(connection: Any, first_id: int, *rows: int) -> None:
+        messages = pa.array([ROW % row for row in rows], pa.large_binary())
+        for frame in frames(messages, first_id, 1_000):
+            connection.publish(frame)
+
+    answers: list[object] = [first.sequence("one")]
+    publish(first, 5, 0, 1, 2)
+    answers.append(again.sequence("one"))
+    publish(again, 6, 1, 2, 3)  # two of them come again
+    publish(again, 3, 0)  # confirmed, and dropped
+    answers += [first.sequence("one"), first.sequence("two")]
+    publish(other, 1, 4)
+    answers += [first.sequence("one"), first.sequence("two")]
+    for connection in (first, again, other):
+        connection.close()
+    return answers
+
+
+def transaction_answers(writer: Any, status: Callable[[str], str | None]) -> list[object]:
+    """The answers of Pravega to commits and aborts that come once, twice and too late.
+
+    Args:
+        writer: A writer of transactions, as the Java client has it.
+        status: Asks for what becomes of one.
+    """
+
+    def tried(ask: Callable[[], object]) -> str:
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001 - of Java's, or of the model's
+            return "refused" if "TxnFailed" in str(error) else repr(error)
+        return "done"
+
+    answers: list[object] = []
+    for calls in (("commit", "commit"), ("commit", "abort"), ("abort", "commit"), ("abort", "abort")):
+        begun = writer.beginTxn()
+        number = str(begun.getTxnId().toString())
+        answers.append(status(number))
+        for call in calls:
+            answers.append(tried(getattr(writer.getTxn(_like(begun)), call)))
+            answers.append(status(number))
+    return answers
+
+
+def _like(transaction: Any) -> Any:
+    found = transaction.getTxnId()
+    return found if hasattr(found, "_target_id") else str(found.toString())
+
+
+STREAM: Sequence[object] = (0, 7, 8, 0, 8, 1)
+TRANSACTIONS: Sequence[object] = (
+    *("OPEN", "done", "COMMITTED", "refused", "COMMITTED"),
+    *("OPEN", "done", "COMMITTED", "done", "COMMITTED"),
+    *("OPEN", "done", "ABORTED", "refused", "ABORTED"),
+    *("OPEN", "done", "ABORTED", "done", "ABORTED"),
+)
