@@ -43,6 +43,13 @@ def _puts_as_if_alone(self: Segments, number: int, segment: Segment) -> None:
     self.files.put(_segment(number), segment.encode())
 
 
+def _end_of_all(self: Receiver, begin: int, most_rows: int | None) -> int:
+    if begin not in self._rows and begin < self._next:
+        raise KeyError(begin)
+    return _END(self, begin, most_rows)
+
+
+_END = Receiver.end
 _mutant = partial(Mutant, family="reading", kinds=READING)
 
 READING_MUTANTS: Sequence[Mutant] = (
@@ -61,6 +68,10 @@ READING_MUTANTS: Sequence[Mutant] = (
     _mutant(
         name="RabbitMQ source: a segment that may stand is forgotten with its connection",
         patches=((Receiver, "disconnected", _forgets_what_may_stand),),
+    ),
+    _mutant(
+        name="RabbitMQ source: a batch that others have finished is planned",
+        patches=((Receiver, "end", _end_of_all),),
     ),
     _mutant(
         name="RabbitMQ source: a number that another receiver has taken is taken for one's own",

@@ -12,11 +12,13 @@ from simulation.config import STAGED
 from simulation.engine import UNDER_WAY
 from simulation.mutants import Mutant
 from sparkonce.protocol.outcomes import Finished
+from sparkonce.sinks.rabbitmq.committer import StreamCommitter
 from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, frames
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish, _Publishing
 from sparkonce.sinks.write_ahead.application import Application
+from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.spark.pravega.application import COMMITTED, PravegaApplication
 from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.spark.tables.committer import TableApplication, TableCommitter
@@ -152,6 +154,16 @@ STAGED_MUTANTS: Sequence[Mutant] = (
         name="rows that wait are noted as applied before they are",
         kinds=STAGED,
         patches=((Application, "_apply", _notes_first),),
+    ),
+    _mutant(
+        name="rows that wait: a store that is away ends a commit",
+        kinds=STAGED,
+        patches=((Application, "apply", Application._apply),),
+    ),
+    _mutant(
+        name="RabbitMQ stream: what an earlier run has published is not learned when it is committed again",
+        kinds=("rabbitmq-stream",),
+        patches=((StreamCommitter, "commit_all", WriteAheadCommitter.commit_all),),
     ),
     _mutant(
         name="RabbitMQ stream: publishing begins behind the highest id, which may not be safe",
