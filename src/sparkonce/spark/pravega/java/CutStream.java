@@ -81,8 +81,7 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         Cut from = (Cut) start;
         long most = limit instanceof ReadMaxBytes ? ((ReadMaxBytes) limit).maxBytes() : Long.MAX_VALUE;
         try {
-            planner().check(from);
-            Map<Long, Long> found = planner().next(from.positions, target, most);
+            Map<Long, Long> found = planner().next(from, target, most);
             answeredAtNs = System.nanoTime();
             hasAnswered = true;
             boolean isFirst = from == begun;
@@ -116,6 +115,11 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
 
     public PartitionReaderFactory createReaderFactory() {
         return new ReaderFactory(config(), name);
+    }
+
+    /** Returns what Spark's progress says of the source. */
+    public String toString() {
+        return "pravega: " + name;
     }
 
     public void commit(Offset end) {

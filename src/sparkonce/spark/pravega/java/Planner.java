@@ -67,13 +67,15 @@ public class Planner {
         }
     }
 
-    /** Returns the position up to which the next batch reads, to the tail or for about so many bytes. */
-    Map<Long, Long> next(Map<Long, Long> from, Map<Long, Long> target, long most) {
+    /** Returns the position up to which the batch after a cut reads, to the tail or for about so many bytes. */
+    Map<Long, Long> next(Cut cut, Map<Long, Long> target, long most) {
         StreamInfo ends = client.ends();
+        Map<Long, Long> from = cut.positions;
         Map<Long, Long> to = target == null ? tail(ends) : target;
         if (from.equals(to)) {
             return from;
         }
+        check(cut);
         Map<Long, Part> parts = new TreeMap<Long, Part>();
         long total = 0;
         for (Part part : parts(from, to, ends)) {
