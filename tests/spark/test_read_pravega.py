@@ -26,6 +26,7 @@ EPOCH = 2**32
 """What a segment's id has more than its number, for each time that the stream was scaled before it."""
 
 drawn = pytest.mark.drawn(2, "read pravega")
+"""Drawn of some fifteen: a server takes ten seconds to start."""
 
 Seen = dict[int, list[tuple[int, int, str]]]
 """The segment, the offset and the value of each row, by batch."""
@@ -97,6 +98,7 @@ def reading(spark: SparkSession, tmp_path: Path) -> Reading:
     return Reading(spark, tmp_path)
 
 
+@drawn
 def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 500}
     reading.write(0, 100)
@@ -175,6 +177,7 @@ def test_a_start_at_a_given_cut(reading: Reading) -> None:
     assert values(reading.run()) == list(range(10, 20))
 
 
+@drawn
 def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run()
@@ -228,6 +231,7 @@ def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
     assert "was made at" in reading.stops()
 
 
+@drawn
 def test_a_query_of_ours_reads_it_exactly_once(reading: Reading, tmp_path: Path) -> None:
     reading.given = {"max_bytes_per_batch": 700}
     reading.write(0, 100)
@@ -253,6 +257,7 @@ def test_explain_knows_the_source_and_tells_no_password(spark: SparkSession, tmp
     assert "hush-hush" not in rows._jdf.queryExecution().toString()
 
 
+@drawn
 def test_a_stream_that_is_missing_refuses_the_start(reading: Reading, tmp_path: Path) -> None:
     reading.stream = "no-such"
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
