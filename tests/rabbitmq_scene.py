@@ -78,5 +78,5 @@ class StreamScene:
         committer.conclude(batch, handles)
 
     def bodies(self) -> list[str]:
-        """What a reader sees."""
+        """The bodies that a reader sees."""
         return [body.decode() for body in self.witness.messages(self.stream)]

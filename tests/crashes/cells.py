@@ -1,4 +1,4 @@
-"""What is done to a run, and where: the cells of the matrix."""
+"""The cells of the matrix: what is done to a run, and where."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class World:
 
 
 class Watched:
-    """What batches have read, as they were planned: it is asked before anything is deleted."""
+    """The messages that batches have read, as they were planned: asked before anything is deleted."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[str]] = {}

@@ -261,7 +261,7 @@ class PublisherConnection(StreamConnection):
 
 
 class _Incoming(io.RawIOBase):
-    """What a socket receives until a deadline."""
+    """The bytes that a socket receives until a deadline."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

@@ -1,4 +1,4 @@
-"""Tells how far Spark has finished: from its checkpoint, where it records a batch once its sinks have finished it."""
+"""Reads how far Spark has finished from its checkpoint: it records a batch once its sinks have finished it."""
 
 from __future__ import annotations
 
