@@ -1,4 +1,4 @@
-"""Tests of the things that only a stream has: publishing ids, the memory of publishers, and messages that come again or late."""
+"""Tests of a stream's own things: publishing ids, the memory of publishers, messages that come again or late."""
 
 from __future__ import annotations
 

@@ -6,10 +6,9 @@ import os
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkonce.arguments import flag, function, need_package, nonempty, number, one_of, shown, whole_number
+from sparkonce.arguments import flag, function, need_package, nonempty, number, one_of, whole_number
 from sparkonce.checkpoint.location import checked_location
-from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
 from sparkonce.sources.rabbitmq.queue.messages import Identify, identified_by
 from sparkonce.sources.rabbitmq.queue.receiver import Acknowledge
 from sparkonce.spark.checkpoints.opening import open_checkpoint
@@ -79,16 +78,10 @@ def read_rabbitmq_queue(
     from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, queue_is_there
     from sparkonce.sources.rabbitmq.queue.receiver import ReceiverSettings
 
-    if not isinstance(server, RabbitMQ):
-        raise ConfigurationError(
-            f"server={shown(server)} is not a RabbitMQ.",
-            next_step="Give RabbitMQ(host='rabbit', user='job', password='…').",
-            setting="server",
-        )
     most = None if max_rows_per_batch is None else whole_number("max_rows_per_batch", max_rows_per_batch, least=1)
     rows = whole_number("segment_rows", segment_rows, least=1)
     consumer = ConsumerSettings(
-        server=server,
+        server=checked_server(server),
         queue=nonempty("queue", queue, example="a queue's name, such as 'orders'"),
         prefetch=whole_number("prefetch", prefetch, least=1, most=MOST_PREFETCH),
         exclusive=flag("exclusive", exclusive),

@@ -9,9 +9,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkonce.arguments import mapping, need_package, nonempty, number, one_of, shown, texts, whole_number
+from sparkonce.arguments import mapping, need_package, nonempty, number, one_of, texts, whole_number
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
 from sparkonce.spark.rabbitmq_stream import NAME, OPTION, RabbitMQStreamSource, StreamOptions
 from sparkonce.spark.start.given import check_session
 
@@ -72,7 +72,7 @@ def read_rabbitmq_stream(
         _check_names("starting", begins, {*names, ""})
         _check_names("accept_lost", accepted, names)
     options = StreamOptions(
-        server=asdict(_checked(server)),
+        server=asdict(checked_server(server)),
         streams=names,
         super_stream=is_super,
         starting=begins,
@@ -89,16 +89,6 @@ def read_rabbitmq_stream(
     spark.dataSource.register(RabbitMQStreamSource)
     reader = spark.readStream.format(NAME).option("streams", ", ".join(names))  # for people who read the plan
     return reader.option(OPTION, options.text()).load()
-
-
-def _checked(server: object) -> RabbitMQ:
-    if not isinstance(server, RabbitMQ):
-        raise ConfigurationError(
-            f"server={shown(server)} is not a RabbitMQ.",
-            next_step="Give RabbitMQ(host='rabbit', user='job', password='…').",
-            setting="server",
-        )
-    return server
 
 
 def _which(streams: str | Sequence[str] | None, super_stream: str | None) -> tuple[tuple[str, ...], bool]:

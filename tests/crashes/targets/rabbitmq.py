@@ -24,15 +24,9 @@ def rows(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"value": [str(number) for number in range(start, start + count)]})
 
 
-class RabbitTarget(ServerTarget):
-    name = "rabbitmq-stream"
-    choice = "few"
-    preload = (
-        "sparkonce.sinks.rabbitmq.writer",
-        "sparkonce.sinks.rabbitmq.committer",
-        "sparkonce.sinks.rabbitmq.preflight",
-    )
-    requests = {COMMIT: re.compile(rb"\x00\x02\x00\x01\x00\x00\x00")}  # noqa: RUF012 - a frame that publishes
+class OnRabbit(ServerTarget):
+    """A target in RabbitMQ, whose rows wait in a folder."""
+
     rows = staticmethod(rows)
     shows_within_s = 0.0
     gone_within_s = 0.0
@@ -45,6 +39,24 @@ class RabbitTarget(ServerTarget):
         self._folder = folder
         return RabbitServer(folder / "data")
 
+    def new_place(self) -> None:
+        self._place = self._folder / new_name()
+
+    def lingering(self) -> Sequence[str]:
+        folders = [folder for name in ("open", "prepared") for folder in self._place.rglob(name)]
+        return [str(path) for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+class RabbitTarget(OnRabbit):
+    name = "rabbitmq-stream"
+    choice = "few"
+    preload = (
+        "sparkonce.sinks.rabbitmq.writer",
+        "sparkonce.sinks.rabbitmq.committer",
+        "sparkonce.sinks.rabbitmq.preflight",
+    )
+    requests = {COMMIT: re.compile(rb"\x00\x02\x00\x01\x00\x00\x00")}  # noqa: RUF012 - a frame that publishes
+
     def start(self, folder: Path) -> None:
         super().start(folder)
         self._witness = StreamWitness(HOST, self.server.stream_port, answers_within_s=20)
@@ -56,7 +68,7 @@ class RabbitTarget(ServerTarget):
         self.proxy.start()
 
     def new_place(self) -> None:
-        self._place = self._folder / new_name()
+        super().new_place()
         self._target, self._streams = self._new_target()
 
     def _new_target(self) -> tuple[dict[str, str], Sequence[str]]:
@@ -70,10 +82,6 @@ class RabbitTarget(ServerTarget):
 
     def visible(self) -> Sequence[int]:
         return [int(body) for stream in self._streams for body in self._witness.messages(stream)]
-
-    def lingering(self) -> Sequence[str]:
-        folders = [folder for name in ("open", "prepared") for folder in self._place.rglob(name)]
-        return [str(path) for folder in folders for path in folder.rglob("*") if path.is_file()]
 
 
 class SuperStreamTarget(RabbitTarget):

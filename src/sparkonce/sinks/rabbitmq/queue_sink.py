@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkonce.arguments import need_package, nonempty, shown
+from sparkonce.arguments import need_package, nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import Facts, SinkWriter, WriterContext
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
@@ -61,12 +61,6 @@ class RabbitMQQueueSink(WriteAheadSink):
         need_package("RabbitMQQueueSink", "pika", "pika", "rabbitmq")
         from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish
 
-        if not isinstance(server, RabbitMQ):
-            raise ConfigurationError(
-                f"server={shown(server)} is not a RabbitMQ.",
-                next_step="Give RabbitMQ(host='rabbit', user='job', password='…').",
-                setting="server",
-            )
         if (queue is None) == (exchange is None):
             raise ConfigurationError(
                 f"queue={queue!r} and exchange={exchange!r}: exactly one is needed.",
@@ -79,7 +73,7 @@ class RabbitMQQueueSink(WriteAheadSink):
                 next_step="Give exchange= in place of queue=, or leave routing_key out.",
                 setting="routing_key",
             )
-        self.server = server
+        self.server = checked_server(server)
         self.exchange = "" if exchange is None else nonempty("exchange", exchange, example="an exchange's name")
         self.routing_key = routing_key if queue is None else nonempty("queue", queue, example="a queue's name")
         super().__init__(

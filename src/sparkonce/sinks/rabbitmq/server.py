@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
-from sparkonce.arguments import flag, nonempty, number, whole_number
+from sparkonce.arguments import flag, nonempty, number, shown, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks._shared.tls_files import see_files
 
@@ -105,3 +105,18 @@ class RabbitMQ:
         if self.certificate_file is not None:
             context.load_cert_chain(self.certificate_file, self.key_file)
         return context
+
+
+def checked_server(server: object) -> RabbitMQ:
+    """Returns what was given as a server.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if not isinstance(server, RabbitMQ):
+        raise ConfigurationError(
+            f"server={shown(server)} is not a RabbitMQ.",
+            next_step="Give RabbitMQ(host='rabbit', user='job', password='…').",
+            setting="server",
+        )
+    return server

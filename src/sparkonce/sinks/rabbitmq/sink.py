@@ -16,7 +16,7 @@ from sparkonce.sink import Facts, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks._shared.preflight import check_same
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, Body, columns_of
 from sparkonce.sinks.rabbitmq.routing import check_key
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
 from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
@@ -69,11 +69,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         name: str = "rabbitmq",
     ) -> None:
         need_package("RabbitMQStreamSink", "rstream", "rstream", "rabbitmq")
-        if not isinstance(server, RabbitMQ):
-            raise ConfigurationError(
-                f"server is a {type(server).__name__}.", next_step="Give RabbitMQ(host=…).", setting="server"
-            )
-        self.server = server
+        self.server = checked_server(server)
         if (stream is None) == (super_stream is None):
             raise ConfigurationError(
                 f"stream={stream!r} and super_stream={super_stream!r}: exactly one is needed.",
