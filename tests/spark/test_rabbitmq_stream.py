@@ -22,7 +22,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sources.rabbitmq.asking import StreamAsker
-from sparkonce.spark.rabbitmq_stream import IS_LIMITED_BY_SPARK
+from sparkonce.spark.limits import IS_LIMITED_BY_SPARK
 
 pytestmark = SPARK
 

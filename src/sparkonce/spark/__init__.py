@@ -17,5 +17,6 @@
 - ``show``: progress and errors, as people see them.
 - ``job``: runs a user's file and ends its queries.
 - ``explain``: reads queries for the analyser.
+- ``limits``: the limit of a batch of a source in Python.
 - ``plans``: reads plans; ``jvm`` reads objects of the JVM; ``modules`` looks for Spark's own modules.
 """

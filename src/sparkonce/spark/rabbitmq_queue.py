@@ -19,6 +19,7 @@ from sparkonce.errors import CheckpointMismatchError
 from sparkonce.sources.rabbitmq.queue.messages import SPARK_SCHEMA, identified_by
 from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE, Progress
 from sparkonce.sources.rabbitmq.queue.segments import Segments
+from sparkonce.spark.limits import Limited
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +84,7 @@ def source_of(options: QueueOptions) -> type[DataSource]:
     return RabbitMQQueueSource
 
 
-class QueueReader(DataSourceStreamReader):  # type: ignore[misc]
+class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
     """Plans batches beside the driver, where it receives, and reads their partitions in tasks.
 
     Args:
@@ -91,8 +92,10 @@ class QueueReader(DataSourceStreamReader):  # type: ignore[misc]
     """
 
     def __init__(self, options: QueueOptions) -> None:
+        super().__init__(options.most)
         self._options = options
         self._identity = ""
+        self._target: int | None = None
         self._place = 0
         self._receiver: Receiver | None = None
         self._consumer: QueueConsumer | None = None
@@ -110,14 +113,20 @@ class QueueReader(DataSourceStreamReader):  # type: ignore[misc]
 
         Args:
             start: The start of the batch. Spark before 4.2 does not tell it.
-            limit: Spark's limit. Spark before 4.2 does not give one: it is our own.
+            limit: Spark's limit.
         """
         receiver, consumer = self._receiving()
         consumer.check()
         begin = max(self._place, receiver.begin()) if start is None else start[NEXT]
-        most = self._options.most if limit is None else getattr(limit, "max_rows", None)
-        self._place = receiver.end(begin, most)
+        end = receiver.end(begin, self.most_rows(limit))
+        self._place = end if self._target is None else max(begin, min(end, self._target))
         return self._at(self._place)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """Notes what the queue has given by now, for Spark 4.2 and newer: the query reads that."""
+        receiver, consumer = self._receiving()
+        consumer.check()
+        self._target = receiver.newest()
 
     def partitions(self, start: Place, end: Place) -> list[QueuePartition]:
         """Returns the parts of a batch: always the same for the same places."""

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from sparkonce.errors import OutageError
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.spark.limits import Limited
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,16 +26,7 @@ if TYPE_CHECKING:
     from sparkonce.sources.rabbitmq.asking import StreamAsker
     from sparkonce.sources.rabbitmq.places import Places, StreamRange
 
-try:  # since Spark 4.2
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:
-    ReadAllAvailable = ReadMaxRows = None
-    SupportsTriggerAvailableNow = object
-
 logger = logging.getLogger("sparkonce")
-
-IS_LIMITED_BY_SPARK = ReadMaxRows is not None
-"""Tells if Spark itself limits batches of Python sources, so that a trigger that ends by itself reads all."""
 
 NAME = "rabbitmq_stream"
 SCHEMA = "stream string, offset long, timestamp timestamp, value binary"
@@ -119,7 +111,7 @@ class RabbitMQStreamSource(DataSource):  # type: ignore[misc]
         return StreamReader(StreamOptions.parse(self.options[OPTION]))
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
     """Plans batches in the driver, and reads their partitions in tasks. It is pickled before it has asked anything.
 
     Args:
@@ -127,6 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     """
 
     def __init__(self, options: StreamOptions) -> None:
+        super().__init__(options.most)
         self._options = options
         self._asked: StreamAsker | None = None
         self._streams: tuple[str, ...] = ()
@@ -149,15 +142,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         Args:
             start: The start of the batch. Spark before 4.2 does not tell it: it is the end of the batch before, which
                 was planned by `partitions`.
-            limit: Spark's limit. Spark before 4.2 does not give one: it is our own.
+            limit: Spark's limit.
         """
         known = start if start is not None else self._place if self._place is not None else self.initialOffset()
-        most = self._options.most if limit is None else getattr(limit, "max_rows", None)
         try:
             self._asker(_BRIEF_S if self._is_patient() else None)
             begun = self._since_begin(known)
             ends = self._asker().ends(self._all_streams()) if self._target is None else self._target
-            found = self._asker().next_place(begun, ends, most)
+            found = self._asker().next_place(begun, ends, self.most_rows(limit))
         except OutageError as error:
             if not self._is_patient():
                 raise
@@ -167,10 +159,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._asker(self._options.patience_s)
         self._newest, self._answered_at, self._place = ends, time.monotonic(), found
         return found
-
-    def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's
-        """Returns the limit of a batch, for Spark 4.2 and newer."""
-        return ReadAllAvailable() if self._options.most is None else ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         """Notes the ends of the streams, for Spark 4.2 and newer: the query reads up to them."""

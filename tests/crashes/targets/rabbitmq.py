@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from crashes.cells import KILL, LATE, REPLY_LOST, RESTART, ZOMBIE
 from crashes.target import COMMIT, ServerTarget, new_name
@@ -86,6 +87,7 @@ class RabbitTarget(OnRabbit):
 
 class SuperStreamTarget(RabbitTarget):
     name = "rabbitmq-super-stream"
+    marks = (pytest.mark.slow,)
     faults = (KILL, ZOMBIE, REPLY_LOST, LATE, RESTART)
 
     def _new_target(self) -> tuple[dict[str, str], Sequence[str]]:

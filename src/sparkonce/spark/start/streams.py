@@ -12,8 +12,9 @@ from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.spark.limits import IS_LIMITED_BY_SPARK
 from sparkonce.spark.plans import source_facts
-from sparkonce.spark.rabbitmq_stream import IS_LIMITED_BY_SPARK, NAME, OPTION, StreamOptions
+from sparkonce.spark.rabbitmq_stream import NAME, OPTION, StreamOptions
 from sparkonce.spark.start.first_batch import analyzed
 
 logger = logging.getLogger("sparkonce")
