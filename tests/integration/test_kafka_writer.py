@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.errors import OutageError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
@@ -28,6 +28,7 @@ from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.kafka.topic_limits import TopicLimits
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce.testing.kafka import Record, create_topic, describe_transactions, read_committed, read_uncommitted
 
@@ -564,3 +565,26 @@ def test_large_rows_need_little_memory(kafka: Kafka, owner: Owner) -> None:
     work = pickle.dumps((KafkaSink(kafka.settings, topic=kafka.create_topic()), context)).hex()
     run = subprocess.run([sys.executable, "-c", MEMORY, work], capture_output=True, text=True, check=True, timeout=120)
     assert int(run.stdout) < 300
+
+
+def test_rows_are_offered_by_the_limits_of_the_topics_that_they_name(kafka: Kafka, owner: Owner) -> None:
+    """Kafka itself would refuse the row once it is sent, and with it the transaction."""
+    small, large = kafka.create_topic(max_message_bytes="2000"), kafka.create_topic()
+    rows = pa.record_batch({"topic": [small, large, small], "value": [b"x" * 5000, b"y" * 5000, b"z"]})
+    writer = open_writer(KafkaSink(kafka.settings), owner)
+    writer.begin()
+    refused = writer.offer(rows)
+    assert list(refused.rows) == [0]
+    assert "max.message.bytes is 2000" in refused.reasons[0]
+    kafka.commit(writer.prepare())
+    writer.close()
+    assert (kafka.values(small), kafka.values(large)) == ([b"z"], [b"y" * 5000])
+
+
+def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka) -> None:
+    limits = TopicLimits(kafka.settings)
+    assert limits.of(["nowhere"]) == {}
+    there = kafka.create_topic(max_message_bytes="2000")
+    assert limits.of([there, "nowhere"]) == {there: 2000}
+    with pytest.raises(OutageError, match="The brokers do not tell"):
+        TopicLimits({"bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 500}).of(["any"])

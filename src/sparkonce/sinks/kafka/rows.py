@@ -6,7 +6,7 @@ Data to Kafka" in Spark's guide), and ``timestamp``. Other columns are ignored, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,13 +146,16 @@ _AROUND_ROW_BYTES = 61 + 25
 _AROUND_HEADER_BYTES = 10
 
 
-def refused_rows(rows: pa.RecordBatch, topic: str | None, most_bytes: int) -> Refused:
+def refused_rows(
+    rows: pa.RecordBatch, topic: str | None, most_bytes: int, by_topic: Mapping[str, int] | None = None
+) -> Refused:
     """Returns the rows that Kafka cannot take, whatever its state.
 
     Args:
         rows: Rows with the columns of `select_columns`.
         topic: The sink's own topic.
         most_bytes: The size of the largest record batch that the topic takes: its ``max.message.bytes``.
+        by_topic: The same of topics that rows name, where it is known.
     """
     whole = _sizes_bytes(rows.drop_columns("headers")) if "headers" in rows.schema.names else _sizes_bytes(rows)
     whole = whole + _AROUND_ROW_BYTES
@@ -170,10 +173,20 @@ def refused_rows(rows: pa.RecordBatch, topic: str | None, most_bytes: int) -> Re
     reasons: dict[int, str] = {}
     for mask, text in checks:
         reasons.update(dict.fromkeys(np.flatnonzero(mask).tolist(), text))
-    for row in np.flatnonzero(whole > most_bytes).tolist():
-        reasons[row] = f"The row takes {whole[row]} bytes without compression, and max.message.bytes is {most_bytes}."
+    most = _limits(rows, most_bytes, by_topic) if topic is None and by_topic else np.full(rows.num_rows, most_bytes)
+    for row in np.flatnonzero(whole > most).tolist():
+        reasons[row] = f"The row takes {whole[row]} bytes without compression, and max.message.bytes is {most[row]}."
     numbers = sorted(reasons)
     return Refused(rows=numbers, reasons=[reasons[row] for row in numbers])
+
+
+def _limits(rows: pa.RecordBatch, most_bytes: int, by_topic: Mapping[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns each row's limit, which is never more than that of every row."""
+    places = rows.column("topic").dictionary_encode()
+    limits = [min(most_bytes, by_topic.get(name, most_bytes)) for name in places.dictionary.to_pylist()]
+    numbers = pc.fill_null(places.indices, len(limits)).to_numpy(zero_copy_only=False)
+    found: np.ndarray[Any, np.dtype[np.int64]] = np.array([*limits, most_bytes], np.int64)[numbers]
+    return found
 
 
 def _headers(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]:

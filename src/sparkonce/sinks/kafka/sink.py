@@ -141,6 +141,7 @@ class KafkaSink(TwoPhaseCommitSink):
         """Leases a producer at once, so that it is ready when the first rows come."""
         from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
         from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
+        from sparkonce.sinks.kafka.topic_limits import limits_of_process
         from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
 
         owner, transactional = context.owner, self.guarantee is Guarantee.EXACTLY_ONCE
@@ -165,6 +166,7 @@ class KafkaSink(TwoPhaseCommitSink):
                 self.transaction_timeout_s(owner.facts),
                 int(owner.facts["max_message_bytes"]) if "max_message_bytes" in owner.facts else None,
             ),
+            topic_limits=limits_of_process(settings) if self.topic is None else None,
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:

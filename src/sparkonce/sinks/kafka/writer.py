@@ -23,6 +23,7 @@ from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
+    from sparkonce.sinks.kafka.topic_limits import TopicLimits
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +79,20 @@ class KafkaWriter(SinkWriter):
         topic: The sink's own topic; None if the rows name theirs.
         transactional: True if the guarantee is EXACTLY_ONCE.
         limits: Its limits of memory and time.
+        topic_limits: Tells the limits of topics that rows name, before they are offered.
     """
 
     def __init__(
-        self, pool: ProducerPool, *, batch: int, topic: str | None, transactional: bool, limits: WriterLimits
+        self,
+        pool: ProducerPool,
+        *,
+        batch: int,
+        topic: str | None,
+        transactional: bool,
+        limits: WriterLimits,
+        topic_limits: TopicLimits | None = None,
     ) -> None:
+        self._topic_limits = topic_limits
         self._pool = pool
         self._batch = batch
         self._topic = topic
@@ -144,7 +154,10 @@ class KafkaWriter(SinkWriter):
 
         See `SinkWriter.offer`.
         """
-        refused = refused_rows(rows, self._topic, self._limits.topic_bytes)
+        by_topic: Mapping[str, int] = {}
+        if self._topic is None and self._topic_limits is not None:
+            by_topic = self._topic_limits.of(rows.column("topic").unique().drop_null().to_pylist())
+        refused = refused_rows(rows, self._topic, self._limits.topic_bytes, by_topic)
         if refused.rows:
             kept = np.ones(rows.num_rows, bool)
             kept[list(refused.rows)] = False
