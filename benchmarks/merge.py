@@ -1,11 +1,12 @@
 """Measures a query that merges into a table, against `foreachBatch` with the MERGE of Delta's or Iceberg's manual.
 
-    python3 dev.py run python benchmarks/merge.py [--table delta] [--rows 200000] [--batches 5] [--rounds 3]
+    python3 dev.py run python benchmarks/merge.py [--table delta] [--rows 200000] [--batches 4] [--rounds 5]
 
-Both read the same Parquet files, one a batch, and update half of their rows and insert the others. They run in turn in
-one session, into tables that are equal at the start of each round. The ratio of a round is that of the medians of its
-batches' times, and that of the CPU seconds of the whole queries, which depend less on who shares the machine. The
-medians of the ratios are what counts. Prints a line of JSON for each query.
+Both read the same Parquet files, one a batch, and update half of their rows and insert the others. They run in turn
+(A B, B A, A B, …) in one session, into tables that are equal at the start of each round. A round's ratio of seconds is
+that of the medians of its batches. Its ratio of CPU seconds is that of the whole queries, with all processes of Spark:
+it depends less on who shares the machine. The medians of the ratios are what counts. Prints a line of JSON for each
+query, and at the end the medians with lowest and highest, and the number of Spark's jobs in a batch.
 """
 
 from __future__ import annotations
@@ -42,29 +43,33 @@ def main() -> int:
         for number in range(given.rounds + 1):
             taken, used = {}, {}
             for kind in ("foreachBatch", "sparkonce") if number % 2 else ("sparkonce", "foreachBatch"):
-                before = _cpu_s()
-                taken[kind] = _measured(spark, given, Path(folder), kind, number)
-                used[kind] = _cpu_s() - before
-                _say(
-                    round=number, kind=kind, batch_s=[round(one, 2) for one in taken[kind]], cpu_s=round(used[kind], 1)
-                )
+                taken[kind], used[kind], jobs = _measured(spark, given, Path(folder), kind, number)
+                seconds = [round(one, 2) for one in taken[kind]]
+                _say(round=number, kind=kind, batch_s=seconds, cpu_s=round(used[kind], 1), jobs_a_batch=jobs)
             if number:  # the first round warms up
                 ratios["seconds"].append(median(taken["foreachBatch"]) / median(taken["sparkonce"]))
                 ratios["cpu_seconds"].append(used["foreachBatch"] / used["sparkonce"])
         for unit, found in ratios.items():
-            shown = [round(one, 3) for one in found]
-            _say(table=given.table, rows=rows, of=unit, ratios=shown, median=round(median(found), 3))
+            middle, least, most = (round(one, 3) for one in (median(found), min(found), max(found)))
+            _say(table=given.table, rows=rows, of=unit, median=middle, lowest=least, highest=most, rounds=len(found))
     return 0
 
 
 def _cpu_s() -> float:
+    """Returns the CPU seconds of all processes, with those that have ended."""
     own = psutil.Process()
-    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
+    return float(sum(sum(each.cpu_times()[:4]) for each in (own, *own.children(recursive=True))))
 
 
-def _measured(spark: SparkSession, given: argparse.Namespace, folder: Path, kind: str, number: int) -> list[float]:
-    """Returns the seconds of each batch but the first."""
+def _jobs(spark: SparkSession) -> int:
+    """Returns how many jobs there have been."""
+    return int(spark._jsc.sc().dagScheduler().nextJobId())
+
+
+def _measured(
+    spark: SparkSession, given: argparse.Namespace, folder: Path, kind: str, number: int
+) -> tuple[list[float], float, float]:
+    """Returns the seconds of each batch but the first, the query's CPU seconds, and its jobs a batch."""
     name = f"{kind.lower()}_{number}"
     target = f"ice.db.{name}" if given.table == "iceberg" else str(folder / name)
     start = spark.range(_PER_TABLE * given.rows // 2).selectExpr("id", "0D n", "'' word").repartition(4)
@@ -74,6 +79,7 @@ def _measured(spark: SparkSession, given: argparse.Namespace, folder: Path, kind
         start.write.format("delta").save(target)
     source = spark.readStream.schema(start.schema).option("maxFilesPerTrigger", 2).parquet(f"{folder}/source")
     checkpoint = f"{folder}/checkpoint-{name}"
+    cpu_s, jobs = _cpu_s(), _jobs(spark)
     if kind == "sparkonce":
         sink = (IcebergSink if given.table == "iceberg" else DeltaSink)(target, merge_on=["id"])
         once = ExactlyOnce(sink, checkpoint=checkpoint, display=False)
@@ -83,12 +89,13 @@ def _measured(spark: SparkSession, given: argparse.Namespace, folder: Path, kind
         writer = source.writeStream.foreachBatch(lambda rows, _: merge(rows, target)).trigger(availableNow=True)
         query = writer.option("checkpointLocation", checkpoint).start()
     query.awaitTermination()
+    cpu_s, jobs = _cpu_s() - cpu_s, _jobs(spark) - jobs
     taken = [one["durationMs"]["addBatch"] / 1000 for one in query.recentProgress if one["numInputRows"]]
     found = spark.table(target) if given.table == "iceberg" else spark.read.format("delta").load(target)
     expected = (_PER_TABLE + given.batches + 1) * given.rows // 2
     if found.count() != expected:
         raise SystemExit(f"{kind}: {found.count()} rows of {expected}")
-    return taken[1:]
+    return taken[1:], cpu_s, round(jobs / (given.batches + 1), 1)
 
 
 def _merge_delta(rows: DataFrame, target: str) -> None:
@@ -133,8 +140,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--table", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--mode", choices=["copy-on-write", "merge-on-read"], default="copy-on-write")
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--batches", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args()
 
 

@@ -129,6 +129,11 @@ class Run:
     worker_mib: float
     batch_ms: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def all_us_per_row(self) -> float:
+        """CPU of all processes. On a machine that does something else, its ratio is steadier than that of the rates."""
+        return self.cpu_us_per_row + self.server_us_per_row
+
 
 @contextmanager
 def machine(
@@ -236,6 +241,8 @@ def _show(load: Load, found: dict[str, list[Run]], reference: str) -> None:
         "rows/s",
         f"of {reference}",
         "lowest to highest",
+        "the same by CPU",
+        "lowest to highest",
         "CPU µs/row",
         "server's",
         "worker MiB",
@@ -243,13 +250,16 @@ def _show(load: Load, found: dict[str, list[Run]], reference: str) -> None:
     ):
         table.add_column(name, justify="right")
     for name, runs in found.items():
-        pairs = zip(runs, found[reference], strict=True)
+        pairs = list(zip(runs, found[reference], strict=True))
         ratios = [one.rows_per_s / other.rows_per_s for one, other in pairs]
+        by_cpu = [other.all_us_per_row / one.all_us_per_row for one, other in pairs]
         table.add_row(
             name,
             f"{median(run.rows_per_s for run in runs):,.0f}",
             f"{median(ratios):.2f}",
             f"{min(ratios):.2f} to {max(ratios):.2f}",
+            f"{median(by_cpu):.2f}",
+            f"{min(by_cpu):.2f} to {max(by_cpu):.2f}",
             f"{median(run.cpu_us_per_row for run in runs):.2f}",
             f"{median(run.server_us_per_row for run in runs):.2f}",
             f"{max(run.worker_mib for run in runs):.0f}",
