@@ -28,7 +28,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq import publishing
-from sparkonce.sinks.rabbitmq.connection import PublisherConnection
+from sparkonce.sinks.rabbitmq.connection import PublisherConnection, connect_to
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
@@ -58,10 +58,10 @@ def numbered(start: int, count: int) -> list[str]:
 
 
 def test_the_server_answers_as_the_simulation_has_it(scene: StreamScene) -> None:
-    def connect() -> StreamConnection:
-        return StreamConnection(settings_of(rabbit_server()), scene.stream)
+    def connect() -> PublisherConnection:
+        return connect_to(PublisherConnection, settings_of(rabbit_server()), scene.stream, leader=True)
 
-    assert stream_answers(connect) == list(STREAM)
+    assert stream_answers(connect, scene.stream) == list(STREAM)
     assert scene.bodies() == [(ROW % row).decode() for row in range(5)]
 
 

@@ -12,30 +12,31 @@ from sparkonce.sinks.rabbitmq.messages import frames
 ROW = b"%06d"
 
 
-def stream_answers(connect: Callable[[], Any]) -> list[object]:
+def stream_answers(connect: Callable[[], Any], stream: str) -> list[object]:
     """The answers of a stream to publishers of two names, one of which comes back on a second connection.
 
     Args:
-        connect: Opens a connection, as `sparkonce.sinks.rabbitmq.connection.StreamConnection` has it.
+        connect: Opens a connection to the leader, as `sparkonce.sinks.rabbitmq.connection.PublisherConnection` has it.
+        stream: The stream.
     """
     first, again, other = connect(), connect(), connect()
-    first.declare("one")
-    again.declare("one")
-    other.declare("two")
+    first.declare(stream, "one")
+    again.declare(stream, "one")
+    other.declare(stream, "two")
 
     def publish(connection: Any, first_id: int, *rows: int) -> None:
         messages = pa.array([ROW % row for row in rows], pa.large_binary())
         for frame in frames(messages, first_id, 1_000):
             connection.publish(frame)
 
-    answers: list[object] = [first.sequence("one")]
+    answers: list[object] = [first.sequence(stream, "one")]
     publish(first, 5, 0, 1, 2)
-    answers.append(again.sequence("one"))
+    answers.append(again.sequence(stream, "one"))
     publish(again, 6, 1, 2, 3)  # two of them come again
     publish(again, 3, 0)  # confirmed, and dropped
-    answers += [first.sequence("one"), first.sequence("two")]
+    answers += [first.sequence(stream, "one"), first.sequence(stream, "two")]
     publish(other, 1, 4)
-    answers += [first.sequence("one"), first.sequence("two")]
+    answers += [first.sequence(stream, "one"), first.sequence(stream, "two")]
     for connection in (first, again, other):
         connection.close()
     return answers

@@ -215,7 +215,7 @@ def test_a_stream_answers_as_its_sheet_says() -> None:
     stream = Stream(one, "rabbitmq-stream")
     shown: list[int] = []
     stream.show = shown.append  # type: ignore[method-assign]
-    assert stream_answers(lambda: Connection(stream, "")) == list(STREAM)
+    assert stream_answers(lambda: Connection(Connection, stream, leader=True), "stream") == list(STREAM)
     assert shown == [0, 1, 2, 3, 4]
 
 
