@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, PravegaSink
 from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce.rig.servers.pravega import Pravega
+from sparkonce.rig.servers.pravega import PravegaServer
 from sparkonce.sources.packages import PRAVEGA_CLIENT
 
 SCOPE, STREAM, SEGMENTS = "bench", "rows", 4
@@ -36,14 +36,14 @@ def main() -> int:
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     with (
         tempfile.TemporaryDirectory(prefix="sparkonce-pravega-") as folder,
-        Pravega(Path(folder) / "settings") as server,
+        PravegaServer(Path(folder) / "settings") as server,
         machine(load, jars=resolve([PRAVEGA_CLIENT], exclude=in_spark), server_pid=server.pid) as on,
     ):
         compare(on, contenders(on.spark, server), rounds=given.rounds)
     return 0
 
 
-def contenders(spark: SparkSession, server: Pravega) -> list[Contender]:
+def contenders(spark: SparkSession, server: PravegaServer) -> list[Contender]:
     jvm = spark._jvm
     client = jvm.io.pravega.client
     config = client.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(server.url)).build()

@@ -28,7 +28,7 @@ from rich.table import Table
 from session import session
 from sparkonce import read_pravega, spark_packages
 from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce.rig.servers.pravega import Pravega
+from sparkonce.rig.servers.pravega import PravegaServer
 
 SCOPE, STREAM = "bench", "measured"
 LOOP, QUERY = "a reader group's reader, in plain Java", "our source, in a query of Spark"
@@ -88,7 +88,10 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5, help="of which the first does not count")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder, Pravega(Path(folder) / "server") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder,
+        PravegaServer(Path(folder) / "server") as server,
+    ):
         spark = session(Path(folder), jars=client_jars())
         pravega = spark._jvm.io.pravega.client
         config = pravega.ClientConfig.builder().controllerURI(spark._jvm.java.net.URI.create(server.url)).build()

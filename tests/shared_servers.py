@@ -18,7 +18,7 @@ from sparkonce.errors import SparkonceError
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
-from sparkonce.rig.servers.pravega import Pravega
+from sparkonce.rig.servers.pravega import PravegaServer
 from sparkonce.rig.servers.process import find_program
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
@@ -96,10 +96,10 @@ def hdfs_server() -> Hdfs:
 
 
 @cache
-def pravega_server() -> Pravega:
+def pravega_server() -> PravegaServer:
     """Starts the only one that a machine can have. For tests that use Spark's session: they are of one process."""
     try:
-        server = Pravega(_new_folder("pravega") / "settings")
+        server = PravegaServer(_new_folder("pravega") / "settings")
     except SparkonceError as error:
         pytest.skip(f"Pravega cannot be had here: {error.message}")
     return _open.enter_context(server)

@@ -19,7 +19,7 @@ from simulation.staged import Staged
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import PravegaStream
-from sparkonce.spark.pravega.segments import Segments
+from sparkonce.spark.pravega.segments import StreamSegments
 from sparkonce.spark.tables.committer import never
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class _Stream(PravegaStream):
         finally:
             made.is_closed = True
 
-    def segments(self) -> Segments:
+    def segments(self) -> StreamSegments:
         return _Segments()
 
     def write(self, transaction: Any, urls: Sequence[str]) -> int:
@@ -162,7 +162,7 @@ class _Stream(PravegaStream):
         return len(rows)
 
 
-class _Segments(Segments):
+class _Segments(StreamSegments):
     """Those of a stream that is the same all the time."""
 
     def __init__(self) -> None:

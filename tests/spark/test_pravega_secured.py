@@ -21,7 +21,7 @@ from spark.test_pravega import PravegaJob
 from sparkonce import Pravega, PravegaSink
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.pravega import Pravega as Server
+from sparkonce.rig.servers.pravega import PravegaServer
 
 pytestmark = [*SPARK, pytest.mark.slow]
 
@@ -46,7 +46,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PravegaServer]:
     accounts = keys / "accounts"
     sink = f"prn::/scope:{SCOPE},READ;prn::/scope:{SCOPE}/stream:*,READ_UPDATE"
     accounts.write_text(account("admin", "prn::*,READ_UPDATE") + account("sink", sink) + account("nobody", ""))
@@ -63,16 +63,16 @@ def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "security.tls.trustStore.location": keys / "trust.jks",
     }
     given = {f"singlenode.{name}": str(value) for name, value in settings.items()}
-    with Server(tmp_path_factory.mktemp("pravega") / "settings", settings=given) as started:
+    with PravegaServer(tmp_path_factory.mktemp("pravega") / "settings", settings=given) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def witness(server: Server, keys: Path, spark: SparkSession) -> PravegaWitness:
+def witness(server: PravegaServer, keys: Path, spark: SparkSession) -> PravegaWitness:
     return PravegaWitness(spark._jvm, secure(server), login=("admin", PASSWORD), trusts=str(keys / "ca.pem"))
 
 
-def secure(server: Server) -> str:
+def secure(server: PravegaServer) -> str:
     return server.url.replace("tcp:", "tls:")
 
 
@@ -110,7 +110,7 @@ def test_rows_are_committed_and_asked_for(
     ],
 )
 def test_who_may_not_is_refused_at_start(
-    server: Server, keys: Path, witness: PravegaWitness, tmp_path: Path, wrong: dict[str, str | None], told: str
+    server: PravegaServer, keys: Path, witness: PravegaWitness, tmp_path: Path, wrong: dict[str, str | None], told: str
 ) -> None:
     stream = new_name("s")
     witness.create(stream)

@@ -14,7 +14,7 @@ from jvm import bare_jvm, jars_beside_spark
 from pravega_witness import SCOPE, PravegaWitness
 from sparkonce import PravegaSink
 from sparkonce.errors import SparkonceError
-from sparkonce.rig.servers.pravega import Pravega
+from sparkonce.rig.servers.pravega import PravegaServer
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.packages import PRAVEGA_CLIENT
@@ -56,7 +56,7 @@ class PravegaTarget(ServerTarget):
     rows = staticmethod(rows)
     run_within_s = 240.0
     shows_within_s = gone_within_s = 0.0
-    server: Pravega  # type: ignore[assignment]
+    server: PravegaServer  # type: ignore[assignment]
 
     def missing(self) -> str:
         try:
@@ -65,9 +65,9 @@ class PravegaTarget(ServerTarget):
             return error.message
         return ""
 
-    def make_server(self, folder: Path) -> Pravega:  # type: ignore[override]
+    def make_server(self, folder: Path) -> PravegaServer:  # type: ignore[override]
         self._folder = folder
-        return Pravega(folder / "settings")
+        return PravegaServer(folder / "settings")
 
     def start(self, folder: Path) -> None:
         super().start(folder)

@@ -22,7 +22,7 @@ _LEFT_OUT = (
 _JARS = (f"io.pravega:pravega-standalone:{PRAVEGA_VERSION}", "com.google.protobuf:protobuf-java:3.21.12")
 
 
-class Pravega(Server):
+class PravegaServer(Server):
     """See `Server`. Its address for clients is `url`.
 
     Args:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from sparkonce.spark.pravega.cluster import Pravega
-from sparkonce.spark.pravega.segments import Segments
+from sparkonce.spark.pravega.segments import StreamSegments
 from sparkonce.spark.tables.committer import read_rows
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.words import one_line
@@ -132,9 +132,9 @@ class PravegaStream:
             written += self._events.write(rows._jdf.toLocalIterator(), transaction)
         return written
 
-    def segments(self) -> Segments:
+    def segments(self) -> StreamSegments:
         """Opens the stream's segments, to ask when one was made. Use it as a context manager."""
-        return Segments(self._jvm, self._config, self._scope, self._stream)
+        return StreamSegments(self._jvm, self._config, self._scope, self._stream)
 
     def settled(self, writer: Any, transaction: str) -> str | None:
         """Returns the status of a transaction, once it changes no more by itself; None if Pravega knows no such one.

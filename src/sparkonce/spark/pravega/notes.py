@@ -21,7 +21,7 @@ class Begun:
 
     Attributes:
         id: Pravega's, a UUID.
-        birth: A segment of the stream and when it was made, see `sparkonce.spark.pravega.segments.Segments.birth`.
+        birth: A segment of the stream and when it was made, see `StreamSegments.birth` of ``segments``.
     """
 
     id: str

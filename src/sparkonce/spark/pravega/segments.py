@@ -17,7 +17,7 @@ _CREATION_TIME = (-(2**63), 0)
 _ANSWERS_WITHIN_S = 60
 
 
-class Segments:
+class StreamSegments:
     """Asks about a stream's segments. Use as a context manager. Each method raises Py4JJavaError without an answer.
 
     Args:
