@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from pravega_witness import SCOPE, PravegaWitness
 from secured import PASSWORD, SERVER, make_certificate, make_keys
 from spark.harness import new_name
-from spark.in_process import SPARK
+from spark.in_process import SPARK, ended
 from spark.table_job import QUERY
 from spark.test_pravega import PravegaJob
-from sparkonce import Pravega, PravegaSink
+from sparkonce import ExactlyOnce, FilesSink, Pravega, PravegaSink, read_pravega
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.pravega import PravegaServer
@@ -49,7 +49,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PravegaServer]:
     accounts = keys / "accounts"
     sink = f"prn::/scope:{SCOPE},READ;prn::/scope:{SCOPE}/stream:*,READ_UPDATE"
-    accounts.write_text(account("admin", "prn::*,READ_UPDATE") + account("sink", sink) + account("nobody", ""))
+    accounts.write_text(
+        account("admin", "prn::*,READ_UPDATE")
+        + account("sink", sink)
+        + account("source", sink.replace("READ_UPDATE", "READ"))
+        + account("nobody", "")
+    )
     settings = {
         "security.auth.enable": "true",
         "security.auth.credentials.username": "admin",
@@ -96,6 +101,21 @@ def test_rows_are_committed_and_asked_for(
     assert job.commit(interrupted) == [Outcome.ALREADY_COMMITTED]
     assert job.numbers() == [0, 100]
     assert PASSWORD not in repr(job.sink().cluster)
+
+
+def test_a_stream_is_read_by_one_who_may_only_read(
+    spark: SparkSession, server: PravegaServer, tmp_path: Path, witness: PravegaWitness, keys: Path
+) -> None:
+    SecuredJob.keys = keys
+    job = SecuredJob(spark, tmp_path, witness)
+    assert job.commit(job.prepare(rows=3)) == [Outcome.COMMITTED]
+    cluster = Pravega(secure(server), user="source", password=PASSWORD, trust_store=str(keys / "ca.pem"))
+    rows = read_pravega(spark, cluster, scope=SCOPE, stream=job.stream)
+    once = ExactlyOnce(FilesSink(str(tmp_path / "out")), checkpoint=str(tmp_path / "reads"), display=False)
+    ended(once.start(rows.selectExpr("cast(value as string) as value"), trigger={"availableNow": True}))
+    assert sorted(row.value for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["0", "1", "2"]
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(PASSWORD.encode() in one for one in kept)
 
 
 @pytest.mark.parametrize(
