@@ -26,6 +26,9 @@ DEARER_SCHEDULES = 3_000
 PIECES = 10
 FIRST = int(os.environ.get("SPARKONCE_SIMULATION_SEED", "0"))
 
+FOUND = [("staged", 0), ("staged", 54), ("staged", 1_096), ("reading", 1)]
+"""See docs/found.md."""
+
 UNREACHED = {
     # Sinks without transactions do not take part, nobody is told positions, and no model of a server objects. A batch
     # that is too long once all its rows are computed does not come up. A run that has stopped is not asked again.
@@ -65,6 +68,11 @@ def test_no_schedule_of_other_worlds_doubles_or_loses_a_row(
 ) -> None:
     each = DEARER_SCHEDULES // PIECES
     no_row_is_doubled_or_lost(family, range(FIRST + piece * each, FIRST + (piece + 1) * each), say, tmp_path)
+
+
+@pytest.mark.parametrize(("family", "seed"), FOUND)
+def test_a_schedule_that_found_a_fault_breaks_nothing_now(family: str, seed: int) -> None:
+    assert walk([seed], family=family).failed == ()
 
 
 @pytest.mark.parametrize(("family", "kinds"), [("transactions", KINDS), ("staged", STAGED), ("letters", REFUSING)])
