@@ -20,9 +20,12 @@ from simulation.mutants_staged import STAGED_MUTANTS
 from simulation.oracle import Violation
 from simulation.product import replaced
 from simulation.schedule import SYSTEMS, Outcome
-from simulation.shrink import Shrinker
+from simulation.shrink import MOST_TRIES, Shrinker
 
 EVERY_MUTANT = (*MUTANTS, *STAGED_MUTANTS, *LETTERS_MUTANTS, *READING_MUTANTS)
+DEARER_TRIES = 1_500
+"""How often the shrinker tries, where a schedule takes several times as long."""
+
 _COLLECT_EVERY = 25
 _COLLECT_ALL_EVERY = 10_000
 
@@ -169,7 +172,9 @@ def explain(seed: int, mutant: Mutant | None = None, *, family: str = "transacti
             return schedule.run(config, Given(decisions), systems=systems).violation is violation
 
         if fails(config, decisions):
-            smaller, kept = Shrinker(fails).shrink(config, decisions)
+            smaller, kept = Shrinker(fails, MOST_TRIES if family == "transactions" else DEARER_TRIES).shrink(
+                config, decisions
+            )
         else:
             raise RuntimeError(f"the schedule of seed {seed} does not fail again")
         told = schedule.run(smaller, Given(kept), tell=True, systems=systems)

@@ -15,7 +15,7 @@ WITHIN = 20_000
 """Schedules; CI runs more of the same ones."""
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize("mutant", EVERY_MUTANT, ids=lambda mutant: mutant.name)
 def test_a_wrong_rule_is_found_made_small_and_found_again(
     mutant: Mutant, say: Callable[[str], None], tmp_path: Path
