@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError,
 from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError, SupersededError
 from sparkonce.sources.rabbitmq.queue.memory import Memory
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
-from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE, Progress
+from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE, Finished, Progress
 from sparkonce.sources.rabbitmq.queue.receiver import Acknowledge, Receiver, ReceiverSettings
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 
@@ -325,6 +327,27 @@ def test_a_put_that_lands_where_segments_were_deleted_is_noticed() -> None:
     with pytest.raises(SupersededError):
         older.receiver.keep_due()
     assert 1 not in newer.segments.numbers(), "below a gap it is no segment"
+
+
+def test_a_claim_is_not_the_last_to_be_deleted_so_that_no_late_put_joins_the_others() -> None:
+    store, queue = MemoryStore(), Queue(NAMES)
+    older, newer = World(store, queue), World(store, queue)
+    for world, first, end in ((older, 0, 16), (newer, 16, 18)):
+        world.receiver.claim()
+        for number in range(first, end):
+            world.receiver.take(number, message(f"n{number}"))
+            world.receiver.keep()
+    progress: Any = SimpleNamespace(look=lambda: Finished(below=19, spare=18))
+    newer.receiver._progress = progress
+    newer.receiver.look()
+    assert newer.segments.numbers() == [17, 18, 19], "17 is a claim"
+    older.receiver.take(99, message("late"))
+    with pytest.raises(SupersededError):
+        older.receiver.keep()
+    third = World(store, queue)
+    third.receiver._progress = progress
+    third.receiver.claim()
+    assert third.receiver._memory.find(id_of(message("late"), "message_id")) is None
 
 
 def test_a_put_without_an_answer_is_asked_again_with_the_same_messages() -> None:

@@ -280,6 +280,9 @@ class Receiver:
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
+        # An older receiver puts where a claim stood. If that were the last to go, its late put would join the others.
+        while spare and not self._ids[spare[-1]]:
+            spare.pop()
         if len(spare) < _SPARE_SEGMENTS:
             return
         self._segments.forget([(number, self._ids[number]) for number in spare])
