@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.errors import CorruptRecordError, NewerFormatError
+from sparkonce.errors import CorruptRecordError, NewerFormatError, SupersededError
 from sparkonce.log.base import DecisionLog, LogStore, record_name
 from sparkonce.log.files import log_store
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.view import Floor, LogView, LogViolation
+from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 
 RACES = 20
 RECORD = f"sparkonce/records/{record_name(1)}"
@@ -141,6 +142,27 @@ class CheckpointSuite(abc.ABC):
         assert self.another(files).put("one", b"third") == Taken(standing=b"first")
         assert files.put("one", b"first") == Taken(standing=b"first"), "a repeated put meets its own bytes"
         assert files.read("one") == b"first"
+
+    def test_messages_of_a_queue_are_kept_by_the_newest_receiver(self, files: CheckpointFiles) -> None:
+        older, newer = (Segments(one.inside("queue").inside("orders%2F1")) for one in (files, self.another(files)))
+        assert older.identity("message_id") == newer.identity("message_id")
+        kept = Segment(token=b"a" * 16, ids=(b"0" * 16, b"1" * 16), rows=b"rows")
+        for number, segment in enumerate([Segment(token=b"a" * 16, ids=()), kept]):
+            older.put(number, segment)
+        older.put(1, kept)  # an answer was lost
+        newer.put(2, Segment(token=b"b" * 16, ids=()))
+        with pytest.raises(SupersededError):
+            older.put(2, kept)
+        with pytest.raises(SupersededError):
+            older.check_newest(1)
+        assert (newer.numbers(), newer.read(1)) == ([0, 1, 2], kept)
+        newer.forget([(0, ()), (1, kept.ids)])
+        assert (newer.numbers(), newer.kept_ids()) == ([2], [("000000000000-000000000001", kept.ids)])
+        with pytest.raises(SupersededError):
+            older.put(0, Segment(token=b"a" * 16, ids=()))
+        assert newer.numbers() == [2]
+        with pytest.raises(CorruptRecordError, match="is missing"):
+            newer.read(1)
 
     def test_a_name_never_stands_before_its_content(self, files: CheckpointFiles) -> None:
         other, content, failed = self.another(files), bytes(range(256)) * 1_000, threading.Event()
