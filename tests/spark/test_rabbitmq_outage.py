@@ -57,12 +57,13 @@ class Queries:
             RabbitMQStreamSink(settings, stream=self.streams[1], body="raw"),
             RabbitMQQueueSink(settings, queue=self.queues[1]),
         ]
-        self.running: list[StreamingQuery] = [
-            ExactlyOnce(sink, checkpoint=str(place), display=False).start(
-                read.select("value"), trigger={"processingTime": "0 seconds"}
-            )
-            for (place, read), sink in zip(rows.items(), sinks, strict=True)
-        ]
+        self.publish(0, BEFORE)
+        self.running: list[StreamingQuery] = []
+        seen = [lambda: len(self.in_stream()) == BEFORE, lambda: self.in_queue().total() == BEFORE]
+        for (place, read), sink, is_seen in zip(rows.items(), sinks, seen, strict=True):
+            once = ExactlyOnce(sink, checkpoint=str(place), display=False)
+            self.running.append(once.start(read.select("value"), trigger={"processingTime": "0 seconds"}))
+            self._await(is_seen, "the first rows are there")  # one starts after the other: a start is heavy
 
     def publish(self, first: int, end: int) -> None:
         names = [str(number) for number in range(first, end)]
@@ -91,8 +92,6 @@ def test_a_server_that_is_away_for_more_than_a_minute(spark: SparkSession, tmp_p
     with RabbitServer(tmp_path / "rabbit" / "data") as server:
         queries = Queries(spark, server, tmp_path)
         try:
-            queries.publish(0, BEFORE)
-            queries.await_rows(BEFORE)
             queries.publish(BEFORE, HALF)  # these are being read, or written, when it goes
             server.kill()
             threading.Event().wait(AWAY_S)  # the fault itself
