@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.ledger import Ledger
-from sparkonce.spark.tables.committer import Label, Rules, Table, TableCommitter
+from sparkonce.spark.tables.committer import Label, Table, TableCommitter
 from sparkonce.spark.tables.merging import MergePlan
+from sparkonce.spark.tables.rules import Rules
 
 OURS, THEIRS = "a" * 12, "b" * 12
 
@@ -44,7 +45,7 @@ class History(Table):
     def rules(self, given: Collection[str]) -> Rules:
         raise NotImplementedError
 
-    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
         raise NotImplementedError
 
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:

@@ -16,6 +16,7 @@ WITH_CONNECTOR = (
 )
 WITH_DELTA = ("tests/spark/test_tables_delta.py",)
 WITH_ICEBERG = ("tests/spark/test_tables_iceberg.py",)
+WITH_BOTH = ("tests/spark/test_tables_merge.py", "tests/spark/test_tables_merge_rows.py")
 OF_EACH_KAFKA = (
     "tests/versions/test_broker.py",
     "tests/conformance/test_kafka.py",
@@ -53,6 +54,7 @@ class Engine:
             *(WITH_CONNECTOR if self.connector else ()),
             *(WITH_DELTA if self.delta else ()),
             *(WITH_ICEBERG if self.iceberg else ()),
+            *(WITH_BOTH if self.delta and self.iceberg else ()),
         )
 
 

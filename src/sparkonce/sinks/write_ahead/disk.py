@@ -89,9 +89,9 @@ class DiskFolder(WriteAheadFolder):
         """See `WriteAheadFolder.url`. Names this disk, not the cluster's default file system."""
         return f"file://{self.path(state, name)}"
 
-    def open(self, name: TransactionName) -> BinaryIO:
+    def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
         """See `WriteAheadFolder.open`."""
-        path = self.path(RowsState.STARTED, name)
+        path = self.path(state, name)
         try:  # network file systems lock only what is open for writing
             return path.open("r+b")
         except PermissionError:

@@ -108,8 +108,8 @@ class WriteAheadFolder(abc.ABC):
         """Returns the URL of rows in this state, as Spark reads them."""
 
     @abc.abstractmethod
-    def open(self, name: TransactionName) -> BinaryIO:
-        """Opens rows that were taken. Raises FileNotFoundError if they surely are gone."""
+    def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
+        """Opens rows in this state. Raises FileNotFoundError if they surely are gone."""
 
     @abc.abstractmethod
     def delete_rows(self, entries: Sequence[Entry]) -> None:

@@ -77,8 +77,8 @@ class StoredFolder(WriteAheadFolder):
         """See `WriteAheadFolder.url`. Rows stay where they are in all states."""
         return f"{self.location}/{_rows(name)}"
 
-    def open(self, name: TransactionName) -> BinaryIO:
-        """See `WriteAheadFolder.open`."""
+    def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:  # noqa: ARG002
+        """See `WriteAheadFolder.open`. Rows stay where they are in all states."""
         file = self.files.open(_rows(name))
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(name))

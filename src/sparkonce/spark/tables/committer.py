@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, BinaryIO
 
+import pyarrow.parquet as pq
+
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -24,9 +26,11 @@ from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.spark.tables.errors import error_message, is_final
 from sparkonce.spark.tables.merging import Merge, MergePlan, quoted
+from sparkonce.spark.tables.row_checks import refused_insert
+from sparkonce.spark.tables.rules import Rules
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
 WAIT_S = 120.0
@@ -85,19 +89,6 @@ class Label:
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The rules of a table for every row that is added, beyond the types.
-
-    Attributes:
-        fills: The values of columns that are not given, by name, made of those that are; all others get null.
-        conditions: The conditions that a row must meet, by the table's name for each.
-    """
-
-    fills: Mapping[str, Column]
-    conditions: Mapping[str, Column]
-
-
 class Table(abc.ABC):
     """A table, by what differs between Delta and Iceberg. Every method runs on the driver.
 
@@ -121,8 +112,8 @@ class Table(abc.ABC):
         """Returns its rules for every row, if these columns are given, in lower case."""
 
     @abc.abstractmethod
-    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
-        """Adds the rows of Parquet files in one version that carries the label, unless one does already."""
+    def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
+        """Adds rows in one version that carries the label, unless one does already."""
 
     @abc.abstractmethod
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
@@ -150,6 +141,10 @@ class Table(abc.ABC):
     def labels(self, newest: int | None = None) -> list[Label]:
         """Returns the labels of the versions that the table remembers, or of the newest few."""
 
+    def has(self, label: Label) -> bool:
+        """Returns whether a version carries the label. Looks at the newest ones first."""
+        return label in self.labels(newest=_LOOK_BACK) or label in self.labels()
+
     @abc.abstractmethod
     def remembers_since_ms(self, unit: Unit) -> int:
         """Returns since when, by their begin, all written rows of the unit's query have a label; 0 if they all do.
@@ -165,8 +160,15 @@ class Table(abc.ABC):
         """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
 
 
-def read_rows(spark: SparkSession, urls: Sequence[str], schema: str | None = None) -> DataFrame:
-    """Returns the rows in these files; with a schema, without a job that looks for theirs."""
+def schema_in(file: BinaryIO) -> StructType:
+    """Returns the columns of a file of rows, without the job that Spark would run to learn them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(pq.read_schema(file), prefer_timestamp_ntz=True)
+
+
+def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str | None = None) -> DataFrame:
+    """Returns the rows in these files. Without a schema, Spark runs a job to learn theirs."""
     # No file may be skipped, whatever the session's settings for files that are missing or damaged.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
     if schema is not None:
@@ -213,7 +215,7 @@ class TableApplication(Application):
             )
         return False
 
-    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
         """Writes once, and checks that a version has the rows: a table may skip a write silently.
 
         Raises:
@@ -224,14 +226,14 @@ class TableApplication(Application):
         urls = [self._folder.url(entry.name) for entry in unit.entries]
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"{token.id} is not written to it")
+            rows = read_rows(self._table.spark, urls, schema_in(opened[0]))
             if self._merge is None:
-                self._table.append(urls, unit, label)
+                self._table.append(rows, unit, label)
             else:
-                rows = read_rows(self._table.spark, urls)
                 plan = self._merge.plan(self._table.spark, rows.columns, self._table.schema().fields)
                 self._table.merge(self._merge.last(rows), plan, unit, label)
             self._check_identity(f"{token.id} was written to it just when the other one went")
-            found = label in self._table.labels(newest=_LOOK_BACK) or label in self._table.labels()
+            found = self._table.has(label)
         if not found:
             raise RefusedError(
                 f"The table took the rows of {token.id} without an error, and no version of it carries them: it takes "
@@ -307,12 +309,22 @@ class TableCommitter(WriteAheadCommitter):
         self._queries: frozenset[str] | None = None
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
-        """See `SinkCommitter.check_prepared`. Refuses several rows of one key: at the commit it would be too late."""
+        """See `SinkCommitter.check_prepared`. Refuses what the table would refuse at the commit, when it is too late.
+
+        These are several rows of one key, and rows whose insertion by expressions breaks a rule of the table.
+        """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
-        if self._merge is None or not names:
+        merge, table = self._merge, self._table
+        if merge is None or not names:
             return ""
         urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
-        return self._merge.repeated(read_rows(self._table.spark, urls))
+        with _active(table.spark):
+            with self._folder.open(names[0], RowsState.PREPARED) as file:
+                rows = read_rows(table.spark, urls, schema_in(file))
+            if (reason := merge.repeated(rows)) or not isinstance(merge.not_matched, Mapping):
+                return reason
+            rules = table.rules({column.lower() for column in merge.not_matched})
+            return refused_insert(merge, rows, table.frame(), table.schema().fields, rules, table.sql_name)
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Lists files, and what attempts to write them have left in the table."""

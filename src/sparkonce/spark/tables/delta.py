@@ -11,7 +11,7 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items
-from sparkonce.spark.tables.committer import Label, Rules, Table, read_rows
+from sparkonce.spark.tables.committer import Label, Table
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
     SOURCE,
@@ -23,7 +23,8 @@ from sparkonce.spark.tables.merging import (
     WhenNotMatched,
     quoted,
 )
-from sparkonce.spark.tables.sink import TableSink, not_null
+from sparkonce.spark.tables.rules import Rules, not_null
+from sparkonce.spark.tables.sink import TableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,13 +165,13 @@ class _DeltaTable(Table):
                 conditions[text] = Column(spark.classic.ExpressionUtils.column(rule.expression()))
         return Rules(fills=fills, conditions=conditions)
 
-    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
         """See `Table.append`. Of two drivers that write the same at once, Delta refuses one.
 
         Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141): the caller
         looks for the label afterwards.
         """
-        writer = self._widened(read_rows(self.spark, urls)).write.format("delta").mode("append")
+        writer = self._widened(rows).write.format("delta").mode("append")
         writer = writer.option("txnAppId", _application(unit)).option("txnVersion", unit.name.batch)
         writer = writer.option("userMetadata", label.to_text())
         if self._name is not None:
@@ -187,6 +188,8 @@ class _DeltaTable(Table):
         conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
         conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
+        # Delta would copy rows that might be others when they are read again. These are in files that stay as they are.
+        conf.set(f"{_DELTA}.merge.materializeSource", "none")
         made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
         for one in plan.clauses:
             condition = () if one.condition is None else (one.condition,)
@@ -219,6 +222,23 @@ class _DeltaTable(Table):
         told = self._frame(history).where("userMetadata is not null").select("userMetadata").collect()
         return [label for row in told if (label := Label.of_text(row[0])) is not None]
 
+    def has(self, label: Label) -> bool:
+        """See `Table.has`. Reads the newest entry of the table's log, since the table's history takes a job of Spark's.
+
+        Where others have written since, or a catalog keeps the entry elsewhere, the history is asked.
+        """
+        return label == self._newest_label() or super().has(label)
+
+    def _newest_label(self) -> Label | None:
+        log, path = self._handle().deltaLog(), self.spark._jvm.org.apache.hadoop.fs.Path
+        entry = path(log.logPath(), f"{self._snapshot().version():020}.json")
+        if not entry.getFileSystem(log.newDeltaHadoopConf()).exists(entry):
+            return None
+        for line in items(log.store().read(entry, log.newDeltaHadoopConf())):
+            if (info := json.loads(line).get("commitInfo")) is not None:
+                return Label.of_text(info.get("userMetadata"))
+        return None
+
     def remembers_since_ms(self, unit: Unit) -> int:  # noqa: ARG002 - the history is everybody's
         oldest = self._frame(self._handle().history()).selectExpr(
             "min_by(struct(version, unix_millis(timestamp)), version)"
@@ -228,8 +248,11 @@ class _DeltaTable(Table):
 
     def _metadata(self) -> Any:
         """Returns the metadata of the newest version. Fails if there is none."""
+        return self._snapshot().metadata()
+
+    def _snapshot(self) -> Any:
         none = self.spark._jvm.scala.Option.empty
-        return self._handle().deltaLog().update(False, none(), none()).metadata()
+        return self._handle().deltaLog().update(False, none(), none())
 
     def _handle(self) -> Any:
         tables = self.spark._jvm.io.delta.tables.DeltaTable

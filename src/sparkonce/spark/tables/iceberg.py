@@ -13,7 +13,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
-from sparkonce.spark.tables.committer import Label, Rules, Table, read_rows
+from sparkonce.spark.tables.committer import Label, Table
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
@@ -24,7 +24,8 @@ from sparkonce.spark.tables.merging import (
     WhenNotMatched,
     quoted,
 )
-from sparkonce.spark.tables.sink import TableSink, driver_session, not_null
+from sparkonce.spark.tables.rules import Rules, not_null
+from sparkonce.spark.tables.sink import TableSink, driver_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -156,15 +157,15 @@ class _IcebergTable(Table):
         required = [one.name for one in self.schema() if not one.nullable and one.name.lower() in given]
         return Rules(fills={}, conditions=dict(not_null(quoted(name)) for name in required))
 
-    def append(self, urls: Sequence[str], unit: Unit, label: Label) -> None:
+    def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
         """See `Table.append`. Of two drivers that publish the same at the same moment, Iceberg refuses one.
 
         The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
         """
-        rows = self._filled(urls)
+        filled = self._filled(rows)
 
         def write(branch: str) -> None:
-            writer = rows.writeTo(self._of_branch(branch))
+            writer = filled.writeTo(self._of_branch(branch))
             writer.option(f"snapshot-property.{_STAGED}", label.to_text()).append()
 
         self._stage(write, unit, label, False)
@@ -231,11 +232,10 @@ class _IcebergTable(Table):
         if table.refs().get(unfinished) is not None:
             table.manageSnapshots().removeBranch(unfinished).commit()
 
-    def _filled(self, urls: Sequence[str]) -> DataFrame:
+    def _filled(self, rows: DataFrame) -> DataFrame:
         """Returns the rows, with nulls in columns that they lack: Iceberg wants all columns."""
         from pyspark.sql import functions
 
-        rows = read_rows(self.spark, urls)
         given = {name.lower() for name in rows.columns}
         missing = [field for field in self.schema() if field.name.lower() not in given]
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))

@@ -19,9 +19,10 @@ from sparkonce.spark.tables.committer import Table, TableCommitter, never
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.merge_checks import check_merge, check_syntax
 from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, quoted
+from sparkonce.spark.tables.row_checks import REASON, with_reason
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField
 
 _Answer = TypeVar("_Answer")
@@ -37,7 +38,7 @@ _WIDER = {
 FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
 """The metadata of a column that the table itself fills."""
 
-_GIVEN, _INSERTS = "__sparkonce_given", "__sparkonce_inserts"
+_MARK = "__sparkonce_mark"
 
 SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all executors, under one path or URL"
 
@@ -130,11 +131,18 @@ class TableSink(WriteAheadSink, abc.ABC):
                     f"Column {column.name!r} is a {found}, and in {self.where} it is a {wanted}.",
                     next_step="Cast it to the table's type.",
                 )
-        for field in fields if merge is None or merge.not_matched == INSERT_ALL else ():
-            if not field.nullable and field.name.lower() not in given and not FILLED_BY_TABLE & field.metadata.keys():
+        inserted, by = {*given}, "the rows do not have it"
+        if merge is not None and merge.not_matched != INSERT_ALL:
+            inserted, by = {name.lower() for name in merge.not_matched or ()}, "when_not_matched does not set it"
+        for field in fields if merge is None or merge.not_matched is not None else ():
+            if (
+                not field.nullable
+                and field.name.lower() not in inserted
+                and not FILLED_BY_TABLE & field.metadata.keys()
+            ):
                 raise SchemaError(
-                    f"Column {field.name!r} of {self.where} must not be null, and the rows do not have it.",
-                    next_step="Add it to the rows, or let it be null in the table.",
+                    f"Column {field.name!r} of {self.where} must not be null, and {by}.",
+                    next_step="Give it a value, or let it be null in the table.",
                 )
         checked = f"{schema} {fields.json()}"
         if merge is not None and not self._new and self._checked != checked:
@@ -179,33 +187,15 @@ class TableSink(WriteAheadSink, abc.ABC):
         merge = self.merge
         if not rules.conditions or (merge is not None and merge.not_matched != INSERT_ALL):
             return rows.withColumn(mark, F.lit(None).cast("string")) if mark else rows
-        columns = rows.columns
         inserts = None if merge is None else merge.inserts(rows.sparkSession)
-        if inserts is not None:
-            rows = rows.alias(SOURCE).withColumn(_INSERTS, F.expr(inserts))
-        plain = [
-            (F.col(quoted(given[one.name.lower()])) if one.name.lower() in given else F.lit(None))
-            .cast(one.dataType)
-            .alias(one.name)
-            for one in fields
-            if one.name not in rules.fills
-        ]
-        filled = [
-            fill.cast(one.dataType).alias(one.name) for one in fields if (fill := rules.fills.get(one.name)) is not None
-        ]
-        broken = F.coalesce(
-            *(
-                F.when(~F.coalesce(condition, F.lit(False)), F.lit(f"{self.where} does not take a row: {name}"))
-                for name, condition in rules.conditions.items()
-            )
-        )
-        kept = [] if inserts is None else [_INSERTS]
-        whole = rows.select(F.struct(*(F.col(quoted(name)) for name in columns)).alias(_GIVEN), *kept, *plain)
-        fits = broken.isNull() if inserts is None else broken.isNull() | ~F.coalesce(F.col(_INSERTS), F.lit(False))
+        values = {name: F.col(quoted(column)) for name, column in given.items()}
+        judged = with_reason(rows.alias(SOURCE), values, fields, rules, self.where)
+        reason = F.col(REASON) if inserts is None else F.when(F.expr(inserts), F.col(REASON))
+        judged = judged.alias(SOURCE).select("*", reason.alias(_MARK)).drop(REASON)
         if mark:
-            return whole.select("*", *filled).select(f"{_GIVEN}.*", F.when(~fits, broken).alias(mark))
-        passed = F.when(fits, F.lit(True)).otherwise(F.raise_error(broken).cast("boolean"))
-        return whole.select("*", *filled).where(passed).select(f"{_GIVEN}.*")
+            return judged.withColumnRenamed(_MARK, mark)
+        passed = F.when(F.col(_MARK).isNull(), F.lit(True)).otherwise(F.raise_error(F.col(_MARK)).cast("boolean"))
+        return judged.where(passed).drop(_MARK)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         """Checks that the table is there, and that it is the one in the log."""
@@ -285,10 +275,3 @@ def _active_session() -> SparkSession | None:
         return active
     started: SparkSession | None = SparkSession._instantiatedSession
     return started
-
-
-def not_null(column: str) -> tuple[str, Column]:
-    """Returns the condition that a column, or a field within one, has a value; its name is quoted."""
-    from pyspark.sql import functions
-
-    return f"{column} must not be null", functions.col(column).isNotNull()

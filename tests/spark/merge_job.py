@@ -1,0 +1,193 @@
+"""Tables into which batches are merged, of each kind, with another writer beside them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from eventually import eventually
+from spark.harness import new_name
+from spark.table_job import KilledError, TableJob, killed
+from sparkonce import DeltaSink, IcebergSink
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sink import WriterContext
+from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.spark.tables.delta import _DeltaTable
+from sparkonce.spark.tables.iceberg import _IcebergTable
+from sparkonce.spark.tables.sink import TableSink
+
+COLUMNS = "id bigint, n bigint, word string"
+ARROW = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("word", pa.string())])
+ADD = {"n": "target.n + source.n", "word": "source.word"}
+
+drawn = pytest.mark.drawn(5, "merge")
+"""Drawn of some forty tests. Always run: each merge is done once, whenever drivers die."""
+
+Row = tuple[int, int, str]
+
+
+def added(table: Iterable[Row], *batches: Iterable[Row]) -> list[Row]:
+    """What a table holds once batches were merged by `ADD`."""
+    found = {id_: (n, word) for id_, n, word in table}
+    for id_, n, word in (row for batch in batches for row in batch):
+        found[id_] = (found[id_][0] + n if id_ in found else n, word)
+    return sorted((id_, n, word) for id_, (n, word) in found.items())
+
+
+class MergeJob(TableJob):
+    """One table with a few rows, a run that merges into it, and another writer.
+
+    Args:
+        spark: A session with the tables' catalogs.
+        folder: A new one.
+        columns: The table's columns.
+        properties: Its properties.
+    """
+
+    started = ((1, 10, "a"), (2, 20, "b"), (3, 30, "c"))
+    settings: Mapping[str, Any] = {"merge_on": ["id"], "when_matched": ADD}
+
+    def __init__(self, spark: SparkSession, folder: Path, columns: str = COLUMNS, **properties: str) -> None:
+        self.columns, self.properties = columns, properties
+        self.make(spark, folder)
+        super().__init__(spark, folder)
+
+    @abc.abstractmethod
+    def make(self, spark: SparkSession, folder: Path) -> None:
+        """Makes the table."""
+
+    @abc.abstractmethod
+    def sink(self, **settings: Any) -> TableSink:
+        """As given, in place of the job's own settings."""
+
+    @abc.abstractmethod
+    def rows(self) -> list[Row]:
+        """What a reader finds, sorted."""
+
+    @abc.abstractmethod
+    def another_adds(self, id_: int, n: int) -> None:
+        """Another writer adds to a row that is there. Fails if somebody else was faster."""
+
+    @abc.abstractmethod
+    def another_inserts(self, *rows: Row) -> None: ...
+
+    @abc.abstractmethod
+    def versions(self) -> int:
+        """That are the batches'."""
+
+    def numbers(self) -> list[int]:
+        return [row[0] for row in self.rows()]
+
+    def commit_unnoticed_sometime(self, handle: Handle) -> None:
+        """As `commit_unnoticed`, once no other writer is in the way."""
+
+        def died() -> bool:
+            with pytest.MonkeyPatch.context() as broken:
+                broken.setattr(WriteAheadFolder, "note_done", killed)
+                try:
+                    self.commit(handle)
+                except KilledError:
+                    return True
+            return False
+
+        eventually(died, "the driver has died in its commit")
+
+    def prepared(
+        self, rows: Sequence[tuple[Any, ...]], batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW
+    ) -> Handle:
+        sink = self.sink()
+        writer = sink.writer(WriterContext(owner=self.owner(), batch=batch, slot=slot, copy="1.1.0"))
+        writer.begin()
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(schema.names)}
+        writer.write(pa.record_batch(columns, schema=schema))
+        fields = transaction_fields(writer.prepare())
+        writer.close()
+        return Handle(sink=sink.name, slot=slot, rows=len(rows), transaction=fields)
+
+    def merge(
+        self, rows: Sequence[tuple[Any, ...]], *, batch: int = 0, schema: pa.Schema = ARROW, **settings: Any
+    ) -> None:
+        """One batch, by other settings."""
+        (answer,) = (
+            self.sink(**{"merge_on": ["id"], **settings}).committer().commit([self.prepared(rows, batch, 0, schema)])
+        )
+        assert answer.outcome is Outcome.COMMITTED, answer.reason
+
+
+class DeltaMerge(MergeJob):
+    table = _DeltaTable
+    points = ("merge",)
+
+    def make(self, spark: SparkSession, folder: Path) -> None:
+        self.path = str(folder / "table")
+        properties = ", ".join(f"'{name}'='{value}'" for name, value in {"made.by": "tests", **self.properties}.items())
+        spark.sql(f"create table delta.`{self.path}` ({self.columns}) using delta tblproperties ({properties})")
+        rows = spark.createDataFrame(self.started, self.columns).coalesce(1)
+        rows.write.format("delta").mode("append").save(self.path)
+
+    def sink(self, **settings: Any) -> DeltaSink:
+        return DeltaSink(self.path, folder=self.folder / "rows", **(settings or self.settings))
+
+    def rows(self) -> list[Row]:
+        return sorted(tuple(row) for row in self.spark.read.format("delta").load(self.path).collect())
+
+    def another_adds(self, id_: int, n: int) -> None:
+        """By a MERGE: an UPDATE needs Delta's extension to SQL."""
+        changes = self.spark._jvm.java.util.HashMap()
+        changes["n"] = f"it.n + {n}"
+        one = self.spark.range(1)._jdf.alias("one")
+        self._handle().alias("it").merge(one, f"it.id = {id_}").whenMatched().updateExpr(changes).execute()
+
+    def another_inserts(self, *rows: Row) -> None:
+        self.spark.createDataFrame(rows, COLUMNS).write.format("delta").mode("append").save(self.path)
+
+    def versions(self) -> int:
+        return len(_DeltaTable(self.spark, self.path, None).labels())
+
+    def _handle(self) -> Any:
+        return self.spark._jvm.io.delta.tables.DeltaTable.forPath(self.spark._jsparkSession, self.path)
+
+
+class IcebergMerge(MergeJob):
+    table = _IcebergTable
+    points = ("merge", "_publish")
+    mode = "copy-on-write"
+
+    def make(self, spark: SparkSession, folder: Path) -> None:
+        self.name = f"ice.db.{new_name('t').replace('-', '_')}"
+        modes = ", ".join(f"'write.{each}.mode'='{self.mode}'" for each in ("merge", "update", "delete"))
+        spark.sql(f"create table {self.name} ({self.columns}) using iceberg tblproperties ({modes})")
+        spark.createDataFrame(self.started, self.columns).writeTo(self.name).append()
+
+    def sink(self, **settings: Any) -> IcebergSink:
+        return IcebergSink(self.name, folder=self.folder / "rows", **(settings or self.settings))
+
+    def rows(self) -> list[Row]:
+        self.spark.catalog.refreshTable(self.name)
+        return sorted(tuple(row) for row in self.spark.table(self.name).collect())
+
+    def another_adds(self, id_: int, n: int) -> None:
+        self.spark.catalog.refreshTable(self.name)
+        self.spark.sql(f"update {self.name} set n = n + {n} where id = {id_}")  # noqa: S608 - the test's own
+
+    def another_inserts(self, *rows: Row) -> None:
+        self.spark.catalog.refreshTable(self.name)
+        self.spark.createDataFrame(rows, COLUMNS).writeTo(self.name).append()
+
+    def versions(self) -> int:
+        return len(_IcebergTable(self.spark, self.name).labels())
+
+
+class IcebergMergeOnRead(IcebergMerge):
+    mode = "merge-on-read"
+
+
+KINDS = {"delta": DeltaMerge, "iceberg": IcebergMerge, "iceberg on read": IcebergMergeOnRead}
+POINTS = [(kind, point) for kind, each in KINDS.items() for point in (*each.points, "note_done")]

@@ -1,0 +1,322 @@
+"""MERGE into Delta and Iceberg: what becomes of rows, of columns, and of several rows of one key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.in_process import SPARK, crash_at
+from spark.merge_job import (
+    ADD,
+    ARROW,
+    KINDS,
+    DeltaMerge,
+    MergeJob,
+    Row,
+    drawn,
+)
+from spark.table_job import QUERY
+from sparkonce.errors import SchemaError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import LogView
+from tryout.bulk import make_orders
+
+pytestmark = SPARK
+
+
+@pytest.fixture(params=KINDS)
+def job(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -> MergeJob:
+    return KINDS[request.param](tables, tmp_path)
+
+
+WHOLE = [(1, 11, "x"), (9, 99, "y")]
+CASES: dict[str, tuple[dict[str, Any], list[Row], list[Row]]] = {
+    "upsert": ({}, WHOLE, [(1, 11, "x"), (2, 20, "b"), (3, 30, "c"), (9, 99, "y")]),
+    "insert only": ({"when_matched": None}, WHOLE, [(1, 10, "a"), (2, 20, "b"), (3, 30, "c"), (9, 99, "y")]),
+    "update only": ({"when_not_matched": None}, WHOLE, [(1, 11, "x"), (2, 20, "b"), (3, 30, "c")]),
+    "some columns": (
+        {"when_matched": {"n": "source.n"}, "when_not_matched": {"id": "source.id", "word": "upper(source.word)"}},
+        WHOLE,
+        [(1, 11, "a"), (2, 20, "b"), (3, 30, "c"), (9, None, "Y")],
+    ),
+    "some rows": (
+        {"update_when": "source.n > 2 * target.n", "insert_when": "source.n < 99"},
+        [(1, 11, "x"), (2, 41, "x"), (8, 98, "x"), (9, 99, "x")],
+        [(1, 10, "a"), (2, 41, "x"), (3, 30, "c"), (8, 98, "x")],
+    ),
+    "deleted, and not inserted": (
+        {"delete_when": "source.word = 'gone'"},
+        [(1, 11, "gone"), (2, 21, "x"), (9, 99, "gone"), (8, 88, None)],
+        [(2, 21, "x"), (3, 30, "c"), (8, 88, None)],
+    ),
+    "deleted by what the table has": (
+        {"delete_when": "target.n + source.n = 0"},
+        [(1, -10, "x"), (2, 21, "x"), (9, 99, "y")],
+        [(2, 21, "x"), (3, 30, "c"), (9, 99, "y")],
+    ),
+    "only some of the table": (
+        {"merge_where": "target.n > 10", "when_not_matched": None},
+        [(1, 11, "x"), (2, 21, "x")],
+        [(1, 10, "a"), (2, 21, "x"), (3, 30, "c")],
+    ),
+    "the last one counts": (
+        {"order_by": ["n"]},
+        [(1, 12, "y"), (1, 13, "z"), (1, 11, "x"), (2, 19, "older"), (3, 30, "as old"), (9, 1, "v"), (9, 1, "w")],
+        [(1, 13, "z"), (2, 20, "b"), (3, 30, "as old"), (9, 1, "w")],
+    ),
+    "older ones delete nothing": (
+        {"order_by": ["n"], "delete_when": "source.word = 'gone'"},
+        [(1, 9, "gone"), (2, 21, "gone"), (3, 31, "x"), (3, 32, "gone")],
+        [(1, 10, "a")],
+    ),
+    "no key": (
+        {"order_by": ["n"]},
+        [(None, 1, "x"), (None, 1, "x")],
+        [*MergeJob.started, (None, 1, "x"), (None, 1, "x")],
+    ),
+}
+
+
+def by_id(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row[0] is None, row[0]))
+
+
+@pytest.mark.parametrize("case", [pytest.param(each, marks=drawn) for each in CASES])
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_what_becomes_of_rows(tables: SparkSession, tmp_path: Path, kind: str, case: str) -> None:
+    settings, rows, left = CASES[case]
+    job = KINDS[kind](tables, tmp_path)
+    job.merge(rows, **settings)
+    found = [tuple(row) for row in job.sink().table(tables).frame().collect()]
+    assert by_id(found) == by_id(left)
+
+
+@drawn
+def test_columns_that_only_a_condition_reads(job: MergeJob) -> None:
+    """As of a change feed: the table has no column for the kind of a change."""
+    schema = ARROW.append(pa.field("kind", pa.string()))
+    settings = {"merge_on": ["id"], "delete_when": "source.kind = 'D'"}
+    sink = job.sink(**settings)
+    assert sink.columns(schema) == ["id", "n", "word", "kind"]
+    job.merge([(1, 11, "x", "U"), (2, 0, "", "D"), (4, 44, "y", "I"), (5, 0, "", "D")], schema=schema, **settings)
+    assert job.rows() == [(1, 11, "x"), (3, 30, "c"), (4, 44, "y")]
+    with pytest.raises(SchemaError, match="'kind' is none of"):
+        job.sink(merge_on=["id"]).columns(schema)
+
+
+@drawn
+def test_columns_that_the_rows_do_not_have_stay(job: MergeJob) -> None:
+    narrow = pa.schema([("id", pa.int32()), ("n", pa.int64())])
+    assert job.sink(merge_on=["id"]).columns(narrow) == ["id", "n"]
+    job.merge([(1, 11), (4, 44)], schema=narrow)
+    found = [tuple(row) for row in job.sink().table(job.spark).frame().collect()]
+    assert by_id(found) == [(1, 11, "a"), (2, 20, "b"), (3, 30, "c"), (4, 44, None)]
+
+
+# --- columns and settings --------------------------------------------------------------------------------------------
+
+WRONG = {
+    "merge_on names column 'no', which the rows does not have": {"merge_on": ["no"]},
+    "order_by names column 'no'": {"order_by": ["no"]},
+    r"when_matched names column 'no'": {"when_matched": {"no": "1"}},
+    r"delete_when=.* cannot be used with these columns": {"delete_when": "source.gone"},
+    r"update_when=.* cannot be used": {"update_when": "source.n >"},
+    r"insert_when=.* cannot be used": {"insert_when": "target.n > 1"},
+    r"merge_where=.* cannot be used": {"merge_where": "target.n"},
+    r"when_matched\['n'\]=.* cannot be used": {"when_matched": {"n": "max(source.n)"}},
+    r"when_matched\['n'\]='source.word' is a string, and the column is a bigint": {
+        "when_matched": {"n": "source.word"}
+    },
+    r"when_not_matched\['n'\]=.* gives another value each time": {"when_not_matched": {"n": "cast(rand() as bigint)"}},
+    r"update_when=.* has a subquery": {"update_when": "source.n > (select 1)"},
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_settings_are_held_against_rows_and_table(
+    tables: SparkSession, tmp_path: Path, says: str, wrong_job: MergeJob
+) -> None:
+    with pytest.raises(SchemaError, match=says):
+        wrong_job.sink(**{"merge_on": ["id"], **WRONG[says]}).columns(ARROW)
+
+
+def test_a_key_of_another_type_is_refused(wrong_job: MergeJob) -> None:
+    """Two texts, such as 1 and 01, may be one number of the table."""
+    sink = wrong_job.sink(merge_on=["id"], when_matched=ADD, when_not_matched=None)
+    schema = pa.schema([pa.field("id", pa.string()), *list(ARROW)[1:]])
+    with pytest.raises(SchemaError, match="Column 'id' is a string"):
+        sink.columns(schema)
+
+
+@pytest.fixture(scope="module")
+def wrong_job(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MergeJob:
+    """It is not written to."""
+    return DeltaMerge(tables, tmp_path_factory.mktemp("wrong"))
+
+
+def test_columns_are_added_at_the_start_if_that_is_asked(job: MergeJob) -> None:
+    schema = ARROW.append(pa.field("More", pa.list_(pa.field("element", pa.int32()))))
+    with pytest.raises(SchemaError, match="'More' is none of"):
+        job.sink(merge_on=["id"]).columns(schema)
+    for _ in range(2):
+        sink = job.sink(merge_on=["id"], evolve_schema=True)
+        assert sink.columns(schema) == ["id", "n", "word", "More"]
+        sink.preflight(QUERY, job.facts)
+    assert sink.columns(schema) == ["id", "n", "word", "More"]
+    with pytest.raises(SchemaError, match="'later' is none of"):
+        sink.columns(schema.append(pa.field("later", pa.int32())))
+    job.merge([(1, 11, "x", [7])], schema=schema)
+    assert [row.More for row in job.sink().table(job.spark).frame().where("id < 3").sort("id").collect()] == [[7], None]
+
+
+def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
+    """A sink that appends knows none of them."""
+    assert any("merged" in one for one in job.sink().conditions())
+    plain = job.sink(evolve_schema=False)
+    assert plain.merge is None
+    assert not any("merged" in one for one in plain.conditions())
+
+
+# --- several rows of one key -----------------------------------------------------------------------------------------
+
+
+@drawn
+def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) -> None:
+    """In two slots. A null equals nothing, not even another null."""
+    committer = job.sink().committer()
+    first = job.prepared([(1, 1, "x"), (None, 1, "x")])
+    assert committer.check_prepared([first, job.prepared([(2, 1, "x"), (None, 1, "x")], slot=1)]) == ""
+    reason = committer.check_prepared([first, job.prepared([(7, 1, "x"), (1, 2, "y")], slot=2)])
+    assert "2 rows of the batch have the key id=1" in reason
+    assert job.sink(merge_on=["id"], order_by=["n"]).committer().check_prepared([first, first]) == ""
+
+
+@drawn
+def test_a_query_with_several_rows_of_one_key_stops_undecided(tables: SparkSession, tmp_path: Path) -> None:
+    """With everything that it had prepared undone; once the rows are ordered it goes on, without loss."""
+
+    class OrdersJob(DeltaMerge):
+        started = ((-1, 0, ""),)
+
+        def of_orders(self, orders: Any) -> Any:
+            return orders.selectExpr("number % 10 as id", "number as n", "'x' as word")
+
+    job = OrdersJob(tables, tmp_path)
+    job.settings = {"merge_on": ["id"]}
+    sent = make_orders(tmp_path / "orders", files=4)
+    assert "rows of the batch have the key id=" in job.query()
+    assert DecisionLog(LocalLogStore(tmp_path / "query")).read(LogView()).newest_decision is None
+    assert job.rows() == [(-1, 0, "")]
+    assert list((tmp_path / "rows" / "delta" / "prepared").iterdir()) == []
+    job.settings = {"merge_on": ["id"], "order_by": ["n"]}
+    assert job.query() == ""
+    last = {number % 10: number for number in sorted(sent)}
+    assert job.rows() == [(-1, 0, ""), *sorted((id_, number, "x") for id_, number in last.items())]
+
+
+# --- rules of the table for what expressions insert ------------------------------------------------------------------
+
+INSERTS: Mapping[str, Any] = {
+    "merge_on": ["id"],
+    "when_matched": ADD,
+    "when_not_matched": {"id": "source.id", "n": "source.n - 5"},
+}
+
+
+NEEDED = "id bigint, n bigint, word string not null"
+RULES: dict[str, tuple[dict[str, str], int | None, str]] = {
+    "delta": ({"delta.constraints.high": "n > 0"}, 3, "CHECK constraint high"),
+    "iceberg": ({"columns": "id bigint, n bigint not null, word string"}, None, "must not be null"),
+}
+"""What a table of each kind is made with, a value of `n` that it does not take then, and what it says of it."""
+
+
+@drawn
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(
+    tables: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """Only if it would be inserted: one that matches is updated, by another expression."""
+    made, bad, name = RULES[kind]
+    job = KINDS[kind](tables, tmp_path, **made)
+    committer = job.sink(**INSERTS).committer()
+    assert committer.check_prepared([job.prepared([(1, bad, "x"), (4, 6, "x")])]) == ""
+    assert name in committer.check_prepared([job.prepared([(1, bad, "x"), (4, bad, "x")])])
+    dropped = job.sink(**INSERTS, insert_when="source.word <> 'x'").committer()
+    assert dropped.check_prepared([job.prepared([(4, bad, "x"), (5, 6, "y")])]) == ""
+
+
+@drawn
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_an_expression_has_to_set_a_column_that_must_not_be_null(
+    tables: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    settings = {**INSERTS, "when_not_matched": {"id": "source.id", "n": "source.n"}}
+    KINDS[kind](tables, tmp_path / "1").sink(**settings).columns(ARROW)
+    job = KINDS[kind](tables, tmp_path / "2", NEEDED)
+    with pytest.raises(SchemaError, match=r"'word' of .* must not be null, and when_not_matched does not set it"):
+        job.sink(**settings).columns(ARROW)
+    for other in (None, {**settings["when_not_matched"], "word": "source.word"}):
+        job.sink(**{**settings, "when_not_matched": other}).columns(ARROW)
+
+
+@drawn
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_columns_that_another_writer_changes_while_a_batch_is_decided(
+    tables: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """The next batch is refused before its decision; this one stops, and is merged once the column is back."""
+    job = KINDS[kind](tables, tmp_path)
+    table = job.sink().table(tables).sql_name
+    if isinstance(job, DeltaMerge):
+        mode = "'delta.columnMapping.mode'='name', 'delta.minReaderVersion'='2', 'delta.minWriterVersion'='5'"
+        tables.sql(f"alter table {table} set tblproperties ({mode})")
+    sink = job.sink(**INSERTS)
+    sink.columns(ARROW)
+    handle = job.prepared([(1, 1, "x"), (4, 9, "x")])
+    committer = sink.committer()
+    assert committer.check_prepared([handle]) == ""
+    tables.sql(f"alter table {table} rename column n to other")
+    with pytest.raises(SchemaError, match="names column 'n'"):
+        sink.columns(ARROW)
+    (answer,) = committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "refuses the rows" in answer.reason
+    tables.sql(f"alter table {table} rename column other to n")
+    assert job.sink(**INSERTS).committer().commit([handle])[0].outcome is Outcome.COMMITTED
+    found = [tuple(row) for row in job.sink().table(tables).frame().collect()]
+    assert by_id(found) == [(1, 11, "x"), (2, 20, "b"), (3, 30, "c"), (4, 4, None)]
+
+
+# --- rows that are lost after the decision ---------------------------------------------------------------------------
+
+
+@drawn
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Merged by itself, the older row of a key that the other file deletes would insert the key."""
+
+    class OrdersJob(KINDS[kind]):  # type: ignore[misc] # any of them
+        settings: Mapping[str, Any] = {"merge_on": ["id"], "order_by": ["n"], "delete_when": "source.word = 'gone'"}
+
+        def of_orders(self, orders: Any) -> Any:
+            return orders.selectExpr("number % 10 as id", "number as n", "if(number < 90, 'x', 'gone') as word")
+
+    job = OrdersJob(tables, tmp_path)
+    make_orders(tmp_path / "orders", files=2)
+    assert "CrashError" in job.query(crash_at(Phase.FINISHING, 0))
+    waiting = sorted((tmp_path / "rows").rglob("prepared/*"), key=lambda path: pq.read_table(path)["n"].to_pylist())
+    assert len(waiting) == 2
+    waiting[0].unlink()
+    assert job.query() == ""
+    assert job.rows() == []
+    assert job.versions() == 1
