@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import abc
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -21,6 +19,7 @@ from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.mysql.names import FORMAT_ID
 from sparkonce.sinks.redis.names import IDENTITY, ledger_key
+from sparkonce.testing.systems.delta import DeltaWitness
 
 Rows = Counter[tuple[str, int]]
 """How often each row, known by its id, stands somewhere under the number of a batch."""
@@ -176,18 +175,8 @@ class DeltaTotals(Target):
         self.path, self.waiting = folder / "table", folder / "rows"
         added = {"amount": "target.amount + source.amount", "seen": "concat(target.seen, source.seen)"}
         self.sink = {"path": str(self.path), "folder": str(self.waiting), "merge_on": ["ending"], "when_matched": added}
-        fields = [
-            {"name": name, "type": "long" if name == "amount" else "string", "nullable": True, "metadata": {}}
-            for name in self.columns
-        ]
-        schema = json.dumps({"type": "struct", "fields": fields})
-        table = {"id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema}
-        actions: list[dict[str, Any]] = [
-            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
-            {"metaData": {**table, "partitionColumns": [], "configuration": {}, "createdTime": 0}},
-        ]
-        (self.path / "_delta_log").mkdir(parents=True)
-        (self.path / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+        self.witness = DeltaWitness(self.path, self.waiting)
+        self.witness.create({name: "long" if name == "amount" else "string" for name in self.columns})
 
     def visible(self) -> Rows:
         found: Rows = Counter()
@@ -199,24 +188,15 @@ class DeltaTotals(Target):
         return found
 
     def totals(self) -> list[tuple[str, int, str]]:
-        files: set[str] = set()
-        for version in sorted((self.path / "_delta_log").glob("*.json")):
-            for action in map(json.loads, version.read_text().splitlines()):
-                files -= {action["remove"]["path"]} if "remove" in action else set()
-                files |= {action["add"]["path"]} if "add" in action else set()
-        rows = [row for file in files for row in pq.read_table(self.path / file).to_pylist()]
+        rows = [row for file in self.witness.files() for row in pq.read_table(file).to_pylist()]
         return [(row["ending"], row["amount"], row["seen"]) for row in rows]
 
     def labels(self) -> list[str]:
         """Those of all merges; the gate in front of the sink makes two of each batch."""
-        versions = (self.path / "_delta_log").glob("*.json")
-        actions = [json.loads(line) for version in versions for line in version.read_text().splitlines()]
-        return [one["commitInfo"]["userMetadata"] for one in actions if "commitInfo" in one]
+        return self.witness.labels()
 
     def open(self, query: str) -> list[str]:
-        return [
-            path.name for state in ("open", "prepared", "started") for path in self.waiting.glob(f"*/{state}/*{query}*")
-        ]
+        return [name for name in self.witness.left_open() if query in name]
 
     def row(self, id: str) -> str:  # noqa: A002 - the column's name
         return id[-2:]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,12 +15,14 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.history import OBSERVED
+from sparkonce.lab.systems.delta import DeltaSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.names import SYSTEMS, parse
 from sparkonce.lab.systems.observed import newest_in, of_csv, of_parquet, of_texts
 from sparkonce.lab.systems.places import holds_credentials, without_credentials
 from sparkonce.lab.systems.redis import times_applied
 from sparkonce.testing.kafka import Transaction
+from sparkonce.testing.systems.delta import DeltaWitness
 from sparkonce.testing.systems.mariadb import MariaDBWitness
 from sparkonce.testing.systems.postgres import PostgresWitness
 
@@ -91,6 +94,7 @@ def test_a_key_of_no_row_is_strange() -> None:
         "mysql=host=db user=me",
         "redis=redis://cache:6379/1",
         "s3=s3://bucket/prefix",
+        "delta=/data/tables",
     ],
 )
 def test_systems_are_known_by_name_and_place(text: str) -> None:
@@ -102,7 +106,7 @@ def test_systems_are_known_by_name_and_place(text: str) -> None:
 
 
 def test_there_are_no_others() -> None:
-    assert len(SYSTEMS) == 6
+    assert len(SYSTEMS) == 7
 
 
 @pytest.mark.parametrize("text", ["", "oracle", "Kafka", "files=", "postgres= ", "kafka:9092"])
@@ -188,3 +192,26 @@ def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.Mo
     with ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(witness.ask, "SELECT 1") for _ in range(2)]
         assert [type(one.exception()) for one in asked] == [ConnectionError, ConnectionError]
+
+
+def test_a_delta_table_is_read_by_its_log(tmp_path: Path) -> None:
+    """Files that a later version removes are not read any more, and those of no version never are."""
+    system = DeltaSystem(str(tmp_path))
+    system.start(tmp_path / "unused")
+    root, waiting = (Path(str(system.sink_settings()[name])) for name in ("path", "folder"))
+    assert (len(system.read()), system.newest(), system.left_open()) == (0, -1, [])
+    rows = {"kind": ["a"], "key": [1], "number": [1], "amount": [1], "rows": [1]}
+    for batch in range(3):
+        pq.write_table(pa.table({**rows, "batch": [batch]}), root / f"{batch} a.parquet")
+    versions = [[{"add": {"path": "0%20a.parquet"}}, {"add": {"path": "1%20a.parquet"}}]]
+    versions += [[{"commitInfo": {"userMetadata": "noted"}}, {"remove": {"path": "1%20a.parquet"}}]]
+    for number, actions in enumerate(versions, 1):
+        (root / "_delta_log" / f"{number:020}.json").write_text("\n".join(map(json.dumps, actions)))
+        assert system.newest() == {1: 1, 2: 0}[number]
+    assert system.read()["batch"].to_pylist() == [0]
+    assert DeltaWitness(root, waiting).labels() == ["noted"]
+    (waiting / "delta" / "prepared").mkdir(parents=True)
+    (waiting / "delta" / "prepared" / "a slot").touch()
+    assert system.left_open() == ["a slot"]
+    system.stop()
+    assert list(tmp_path.iterdir()) == []

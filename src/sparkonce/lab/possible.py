@@ -43,7 +43,7 @@ def hindrances(systems: Sequence[System], source: System, *, disk: bool, store: 
 
 def _why_not(fault: Fault, system: Strikable) -> str:
     """Returns why a system lacks a fault, or an empty string if it never has it."""
-    is_kafka, is_files = isinstance(system, KafkaSystem), system.name == "files"
+    is_kafka, is_files = isinstance(system, KafkaSystem), system.name in ("files", "delta")
     is_ours = Fault.SERVER_KILLED in system.faults()
     if fault is Fault.COORDINATOR_MOVED:
         return ("there is one broker only: --brokers 3" if is_ours else "it is your own") if is_kafka else ""

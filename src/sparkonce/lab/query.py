@@ -58,7 +58,7 @@ class QueryConfig:
         window_ms: Width of the windows.
         refuse_every: Of so many rows of a key Kafka refuses one; 0 for none.
         dead_letters: The folder for refused rows; empty for none.
-        conf: Spark's settings for the checkpoint's store.
+        conf: Spark's settings for the checkpoint's store, and for systems.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
         slots: How many slots each system's sink has; 0 for as many as the plan has.

@@ -1,7 +1,7 @@
 """The systems that a query under verification writes to, and its checkpoint's store: started here, or the user's own.
 
 - ``base`` names their operations, ``injections`` implements the faults.
-- ``kafka``, ``files``, ``s3``, ``postgres``, ``mysql`` and ``redis`` are the systems.
+- ``kafka``, ``files``, ``s3``, ``delta``, ``postgres``, ``mysql`` and ``redis`` are the systems.
 - ``letters`` are the rows that Kafka is made to refuse.
 - ``store`` is the store of the checkpoint.
 - ``names`` makes a system from its name, ``places`` hides credentials in addresses.

@@ -89,6 +89,13 @@ class System(Strikable):
     keep_place = False
     """Set where the rows must stay to be looked at."""
 
+    session: Mapping[str, str] = {}
+    """Spark's settings that the query's session needs for it."""
+
+    def jars(self) -> Sequence[Path]:
+        """Fetches the jars that the query's session needs for it. See `sparkonce.rig.kafka.jars.resolve`."""
+        return ()
+
     @abstractmethod
     def sink_settings(self) -> Mapping[str, Any]:
         """Returns what `build` makes the sink of, in the query's process.

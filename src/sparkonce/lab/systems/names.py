@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.delta import DeltaSystem
 from sparkonce.lab.systems.files import FilesSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.mysql import MySQLSystem
@@ -21,6 +22,7 @@ _MADE: Mapping[str, tuple[type[System], Callable[[str | None], System], str]] = 
     "mysql": (MySQLSystem, MySQLSystem, "'mysql=host=… user=… password=…'"),
     "redis": (RedisSystem, RedisSystem, "redis=redis://host:6379"),
     "s3": (S3System, S3System, "s3=s3://bucket/prefix"),
+    "delta": (DeltaSystem, DeltaSystem, "delta=/data/tables"),
 }
 
 SYSTEMS: Mapping[str, type[System]] = {name: made for name, (made, _, _) in _MADE.items()}

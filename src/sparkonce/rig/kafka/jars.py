@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.sources.packages import AVRO_MODULE, KAFKA_MODULE, SCALA
+from sparkonce.sources.packages import AVRO_MODULE, KAFKA_MODULE, SCALA, spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -161,6 +161,12 @@ def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
 def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
     """Fetches the jars for Spark's ``from_avro`` and ``to_avro``."""
     return _spark_module_jars(AVRO_MODULE, pyspark_version)
+
+
+def spark_delta_jars() -> list[Path]:
+    """Fetches the jars of Delta Lake, in the version that `DeltaSink` is tested with."""
+    present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    return resolve([spark_packages(avro=False, delta=True).rpartition(",")[2]], exclude=present)
 
 
 def spark_s3a_jars() -> list[Path]:

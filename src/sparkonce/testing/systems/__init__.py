@@ -3,6 +3,6 @@
 A witness asks the system itself, not through the product's code.
 
 - ``base`` names the questions.
-- ``kafka``, ``files``, ``s3``, ``postgres``, ``mariadb``, ``redis`` and ``rabbitmq`` ask the system of that
-  name.
+- ``kafka``, ``files``, ``s3``, ``delta``, ``postgres``, ``mariadb``, ``redis`` and ``rabbitmq`` ask the system of
+  that name.
 """

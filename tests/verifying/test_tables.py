@@ -1,0 +1,49 @@
+"""The verifier with a Delta table beside Kafka: rows are appended, and drivers are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.history import Kind
+from sparkonce.lab.schedule import Step
+from sparkonce.lab.systems.delta import DeltaSystem
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.verdicts import Anomaly
+from sparkonce.protocol.state import Phase
+from sparkonce.testing.systems.delta import DeltaWitness
+from verifying.trial import PARTITIONS, found, trial
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
+
+STEPS = [
+    Step(number=number, fault=fault, phase=phase.name)
+    for number, (fault, phase) in enumerate(
+        [
+            (Fault.DRIVER_KILLED, Phase.FINISHING),
+            (Fault.DRIVER_KILLED, Phase.DECIDING),
+            (Fault.DRIVER_KILLED, Phase.IDLE),
+            (Fault.TWO_DRIVERS, Phase.WRITING),
+        ],
+        1,
+    )
+]
+
+
+def test_a_table_has_each_row_once(tmp_path: Path, say: Callable[[str], None]) -> None:
+    kafka = KafkaSystem(partitions=PARTITIONS)
+    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=STEPS)
+    assert found(verdicts) == {}
+    assert len(list(history.of(Kind.RECOVERED))) == len(STEPS)
+
+
+def test_a_lost_file_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the first file away from the reader: its rows are in Kafka only."""
+    files = DeltaWitness.files
+    monkeypatch.setattr(DeltaWitness, "files", lambda self: files(self)[1:])
+    kafka = KafkaSystem(partitions=PARTITIONS)
+    _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=[])
+    assert {one.anomaly for one in verdicts if one.count and one.system == "delta"} >= {Anomaly.MISSING}
