@@ -57,6 +57,7 @@ class Config:
         program: A program and its arguments, which is run in place of a plan, as its user runs it.
         plan: ``module:function`` of the plan, see `spark.plans`.
         sinks: Each sink's arguments, by its class's name. With ``"slots"``, its rows come in so many.
+        letters: The folder of dead letters, with one for each sink; empty if a row that is refused stops the query.
         query: More of the arguments of `ExactlyOnce`.
         output_mode: Spark's.
         master: Spark's master.
@@ -82,6 +83,7 @@ class Config:
     program: tuple[str, ...] = ()
     plan: str = "spark.plans:distinct"
     sinks: dict[str, dict[str, Any]] = field(default_factory=lambda: {KAFKA: {}})
+    letters: str = ""
     query: dict[str, Any] = field(default_factory=dict)
     output_mode: str = "append"
     master: str = "local[2]"
@@ -149,6 +151,16 @@ def make_sinks(config: Config) -> Sinks:
     return views
 
 
+def letters_of(config: Config, sinks: Sinks) -> dict[TwoPhaseCommitSink, TwoPhaseCommitSink] | None:
+    """Makes a sink of dead letters for each sink: their views differ."""
+    from sparkonce import FilesSink
+
+    folders = {sink: f"refused-{sink.name}" for sink in sinks} if config.letters else {}
+    return {
+        sink: gated(config, FilesSink(f"{config.letters}/{name}", name=name)) for sink, name in folders.items()
+    } or None
+
+
 def gated(config: Config, sink: TwoPhaseCommitSink) -> GatedSink:
     from striking.gated import GatedSink
 
@@ -210,8 +222,14 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
         begun.set()
         listen(config, phase, batch)
 
+    sinks = make_sinks(config)
     exactly_once = ExactlyOnce(
-        make_sinks(config), checkpoint=config.checkpoint, listener=begin, display=False, **config.query
+        sinks,
+        checkpoint=config.checkpoint,
+        dead_letters=letters_of(config, sinks),
+        listener=begin,
+        display=False,
+        **config.query,
     )
 
     def run_batch(rows: DataFrame, batch: int) -> None:
