@@ -2,7 +2,7 @@
 """Runs sparkonce from a clone, on a machine that has Python and nothing of ours.
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
-    python3 dev.py example  a job, fed and counted: example etl, windowed_sum, enrichment, http_bulk or sqlite_upsert
+    python3 dev.py example  a job, fed and counted: example etl, for one; without a name it lists them
     python3 dev.py test     what CI runs: every check, and of the tests every rule, every sink, and what the commit draws
     python3 dev.py test --all, --long      most tests, in half an hour; everything, in hours. More options are pytest's
     python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach

@@ -23,6 +23,7 @@ from sparkonce import DeltaSink, ExactlyOnce, spark_packages
 CHANGE = "customer string, address string, since bigint"
 HISTORY = f"{CHANGE}, until bigint"
 DELTA = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+SNAPSHOT = "spark.databricks.delta.snapshotPartitions"
 
 
 def versions(changes: DataFrame) -> DataFrame:
@@ -72,6 +73,7 @@ def main(
     """The history of customers' addresses, in a Delta table."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     builder = SparkSession.builder.appName("customer-history").config("spark.sql.catalog.spark_catalog", DELTA)
+    builder = builder.config("spark.sql.shuffle.partitions", "4").config(SNAPSHOT, "2")  # 200 and 50 by default
     spark = builder.config("spark.jars.packages", spark_packages(delta=True)).getOrCreate()
     if changes is not None:
         create(spark, table)

@@ -19,6 +19,7 @@ from http_bulk import BulkApi
 from spark.in_process import MARKS, CrashError, crash_at
 from sparkonce import ExactlyOnce, WriteAheadSink
 from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka.jars import cache_folder
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
@@ -100,7 +101,7 @@ def test_what_the_http_example_makes_of_an_answer(status: int, error: type[Excep
 
 
 @pytest.mark.drawn(3, "a Spark of its own")
-@pytest.mark.parametrize("example", ["http_bulk", "sqlite_upsert"])
+@pytest.mark.parametrize("example", ["http_bulk", "sqlite_upsert", "customer_history"])
 def test_the_examples(tmp_path: Path, example: str) -> None:
     environment = {
         **os.environ,
@@ -108,7 +109,8 @@ def test_the_examples(tmp_path: Path, example: str) -> None:
         "TMPDIR": str(tmp_path),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    environment |= {"PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false pyspark-shell"}
+    fetched = f"--conf spark.jars.ivy={cache_folder() / 'spark-ivy'}"
+    environment |= {"PYSPARK_SUBMIT_ARGS": f"--master local[2] --conf spark.ui.enabled=false {fetched} pyspark-shell"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{example}.py")],
         env=environment,
