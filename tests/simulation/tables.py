@@ -146,7 +146,7 @@ class Rows:
 
     columns = _COLUMNS
 
-    def __init__(self, session: Session, urls: Sequence[str]) -> None:
+    def __init__(self, session: Session, urls: Sequence[str], _: object) -> None:
         self.session = session
         self.numbers = session.server.numbers_at(urls)
         self._jdf = self
@@ -192,6 +192,7 @@ def _names_in(_: object, text: str) -> list[list[str]]:
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("committer", "read_rows", Rows),
+    ("committer", "schema_in", lambda _: None),
     ("committer", "_active", lambda _: nullcontext()),
     ("merging", "names_in", _names_in),
 )

@@ -3,17 +3,16 @@
 - ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
-- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it;
-  ``letters`` says where refused rows go; ``grouping`` gives it fewer
-  slots; ``worker`` keeps Python workers light, and gives them tasks with their needs; ``shipped`` checks those inside
-  them.
+- ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``letters`` says where refused
+  rows go; ``grouping`` gives it fewer slots; ``worker`` keeps Python workers light, and gives them tasks with their
+  needs; ``shipped`` checks those inside them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``read_rabbitmq_queue``: RabbitMQ queues, by the Python data source ``rabbitmq_queue``.
 - ``read_rabbitmq_stream``: RabbitMQ streams, by the Python data source ``rabbitmq_stream``.
 - ``read_pravega``: Pravega streams, by a source of Java.
 - ``pravega``: the sink of Pravega streams, and the source's classes.
-- ``tables``: the sinks of Delta and Iceberg tables.
+- ``tables``: the sinks of Delta and Iceberg tables; ``waiting`` reads the rows that wait for them.
 - ``show``: progress and errors, as people see them.
 - ``job``: runs a user's file and ends its queries.
 - ``explain``: reads queries for the analyser.

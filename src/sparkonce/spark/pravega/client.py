@@ -15,8 +15,8 @@ from py4j.protocol import Py4JJavaError
 
 from sparkonce.spark.pravega.cluster import Pravega
 from sparkonce.spark.pravega.segments import StreamSegments
-from sparkonce.spark.tables.committer import read_rows
 from sparkonce.spark.tables.errors import error_message
+from sparkonce.spark.waiting import read_rows
 from sparkonce.words import one_line
 
 if TYPE_CHECKING:

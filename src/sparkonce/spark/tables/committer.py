@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import abc
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, BinaryIO
-
-import pyarrow.parquet as pq
 
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
@@ -28,6 +25,7 @@ from sparkonce.spark.tables.errors import error_message, is_final
 from sparkonce.spark.tables.merging import Merge, MergePlan, quoted
 from sparkonce.spark.tables.row_checks import refused_insert
 from sparkonce.spark.tables.rules import Rules
+from sparkonce.spark.waiting import read_rows, schema_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +35,6 @@ WAIT_S = 120.0
 _NAME = "sparkonce"
 _LOOK_BACK = 20
 _UNFINISHED = "unfinished"
-_OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
 
 def never(*_: object) -> None:
@@ -158,23 +155,6 @@ class Table(abc.ABC):
 
     def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
         """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
-
-
-def schema_in(file: BinaryIO) -> StructType:
-    """Returns the columns of a file of rows, without the job that Spark would run to learn them."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(pq.read_schema(file), prefer_timestamp_ntz=True)
-
-
-def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str | None = None) -> DataFrame:
-    """Returns the rows in these files. Without a schema, Spark runs a job to learn theirs."""
-    # No file may be skipped, whatever the session's settings for files that are missing or damaged.
-    reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    if schema is not None:
-        reader = reader.schema(schema)
-    # Spark takes paths for patterns.
-    return reader.parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))
 
 
 class TableApplication(Application):
