@@ -292,6 +292,9 @@ class TableCommitter(WriteAheadCommitter):
         """See `SinkCommitter.check_prepared`. Refuses what the table would refuse at the commit, when it is too late.
 
         These are several rows of one key, and rows whose insertion by expressions breaks a rule of the table.
+
+        Raises:
+            UnknownOutcomeError: if the rows cannot be read.
         """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         merge, table = self._merge, self._table
@@ -299,8 +302,11 @@ class TableCommitter(WriteAheadCommitter):
             return ""
         urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
         with _active(table.spark):
-            with self._folder.open(names[0], RowsState.PREPARED) as file:
-                rows = read_rows(table.spark, urls, schema_in(file))
+            try:
+                with self._folder.open(names[0], RowsState.PREPARED) as file:
+                    rows = read_rows(table.spark, urls, schema_in(file))
+            except OSError as error:
+                raise self._unreadable(error) from error
             if (reason := merge.repeated(rows)) or not isinstance(merge.not_matched, Mapping):
                 return reason
             rules = table.rules({column.lower() for column in merge.not_matched})
