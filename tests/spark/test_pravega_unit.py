@@ -1,6 +1,6 @@
 """Kafka to Pravega to Kafka, in two queries that are killed again and again.
 
-The long form kills ten queries, five pairs in one process, three times each::
+The long form kills six queries, three pairs in one process, five times each::
 
     pytest -m slow -s tests/spark/test_pravega_unit.py
 """
@@ -44,7 +44,7 @@ CELLS: Sequence[Cell] = [
     (BEFORE_CONCLUDE, {}),
     (Phase.IDLE.name, {}),
 ]
-PAIRS, ROUNDS = 5, 3
+PAIRS, ROUNDS = 3, 5
 ROWS_PER_BATCH, BYTES_PER_BATCH = 400, 4_000
 TRIGGER = {"processingTime": "0 seconds"}
 
