@@ -47,7 +47,6 @@ class Queries:
         self.witness = StreamWitness(HOST, server.stream_port)
         self.streams = [rabbit_streams.new_stream(server) for _ in range(2)]
         self.queues = [rabbit_queues.new_queue(server, "classic") for _ in range(2)]
-        server.settle()
         checkpoint = folder / "queues"
         rows = {
             folder / "streams": read_rabbitmq_stream(spark, settings, streams=self.streams[0], body="raw"),
