@@ -94,6 +94,20 @@ class PravegaWitness:
             controller.close()
             threads.shutdownNow()
 
+    def status(self, stream: str, transaction: str) -> str:
+        """The status of a transaction. A writer that is asked for it would renew the lease."""
+        impl = self._pravega.control.impl
+        pool = self._pravega.connection.impl.SocketConnectionFactoryImpl(self.config)
+        settings = impl.ControllerImplConfig.builder().clientConfig(self.config).build()
+        controller = impl.ControllerImpl(settings, pool.getInternalExecutor())
+        try:
+            of = self._pravega.stream.impl.StreamImpl(SCOPE, stream)
+            number = self._jvm.java.util.UUID.fromString(transaction)
+            return str(controller.checkTransactionStatus(of, number).get().toString())
+        finally:
+            controller.close()
+            pool.close()
+
     def segments(self, stream: str) -> list[list[str]]:
         """The events of each segment, in order."""
         client = self._pravega.BatchClientFactory.withScope(SCOPE, self.config)

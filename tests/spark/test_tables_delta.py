@@ -78,6 +78,7 @@ def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.drawn(5, "delta conformance")
 class TestDelta(SinkConformance):
     visible_within_s = 0.0
+    loses_whole_batches = True
 
     @pytest.fixture(autouse=True)
     def _table(self, empty_table: Path, tmp_path: Path) -> None:

@@ -21,10 +21,13 @@ class SinkHooks:
         leaves_process: Whether the sink can be pickled, as Spark does to bring it to its workers. False is for doubles
             that live in the memory of the test.
         visible_within_s: How long committed rows may take to be visible.
+        loses_whole_batches: Whether all handles of a commit are lost if one of them was lost before: the sink writes
+            the rows of a batch in one piece, and does not write a part of it.
     """
 
     leaves_process: bool = True
     visible_within_s: float = 30.0
+    loses_whole_batches: bool = False
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
