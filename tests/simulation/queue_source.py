@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from simulation.oracle import Place
     from simulation.systems import System
 
-PREFETCH, SEGMENT_ROWS, BATCH_ROWS, REMEMBER = 5, 2, 3, 8
+PREFETCH, SEGMENT_ROWS, BATCH_ROWS = 5, 2, 3
+REMEMBER = 12
+"""As many as the longest schedule has: a message may come again as late as the server notices that its first connection
+is gone, and the source's condition is that it is remembered until then."""
+
 _MESSAGES_OF_A_BATCH = 4
 _MOST_ROUNDS = 400
 _SEGMENTS = "/segments/"
