@@ -22,8 +22,7 @@ from sparkonce.testing.systems.rabbitmq import StreamWitness
 pytestmark = USES_RABBIT
 
 
-@pytest.mark.drawn(9, "conformance of a stream")
-class TestStream(SinkConformance):
+class StreamConformance(SinkConformance):
     visible_within_s = 0.0
     loses_whole_batches = True
 
@@ -74,8 +73,13 @@ class TestStream(SinkConformance):
         return True
 
 
-@pytest.mark.drawn(2, "conformance of a super stream")
-class TestSuperStream(TestStream):
+@pytest.mark.drawn(8, "conformance of a stream")
+class TestStream(StreamConformance):
+    """One stream."""
+
+
+@pytest.mark.drawn(5, "conformance of a super stream")
+class TestSuperStream(StreamConformance):
     def new_target(self) -> tuple[dict[str, str], Sequence[str]]:
         name, streams = new_super_stream(self.server, 3)
         return {"super_stream": name, "route_by": "value"}, streams
