@@ -240,7 +240,7 @@ def test_another_stream_is_refused(scene: StreamScene) -> None:
         other.preflight(QUERY, facts)
 
 
-class Place(went_back.OnServer, test_rabbitmq_stream.TestStream):
+class Place(went_back.OnServer, test_rabbitmq_stream.StreamConformance):
     """A server of the test's own."""
 
     server: RabbitServer
@@ -254,7 +254,7 @@ class Place(went_back.OnServer, test_rabbitmq_stream.TestStream):
     def make(self, **changed: Any) -> RabbitMQStreamSink:
         """The sink, whose query tells it of the checkpoint."""
         server = RabbitMQ(host=HOST, stream_port=self.server.stream_port)
-        return RabbitMQStreamSink(server, stream=self.stream, **{"body": "raw", **changed})
+        return RabbitMQStreamSink(server, **{**self.target, "body": "raw", **changed})
 
     def left_open(self) -> list[Path]:
         waiting = self.root.parent / "checkpoint" / "sparkonce-write-ahead" / "rabbitmq"
