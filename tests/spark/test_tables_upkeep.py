@@ -65,11 +65,19 @@ def tidied(job: MergeJob) -> Mapping[str, Callable[[], object]]:
 
 
 def vacuum(job: DeltaMerge) -> None:
-    """Delta's VACUUM, with something to delete: a file of ten days ago, as a writer that died leaves it."""
+    """Delta's VACUUM, with something to delete: a file of ten days ago, as a writer that died leaves it.
+
+    `DeltaTable.vacuum` needs Delta's extension to SQL, which this session does not have. This is what it calls.
+    """
     left = Path(job.path) / "left-by-a-writer.parquet"
     left.touch()
     os.utime(left, (time.time() - 864_000,) * 2)
-    job._handle().vacuum()
+    delta, session = job.spark._jvm.org.apache.spark.sql.delta, job.spark._jsparkSession
+    made = delta.catalog.DeltaTableV2
+    path = job.spark._jvm.org.apache.hadoop.fs.Path(job.path)
+    table = made.apply(session, path, *(getattr(made, f"apply$default${number}")() for number in range(3, 7)))
+    usual = (getattr(delta.commands.VacuumCommand, f"gc$default${number}")() for number in range(4, 9))
+    delta.commands.VacuumCommand.gc(session, table, False, *usual)
     assert not left.exists()
 
 
