@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
-from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
+from sparkonce.sink import Refused, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
 from striking.points import BEFORE_CONCLUDE, BEGIN, BEGUN, CONCLUDED, HALFWAY, PREPARED, WRITTEN
@@ -75,6 +75,13 @@ class _GatedWriter(ForwardingWriter):
         self._sink.arrive(WRITTEN, **self._told)
         if some < rows.num_rows:
             self._real.write(rows.slice(some))
+
+    def offer(self, rows: pa.RecordBatch) -> Refused:
+        refused = self._real.offer(rows)
+        if not self._has_written and WRITTEN in self._sink.points:
+            self._has_written = True
+            self._sink.arrive(WRITTEN, **self._told)
+        return refused
 
     def prepare(self) -> Mapping[str, str | int]:
         fields = self._real.prepare()
