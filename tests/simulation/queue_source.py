@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ is gone, and the source's condition is that it is remembered until then."""
 
 _MESSAGES_OF_A_BATCH = 4
 _MOST_ROUNDS = 400
+_WAITS_S = 0.02
 _SEGMENTS = "/segments/"
 
 
@@ -280,53 +282,78 @@ class Queue:
 
 
 class Connection:
-    """pika's blocking connection, and its channel. The parameters are the queue."""
+    """pika's connection with callbacks, its channel, and its loop. The parameters are the queue."""
 
-    is_open = True
-
-    def __init__(self, queue: Queue) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        on_open_callback: Callable[[Any], None],
+        on_open_error_callback: Callable[[Any, BaseException], None],
+        on_close_callback: Callable[[Any, BaseException | None], None],
+    ) -> None:
         self._queue = queue
+        self._opened, self._failed, self._closed = on_open_callback, on_open_error_callback, on_close_callback
         self._party = queue.simulation.current
         self._deliver: Callable[..., None] = lambda *_: None
+        self._refused: Callable[[Any, BaseException], None] = lambda *_: None
+        self._later: Callable[[], None] | None = None
         self._prefetch = self._tag = 0
         self.unacked: dict[int, str] = {}
-        self.is_broken = False
-        self._ask(("connects",), lambda: None)
+        self.is_open = self.is_broken = self._is_stopped = False
+        self.is_closed = True
+        self.ioloop = SimpleNamespace(start=self._run, stop=self._stop, close=lambda: None, call_later=self._call_later)
 
     @property
     def is_gone(self) -> bool:
         """Whether its process was killed."""
         return self._party is not None and self._party.dead
 
-    def channel(self) -> Connection:
-        return self
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def basic_qos(self, prefetch_count: int) -> None:
-        self._prefetch = prefetch_count
+    def _run(self) -> None:
+        try:
+            self._ask(("connects",), lambda: None)
+        except AMQPConnectionError as error:
+            self._failed(self, error)
+            return
+        self.is_open, self.is_closed = True, False
+        self._opened(self)
+        while not self._is_stopped:
+            if self.is_open and not self.is_broken:
+                self._receive()
+            if self.is_open and not self.is_broken:
+                if self._later is not None:
+                    self._later()
+                continue
+            error = AMQPConnectionError("closed") if self.is_broken else None
+            self._end()
+            self._closed(self, error)
 
-    def add_on_cancel_callback(self, _: object) -> None:
-        pass
+    def _end(self) -> None:
+        if not self.is_broken and not self._queue.simulation.chance("request late"):
+            self._queue.drop(self)
+        self.is_broken = self.is_closed = True
+        self.is_open = False
 
-    def basic_consume(self, _: str, deliver: Callable[..., None], exclusive: bool) -> None:
-        self._deliver = deliver
-        if exclusive and self._queue.connections:
-            raise pika.exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - exclusive")
-        self._ask(("consumes",), lambda: self._queue.connections.append(self))
+    def _stop(self) -> None:
+        self._is_stopped = True
 
-    def process_data_events(self, time_limit: float) -> None:
+    def _call_later(self, _: float, call: Callable[[], None]) -> None:
+        self._later = call
+
+    def _receive(self) -> None:
         """Takes a delivery, if there is one, and waits if there is none."""
-        if self.is_broken:
-            raise AMQPConnectionError("closed")
         queue, simulation = self._queue, self._queue.simulation
         if not queue.ready or len(self.unacked) >= self._prefetch:
-            simulation.clock_s += time_limit
+            simulation.clock_s += _WAITS_S
             if simulation.peace:
                 getcurrent().parent.switch()
             simulation.stop_here()
             simulation.let_others_go_on()
             return
-        self._ask(("delivers", queue.ready[0]), lambda: None)
-        if not queue.ready or self not in queue.connections:
+        with suppress(AMQPConnectionError):
+            self._ask(("delivers", queue.ready[0]), lambda: None)
+        if self.is_broken or not queue.ready or self not in queue.connections:
             return
         name = queue.ready.popleft()
         self._tag += 1
@@ -337,15 +364,34 @@ class Connection:
         queue.delivered.add(name)
         self._deliver(None, method, pika.BasicProperties(message_id=name), name.encode())
 
-    def basic_ack(self, tag: int, multiple: bool) -> None:
-        self._ask(("is told that all is taken up to", tag), lambda: self._queue.acknowledge(self, tag))
+    # --- the connection and its channel -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self.is_broken:
+        self.is_open = False
+
+    def channel(self, on_open_callback: Callable[[Any], None]) -> None:
+        on_open_callback(self)
+
+    def basic_qos(self, prefetch_count: int) -> None:
+        self._prefetch = prefetch_count
+
+    def add_on_close_callback(self, refused: Callable[[Any, BaseException], None]) -> None:
+        self._refused = refused
+
+    def add_on_cancel_callback(self, _: object) -> None:
+        pass
+
+    def basic_consume(self, _: str, deliver: Callable[..., None], exclusive: bool) -> None:
+        self._deliver = deliver
+        if exclusive and self._queue.connections:
+            self._refused(self, pika.exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - exclusive"))
             return
-        self.is_broken = True
-        if not self._queue.simulation.chance("request late"):
-            self._queue.drop(self)
+        with suppress(AMQPConnectionError):
+            self._ask(("consumes",), lambda: self._queue.connections.append(self))
+
+    def basic_ack(self, tag: int, multiple: bool) -> None:
+        with suppress(AMQPConnectionError):  # it is only sent: whether it comes there nobody is told
+            self._ask(("is told that all is taken up to", tag), lambda: self._queue.acknowledge(self, tag))
 
     def _ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         if self.is_broken:
@@ -411,7 +457,7 @@ class _Event:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("consumer", "pika", SimpleNamespace(BlockingConnection=Connection, exceptions=pika.exceptions)),
+    ("consumer", "pika", SimpleNamespace(SelectConnection=Connection, exceptions=pika.exceptions)),
     ("consumer", "amqp_parameters", lambda queue: queue),
     ("consumer", "threading", SimpleNamespace(Thread=_Thread, Event=_Event)),
     ("consumer", "_LOOK_S", 0.02),
