@@ -27,7 +27,7 @@ COLUMNS = "id bigint, n bigint, word string"
 ARROW = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("word", pa.string())])
 ADD = {"n": "target.n + source.n", "word": "source.word"}
 
-drawn = pytest.mark.drawn(5, "merge")
+drawn = pytest.mark.drawn(6, "merge")
 """Drawn of some forty tests. Always run: each merge is done once, whenever drivers die."""
 
 Row = tuple[int, int, str]

@@ -50,7 +50,7 @@ SETTINGS = {
 @pytest.mark.parametrize(
     "rounds",
     [
-        pytest.param([SHORT], id="short", marks=pytest.mark.drawn(5, "merge")),
+        pytest.param([SHORT], id="short", marks=pytest.mark.drawn(6, "merge")),
         pytest.param([LONG[first : first + QUERIES] for first in range(0, len(LONG), QUERIES)], marks=pytest.mark.slow),
     ],
 )
