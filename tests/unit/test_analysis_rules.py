@@ -39,7 +39,9 @@ BEST = Pipeline(
 
 
 def source(form: str, **options: str) -> Part:
-    found = SourceFacts(format=form, options={name.replace("_", "-"): value for name, value in options.items()})
+    if form == "iceberg":
+        options = {name.replace("_", "-"): value for name, value in options.items()}
+    found = SourceFacts(format=form, options=options)
     return judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
 
 

@@ -62,7 +62,7 @@ MADE = [
     Mistake("RedisSink('cache:6379')", "url is no URL of Redis"),
     Mistake("RedisSink(structure='json')", "structure='json' is not known"),
     Mistake("RedisSink(timeout_s=float('nan'))", "timeout_s=nan is not a number from 0.1"),
-    Mistake("RabbitMQStreamSink('rabbit-1', stream='s')", "server is a str"),
+    Mistake("RabbitMQStreamSink('rabbit-1', stream='s')", "server='rabbit-1' is not a RabbitMQ"),
     Mistake("RabbitMQStreamSink(RabbitMQ(), stream='')", "stream='' is empty"),
     Mistake("RabbitMQStreamSink(RabbitMQ(), stream='s', body='json')", "body='json' is not known"),
     Mistake("RabbitMQ(stream_port='5552')", "stream_port='5552' is not a whole number"),
