@@ -50,7 +50,7 @@ def kept(folder: Path, source: int, name: str, text: str) -> None:
             "rabbitmq_stream",
             "orders, b",
         ),
-        ('{"stream":"shop/orders","cut":{"0":5,"4294967298":0}}', "pravega", "shop/orders"),
+        ('{"stream":"shop/orders","cut":{"0":5,"4294967298":0},"made":{"0":1795647840578}}', "pravega", "shop/orders"),
         ('{"shardId":"1"}', "", "its offset holds shardId"),
         ("17", "", "source 0, its offset is 17"),
         ("-", "", "source 0, its offset is -"),

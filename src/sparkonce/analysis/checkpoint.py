@@ -117,7 +117,7 @@ def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
         return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
     if keys == {QUEUE, NEXT}:
         return SourceFacts(format="rabbitmq_queue", options=None, where="")
-    if {"stream", "cut"} <= keys <= {"stream", "cut", "first"}:
+    if {"stream", "cut"} <= keys <= {"stream", "cut", "made", "first"}:
         return SourceFacts(format="pravega", options=None, where=str(offset["stream"]))
     if keys == {"logOffset"}:
         return SourceFacts(format="file", options=None, where=_folder_read(kept))

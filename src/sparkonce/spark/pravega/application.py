@@ -14,8 +14,9 @@ from sparkonce.sinks.write_ahead.application import Application, CallSettings, U
 from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.pravega.client import PravegaStream, StatusUnknownError, reason
+from sparkonce.spark.pravega.client import PravegaStream, reason
 from sparkonce.spark.pravega.notes import Begun, TransactionNotes
+from sparkonce.spark.pravega.segments import StatusUnknownError
 
 log = logging.getLogger("sparkonce")
 

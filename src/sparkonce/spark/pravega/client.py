@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from sparkonce.spark.pravega.cluster import Pravega
-from sparkonce.spark.pravega.segments import StreamSegments
+from sparkonce.spark.pravega.segments import StatusUnknownError, StreamSegments
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.waiting import read_rows
 from sparkonce.words import one_line
@@ -72,10 +72,6 @@ def reason(error: BaseException) -> str:
         cause = cause.getCause()
     first = "" if cause is None else one_line(str(cause.toString()))
     return told if first in told else f"{told}, because of {first}"
-
-
-class StatusUnknownError(Exception):
-    """Raised if Pravega does not answer, or not in time, what became of a transaction."""
 
 
 class PravegaStream:

@@ -17,8 +17,14 @@ _CREATION_TIME = (-(2**63), 0)
 _ANSWERS_WITHIN_S = 60
 
 
+class StatusUnknownError(Exception):
+    """Raised if Pravega does not answer, or not in time, what became of a transaction."""
+
+
 class StreamSegments:
-    """Asks about a stream's segments. Use as a context manager. Each method raises Py4JJavaError without an answer.
+    """Asks about a stream's segments. Use as a context manager.
+
+    Without an answer, each method raises Py4JJavaError; after one that tells nothing, StatusUnknownError.
 
     Args:
         jvm: A JVM with Pravega's client.
@@ -48,12 +54,14 @@ class StreamSegments:
         """Returns a segment that is written to now, and when it was made: ``scope/stream/0.#epoch.0@1795647840578``."""
         now = self._answer(self._controller.getCurrentSegments(self._scope, self._stream))
         name = min(str(one.getScopedName()) for one in now.getSegments())
-        return f"{name}@{self._created(name)}"
+        if not (created := self._created(name)):
+            raise StatusUnknownError(f"Segment {name}, which is written to, is not there.")
+        return f"{name}@{created}"
 
     def has(self, birth: str) -> bool:
         """Tells whether the stream has the segment of `birth`, made at the same time. Not so once it is truncated."""
         name, _, created = birth.rpartition("@")
-        return self._created(name) == created
+        return bool(created) and self._created(name) == created
 
     def _created(self, name: str) -> str:
         """Returns the milliseconds since 1970 at which a segment was made; empty if there is no such one."""
@@ -70,6 +78,8 @@ class StreamSegments:
         finally:
             raw.close()
         kind = str(answer.getType().toString())
+        if kind not in ("SEGMENT_ATTRIBUTE", "NO_SUCH_SEGMENT"):
+            raise StatusUnknownError(f"Pravega does not tell when segment {name} was made: {kind}.")
         return str(answer.getValue()) if kind == "SEGMENT_ATTRIBUTE" else ""
 
     def _answer(self, future: Any) -> Any:
