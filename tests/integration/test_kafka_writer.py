@@ -28,7 +28,7 @@ from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.kafka.topic_limits import TopicLimits
+from sparkonce.sinks.kafka.topic_limits import TopicLimits, limits_of_process
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce.testing.kafka import Record, create_topic, describe_transactions, read_committed, read_uncommitted
 
@@ -588,3 +588,17 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka) -> None:
     assert limits.of([there, "nowhere"]) == {there: 2000}
     with pytest.raises(OutageError, match="The brokers do not tell"):
         TopicLimits({"bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 500}).of(["any"])
+
+
+def test_brokers_that_answer_too_late_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's own deadline may come after that of the wait for it."""
+    monkeypatch.setattr("sparkonce.sinks.kafka.topic_limits._ASK_S", 1.0)
+    monkeypatch.setattr("sparkonce.sinks.kafka.topic_limits._SPARE_S", -0.9)
+    with pytest.raises(OutageError, match="no answer in 1 s"):
+        TopicLimits({"bootstrap.servers": "127.0.0.1:1"}).of(["any"])
+
+
+def test_each_login_asks_for_itself() -> None:
+    settings = {"bootstrap.servers": "127.0.0.1:1", "sasl.username": "one"}
+    assert limits_of_process(settings) is limits_of_process(dict(settings))
+    assert limits_of_process(settings) is not limits_of_process({**settings, "sasl.username": "two"})

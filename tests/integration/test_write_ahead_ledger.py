@@ -121,6 +121,19 @@ def test_rows_of_one_call_are_lost_together(tmp_path: Path, per: str) -> None:
     assert sorted(target_of(tmp_path, NEITHER).visible()) == sorted(numbers(0, [0, 1]))
 
 
+def test_no_part_of_a_call_is_applied_while_a_file_of_it_comes_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may show a file that it does not hand over yet."""
+    sink, handles = stage(tmp_path, "batch")
+    take = DiskFolder.take
+    monkeypatch.setattr(DiskFolder, "take", lambda self, name: name.slot == 0 and take(self, name))
+    assert commit(sink, *handles) == [Outcome.RETRY] * 2
+    monkeypatch.undo()
+    assert commit(sink, *handles) == [Outcome.COMMITTED] * 2
+    assert len(target_of(tmp_path, NEITHER).calls()) == 1
+
+
 def test_no_commit_begins_with_rows_that_another_driver_has_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,12 +134,15 @@ def test_kafka_refuses_what_it_cannot_store() -> None:
 
 
 def test_each_topic_that_rows_name_has_its_own_limit() -> None:
-    rows = pa.record_batch({"topic": ["small", "large", "unknown", None, "small"], "value": [b"x" * 100] * 4 + [b"x"]})
+    rows = pa.record_batch(
+        {"topic": ["small", "large", "unknown", None, "small", ""], "value": [b"x" * 100] * 4 + [b"x"] * 2}
+    )
     found = refused_rows(rows, None, 1000, {"small": 150, "large": 2000})
-    assert list(found.rows) == [0, 3]
+    assert list(found.rows) == [0, 3, 5]
+    assert "'topic' is empty" in found.reasons[2]
     assert "max.message.bytes is 150" in found.reasons[0]
     assert "'topic' is null" in found.reasons[1]
-    assert list(refused_rows(rows.slice(1), None, 150, {"large": 2000}).rows) == [0, 1, 2]
+    assert list(refused_rows(rows.slice(1, 4), None, 150, {"large": 2000}).rows) == [0, 1, 2]
 
 
 # --- halves ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.errors import UnknownOutcomeError
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.disk import DiskFolder
@@ -83,3 +86,28 @@ def test_a_question_of_its_own_reads_the_history_as_it_is_now(committer: TableCo
     history.versions.append(label("e" * 12))
     assert committer.other_queries(OURS, {}) == [THEIRS, "e" * 12]
     assert history.reads == 2
+
+
+def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
+    committer: TableCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is undone and written again then, as after any outage. What will never fit is said at once."""
+    error: Exception = RuntimeError("the metastore does not answer")
+
+    def asked(*_: object) -> None:
+        raise error
+
+    entry = Entry(name=label(OURS).first, size_bytes=1, checksum="x", identity="i", begun_ms=1)
+    monkeypatch.setattr(Entry, "of_handle", lambda _: entry)
+    monkeypatch.setattr(DiskFolder, "open", asked)
+    monkeypatch.setattr("sparkonce.spark.tables.committer._active", nullcontext)
+    monkeypatch.setattr(History, "spark", None, raising=False)
+    monkeypatch.setattr(committer, "_merge", object())
+    handles = [Handle(sink="delta", slot=0, rows=1)]
+    with pytest.raises(UnknownOutcomeError, match="metastore does not answer"):
+        committer.check_prepared(handles)
+    monkeypatch.setattr("sparkonce.spark.tables.committer.is_final", lambda one: one is error)
+    assert "metastore" in committer.check_prepared(handles)
+    error = FileNotFoundError(2, "gone")
+    with pytest.raises(UnknownOutcomeError, match="gone"):
+        committer.check_prepared(handles)

@@ -165,7 +165,9 @@ def refused_rows(
         whole += sizes
         checks.append((keyless, "Column 'headers' holds a header without a key, which Kafka cannot store."))
     if topic is None:
-        checks.append((_mask(rows.column("topic").is_null()), "Column 'topic' is null, and the sink has no topic."))
+        topics = rows.column("topic")
+        checks.append((_mask(topics.is_null()), "Column 'topic' is null, and the sink has no topic."))
+        checks.append((_mask(pc.fill_null(pc.equal(topics, ""), False)), "Column 'topic' is empty."))
     if "timestamp" in rows.schema.names:
         early = pc.less_equal(_instants_ms(rows.column("timestamp")), 0)
         text = "Column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store."

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -17,7 +18,8 @@ from sparkonce.sinks.kafka.client_log import client_log
 _LIMIT = "max.message.bytes"
 _KNOWN_S = 60.0
 """The time for which a limit counts as known: somebody may change it."""
-_ASK_S = 30.0
+_ASK_S, _SPARE_S = 30.0, 10.0
+"""The time that librdkafka has for a request, and by how much its answer may be late."""
 _NOT_TOLD = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -62,19 +64,26 @@ class TopicLimits:
 
 def _limit(topic: str, answer: Future[Mapping[str, ConfigEntry]]) -> int | None:
     try:
-        return int(answer.result(_ASK_S)[_LIMIT].value)
+        return int(answer.result(_ASK_S + _SPARE_S)[_LIMIT].value)
+    except FutureTimeoutError:
+        raise _not_told(topic, f"no answer in {_ASK_S:g} s") from None
     except KafkaException as error:
         if error.args[0].code() in _NOT_TOLD:
             return None
-        raise OutageError(
-            f"The brokers do not tell {_LIMIT} of topic {topic!r}: {error.args[0].str()}.",
-            next_step="See that the brokers are up; the batch is written again.",
-        ) from None
+        raise _not_told(topic, error.args[0].str()) from None
 
 
-_asked: dict[str, TopicLimits] = {}
+def _not_told(topic: str, why: str) -> OutageError:
+    return OutageError(
+        f"The brokers do not tell {_LIMIT} of topic {topic!r}: {why}.",
+        next_step="See that the brokers are up; the batch is written again.",
+    )
+
+
+_asked: dict[tuple[tuple[str, str], ...], TopicLimits] = {}
 
 
 def limits_of_process(settings: Mapping[str, Any]) -> TopicLimits:
-    """Returns what this process knows of the topics of these brokers."""
-    return _asked.setdefault(str(settings["bootstrap.servers"]), TopicLimits(settings))
+    """Returns what this process knows of the topics of these brokers, by this login: others may see other topics."""
+    known_by = sorted((name, str(one)) for name, one in settings.items() if not callable(one))
+    return _asked.setdefault(tuple(known_by), TopicLimits(settings))

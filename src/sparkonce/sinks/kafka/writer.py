@@ -156,7 +156,7 @@ class KafkaWriter(SinkWriter):
         """
         by_topic: Mapping[str, int] = {}
         if self._topic is None and self._topic_limits is not None:
-            by_topic = self._topic_limits.of(rows.column("topic").unique().drop_null().to_pylist())
+            by_topic = self._topic_limits.of(filter(None, rows.column("topic").unique().to_pylist()))
         refused = refused_rows(rows, self._topic, self._limits.topic_bytes, by_topic)
         if refused.rows:
             kept = np.ones(rows.num_rows, bool)

@@ -30,6 +30,7 @@ TRACED_BATCHES = 5
 
 Answers = dict[TransactionName, Finished]
 
+_NOT_ALL = Finished(outcome=Outcome.RETRY, reason="Another file of the same call has just come back.")
 _GIVEN_UP = Finished(outcome=Outcome.LOST, reason="Other rows of the same call are gone, and no commit has begun.")
 
 
@@ -144,6 +145,14 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
                 ledger.give_up(query, batch, len(found), wanted)
                 continue
             answers.update(told)
+            if (
+                new
+                and self._settings.per == "batch"
+                and told
+                and Outcome.RETRY in {one.outcome for one in told.values()}
+            ):
+                answers.update({one.name: _NOT_ALL for one in new})
+                break
             if not new:
                 break
             self._folder.sync_taken()

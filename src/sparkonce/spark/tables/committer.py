@@ -294,23 +294,27 @@ class TableCommitter(WriteAheadCommitter):
         These are several rows of one key, and rows whose insertion by expressions breaks a rule of the table.
 
         Raises:
-            UnknownOutcomeError: if the rows cannot be read.
+            UnknownOutcomeError: if the rows or the table cannot be read now.
         """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         merge, table = self._merge, self._table
         if merge is None or not names:
             return ""
         urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
-        with _active(table.spark):
-            try:
+        try:
+            with _active(table.spark):
                 with self._folder.open(names[0], RowsState.PREPARED) as file:
                     rows = read_rows(table.spark, urls, schema_in(file))
-            except OSError as error:
-                raise self._unreadable(error) from error
-            if (reason := merge.repeated(rows)) or not isinstance(merge.not_matched, Mapping):
-                return reason
-            rules = table.rules({column.lower() for column in merge.not_matched})
-            return refused_insert(merge, rows, table.frame(), table.schema().fields, rules, table.sql_name)
+                if (reason := merge.repeated(rows)) or not isinstance(merge.not_matched, Mapping):
+                    return reason
+                rules = table.rules({column.lower() for column in merge.not_matched})
+                return refused_insert(merge, rows, table.frame(), table.schema().fields, rules, table.sql_name)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        except Exception as error:  # whatever Spark raises
+            if is_final(error):
+                return error_message(error)
+            raise self._unreadable_table(error) from error
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         """Lists files, and what attempts to write them have left in the table."""
