@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class QueueConsumer:
         self._well_at = time.monotonic()
         self._last_delivery = 0.0
         self._has_warned = False
+        self._delivered: deque[tuple[int, QueueMessage]] = deque()
 
     def start(self) -> None:
         """Starts to receive."""
@@ -109,6 +111,7 @@ class QueueConsumer:
                     self._receiver.claim()
                     claimed = True
                 self._receiver.settle()
+                self._receiver.look()  # while the store is away nothing is subscribed to: a return of messages counts
                 self._consume()
             except SparkonceError as error:
                 self._error = error
@@ -129,6 +132,7 @@ class QueueConsumer:
                     next_step="Start the query again; if it stays so, report it with the log.",
                 )
             finally:
+                self._delivered.clear()
                 self._receiver.disconnected()
             if self._error is not None:
                 self._quiet.set()
@@ -164,15 +168,20 @@ class QueueConsumer:
             self._away(error)
 
     def _away(self, error: Exception) -> None:
+        self._error = self._outage(error)
+        if self._error is None:
+            self._stopping.wait(_BACKOFF_S)
+
+    def _outage(self, error: Exception) -> OutageError | None:
+        """Returns the error if it has lasted too long; else warns of it."""
         away_s = time.monotonic() - self._well_at
         if away_s > self._settings.patience_s:
-            self._error = OutageError(
+            return OutageError(
                 f"RabbitMQ or the checkpoint's store has been away for {away_s:.0f} s: {said(error)}.",
                 next_step="See that both can be reached, then start the query again.",
             )
-            return
         logger.warning("Queue %r: %s. It is tried again.", self._settings.queue, said(error))
-        self._stopping.wait(_BACKOFF_S)
+        return None
 
     # --- on its loop, where nothing may be raised ---------------------------------------------------------------------
 
@@ -191,22 +200,34 @@ class QueueConsumer:
             self._end(None)
         if self._is_ending:
             return
+        again_s = _POLL_S
         try:
-            now = time.monotonic()
-            kept = self._receiver.keep_due()
-            if now >= self._look_at:
-                self._receiver.look()
-                self._well_at = time.monotonic()
-                self._look_at = self._well_at + _LOOK_S
-            tag = self._receiver.acknowledge()
-            if tag is not None:
-                self._channel.basic_ack(tag, multiple=True)
+            self._advance()
+        except OSError as error:
+            self._store_away(error)
+            again_s = _BACKOFF_S
         except Exception as error:  # noqa: BLE001 - whatever it is, the loop must end with it
             self._end(error)
-            return
+        self._connection.ioloop.call_later(again_s, self._turn)
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        kept = self._receiver.keep_due()
+        self._take()
+        if now >= self._look_at:
+            self._receiver.look()
+            self._well_at = time.monotonic()
+            self._look_at = self._well_at + _LOOK_S
+        tag = self._receiver.acknowledge()
+        if tag is not None:
+            self._channel.basic_ack(tag, multiple=True)
         if kept and now - self._last_delivery > _QUIET_S:
             self._quiet.set()
-        self._connection.ioloop.call_later(_POLL_S, self._turn)
+
+    def _store_away(self, error: OSError) -> None:
+        """Keeps the connection, for each new subscription counts as a return of all that is not acknowledged."""
+        if (outage := self._outage(error)) is not None:
+            self._end(outage)
 
     def _deliver(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         if self._is_ending:
@@ -215,11 +236,19 @@ class QueueConsumer:
         if method.redelivered:
             self._warn_of_limit(properties.headers or {})
         try:
-            self._receiver.take(method.delivery_tag, _message(method, properties, body))
-            if self._receiver.is_full():
-                self._receiver.keep()
+            self._delivered.append((method.delivery_tag, _message(method, properties, body)))
+            self._take()
+        except OSError as error:
+            self._store_away(error)
         except Exception as error:  # noqa: BLE001 - see `_turn`
             self._end(error)
+
+    def _take(self) -> None:
+        """Takes what was delivered. It waits here, up to the prefetch, while the store does not take what is full."""
+        while self._delivered and not self._receiver.is_full():
+            self._receiver.take(*self._delivered.popleft())
+            if self._receiver.is_full():
+                self._receiver.keep()
 
     def _warn_of_limit(self, headers: Mapping[str, Any]) -> None:
         """Tells once that a quorum queue may soon drop a message: it counts how often each was returned."""

@@ -133,8 +133,9 @@ class Receiver:
 
     def is_full(self) -> bool:
         """Tells whether messages are to be kept before others are taken."""
-        waiting = self._waiting
-        return len(waiting.messages) >= self._settings.segment_rows or waiting.size >= self._settings.segment_bytes
+        waiting, settings = self._waiting, self._settings
+        has_many = len(waiting.messages) >= settings.segment_rows or waiting.size >= settings.segment_bytes
+        return has_many or waiting.tried is not None
 
     def keep_due(self) -> bool:
         """Keeps messages, if there are enough or they have waited long enough.
