@@ -187,6 +187,16 @@ def test_a_stream_that_is_left_out_keeps_its_position(server: Server) -> None:
     assert offsets(one.latestOffset()) == {"a": 110, "b": 100}
 
 
+@pytest.mark.parametrize(("starting", "begins"), [({"": "latest"}, 0), ({"": "latest", "b": 7}, 7)])
+def test_a_stream_that_is_added_is_read_from_its_beginning_unless_it_is_named(
+    server: Server, starting: dict[str, str | int], begins: int
+) -> None:
+    known = {"a": {"offset": 50, "first": 0}}
+    assert offsets(reader(starting={"": "latest"}).initialOffset()) == {"a": 100, "b": 100}
+    end = reader(starting=starting, most=2).latestOffset(known)
+    assert offsets(end) == {"a": 51, "b": begins + 1}
+
+
 def test_offsets_are_stored_under_a_name_if_that_is_asked(server: Server) -> None:
     plans = reader(most=None)
     plans.commit(plans.latestOffset())

@@ -79,9 +79,9 @@ class StreamOptions:
         known = json.loads(text)
         return cls(**{**known, "streams": tuple(known["streams"])})
 
-    def begin(self, stream: str) -> str | int | datetime:
-        """Returns where the query begins in a stream."""
-        given = self.starting.get(stream, self.starting.get("", "earliest"))
+    def begin(self, stream: str, *, is_added: bool = False) -> str | int | datetime:
+        """Returns where the query begins in a stream; in one that was added later, at the stream's own beginning."""
+        given = self.starting.get(stream, "earliest" if is_added else self.starting.get("", "earliest"))
         if isinstance(given, int) or given in ("earliest", "latest"):
             return given
         return datetime.fromisoformat(given)
@@ -223,7 +223,8 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
     def _since_begin(self, known: Places) -> Places:
         """Returns a position with those of streams that it does not have yet."""
         new = [stream for stream in self._all_streams() if stream not in known]
-        return known | {stream: self._asker().begin(stream, self._options.begin(stream)) for stream in new}
+        begins = {stream: self._options.begin(stream, is_added=bool(known)) for stream in new}
+        return known | {stream: self._asker().begin(stream, begin) for stream, begin in begins.items()}
 
     def _is_patient(self) -> bool:
         """Tells whether the server may still be away: it has answered this process, not too long ago."""
