@@ -382,6 +382,16 @@ def test_a_segment_that_is_missing_or_changed_is_refused() -> None:
         World(world.store, Queue([])).receiver.claim()
 
 
+def test_an_older_copy_of_what_is_kept_is_refused() -> None:
+    """What it put next would count as finished: it would be acknowledged, and no batch would read it."""
+    world = World(MemoryStore(), Queue(NAMES))
+    finish(world, Watched())
+    newest = world.segments.numbers()[-1]
+    world.store.delete([f"{KEPT}/segments/{newest:012}"])
+    with pytest.raises(CorruptRecordError, match=f"ends before segment {newest}, and batches have read up to"):
+        World(world.store, Queue(NAMES)).receiver.claim()
+
+
 def test_what_tells_messages_apart_cannot_be_changed() -> None:
     world = World(MemoryStore(), Queue(NAMES))
     with pytest.raises(ConfigurationError, match="identify='digest', and the query began with 'message_id'"):

@@ -253,18 +253,23 @@ class Receiver:
             self._ahead = self._next = 0
         self._finished = self._progress.look()
         numbers = self._segments.numbers()
-        if (self._finished.below and not numbers) or (numbers and numbers[0] > self._finished.below):
-            raise CorruptRecordError(
-                f"{self._segments.files.location} has no segment {self._finished.below}: messages that were received "
-                "and not yet read are missing.",
-                next_step="Restore the checkpoint with all of its folders, as they were at one time.",
-            )
+        below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest one is never deleted
+        if (below and not numbers) or (numbers and numbers[0] > below):
+            raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
+        if behind < below:  # what is put there next would count as finished, and be acknowledged unread
+            raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
         for name, ids in self._segments.kept_ids():
             self._files_of_ids.append((name, len(ids)))
             self._memory.add(ids, -1)
         for number in numbers:
             self._learn(number, self._segments.read(number))
-        self._next = numbers[-1] + 1 if numbers else 0
+        self._next = behind
+
+    def _broken(self, why: str) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"{self._segments.files.location} {why}.",
+            next_step="Restore the checkpoint with all of its folders, as they were at one time.",
+        )
 
     def _put(self, segment: Segment) -> None:
         self._segments.put(self._next, segment)
