@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pika
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_S = 30
 
-REFUSED_LOGIN = (ProbableAuthenticationError, ProbableAccessDeniedError)
+_CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
+"""How pika tells of a server that closes the connection since it refuses the user, or the virtual host."""
+
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
 """The codes with which a server closes a channel, and that no repeat changes."""
 
@@ -37,6 +40,12 @@ def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
         ssl_options=None if context is None else pika.SSLOptions(context, host),
         client_properties={"connection_name": "sparkonce"},
     )
+
+
+def is_refused_login(error: BaseException) -> bool:
+    """Tells whether the server refuses the login: pika has the same errors for a connection that is lost meanwhile."""
+    refused = isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError)
+    return refused and _CLOSED_BY_BROKER.search(str(error)) is not None
 
 
 def said(error: BaseException) -> str:

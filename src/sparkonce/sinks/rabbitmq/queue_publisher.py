@@ -14,7 +14,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from sparkonce.errors import PreflightError
-from sparkonce.sinks.rabbitmq.amqp import FAILED, NOT_FOUND, REFUSED_LOGIN, amqp_parameters, said
+from sparkonce.sinks.rabbitmq.amqp import FAILED, NOT_FOUND, amqp_parameters, is_refused_login, said
 from sparkonce.sinks.rabbitmq.queue_rows import CONTENT_TYPE, MESSAGE_ID, ROUTING_KEY, VALUE
 from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError
 
@@ -97,7 +97,7 @@ class _Publishing:
             self._connection.ioloop.start()
         finally:
             self._connection.ioloop.close()
-        if isinstance(self._error, REFUSED_LOGIN):
+        if self._error is not None and is_refused_login(self._error):
             raise RefusedError(f"the server refuses the login of user {self._server.user!r}")
         if isinstance(self._error, ChannelClosedByBroker) and self._error.reply_code in (NOT_FOUND, FAILED):
             raise RefusedError(said(self._error))
@@ -195,12 +195,12 @@ def check_exchange(server: RabbitMQ, exchange: str, routing_key: str) -> None:
         finally:
             with suppress(AMQPError, OSError):
                 connection.close()
-    except (ChannelClosedByBroker, *REFUSED_LOGIN) as error:
-        raise PreflightError(
-            f"RabbitMQ at {server.host} refuses exchange={exchange!r}, routing_key={routing_key!r}: {said(error)}.",
-            next_step="Make the exchange or the queue, or correct the user, the password or the virtual host.",
-        ) from error
     except (AMQPError, OSError) as error:
+        if isinstance(error, ChannelClosedByBroker) or is_refused_login(error):
+            raise PreflightError(
+                f"RabbitMQ at {server.host} refuses exchange={exchange!r}, routing_key={routing_key!r}: {said(error)}.",
+                next_step="Make the exchange or the queue, or correct the user, the password or the virtual host.",
+            ) from error
         raise PreflightError(
             f"RabbitMQ at {server.host} cannot be reached: {said(error)}.", next_step="Start it, or correct host=."
         ) from error

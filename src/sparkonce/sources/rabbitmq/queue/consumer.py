@@ -22,7 +22,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from sparkonce.errors import OutageError, PreflightError, SparkonceError
-from sparkonce.sinks.rabbitmq.amqp import ACCESS_REFUSED, LOCKED, NOT_FOUND, REFUSED_LOGIN, amqp_parameters, said
+from sparkonce.sinks.rabbitmq.amqp import ACCESS_REFUSED, LOCKED, NOT_FOUND, amqp_parameters, is_refused_login, said
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage
 
 if TYPE_CHECKING:
@@ -117,12 +117,6 @@ class QueueConsumer:
                 self._error = error
             except ChannelClosedByBroker as error:
                 self._refused(error)
-            except REFUSED_LOGIN as error:
-                self._error = PreflightError(
-                    f"RabbitMQ refuses the login of user {self._settings.server.user!r} to virtual host "
-                    f"{self._settings.server.virtual_host!r}: {type(error).__name__}.",
-                    next_step="Correct the user, the password or the virtual host, or grant the user access to it.",
-                )
             except (AMQPError, OSError) as error:
                 self._away(error)
             except Exception as error:
@@ -168,6 +162,13 @@ class QueueConsumer:
             self._away(error)
 
     def _away(self, error: Exception) -> None:
+        if is_refused_login(error):
+            self._error = PreflightError(
+                f"RabbitMQ refuses the login of user {self._settings.server.user!r} to virtual host "
+                f"{self._settings.server.virtual_host!r}: {type(error).__name__}.",
+                next_step="Correct the user, the password or the virtual host, or grant the user access to it.",
+            )
+            return
         self._error = self._outage(error)
         if self._error is None:
             self._stopping.wait(_BACKOFF_S)
@@ -296,12 +297,13 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
         finally:
             with suppress(AMQPError, OSError):
                 connection.close()
-    except (ChannelClosedByBroker, *REFUSED_LOGIN) as error:
-        raise PreflightError(
-            f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {said(error)}.",
-            next_step="Make the queue, correct the user, the password or the virtual host, or grant the right to read.",
-        ) from error
     except (AMQPError, OSError) as error:
+        if isinstance(error, ChannelClosedByBroker) or is_refused_login(error):
+            raise PreflightError(
+                f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {said(error)}.",
+                next_step="Make the queue, correct the user, the password or the virtual host, or grant the right to "
+                "read.",
+            ) from error
         raise OutageError(
             f"RabbitMQ at {server.host} cannot be reached: {said(error)}.", next_step="Start it, or correct host=."
         ) from error
