@@ -381,13 +381,16 @@ class Connection:
     def add_on_cancel_callback(self, _: object) -> None:
         pass
 
-    def basic_consume(self, _: str, deliver: Callable[..., None], exclusive: bool) -> None:
+    def basic_consume(
+        self, _: str, deliver: Callable[..., None], exclusive: bool, callback: Callable[[Any], None]
+    ) -> None:
         self._deliver = deliver
         if exclusive and self._queue.connections:
             self._refused(self, pika.exceptions.ChannelClosedByBroker(403, "ACCESS_REFUSED - exclusive"))
             return
         with suppress(AMQPConnectionError):
             self._ask(("consumes",), lambda: self._queue.connections.append(self))
+            callback(None)
 
     def basic_ack(self, tag: int, multiple: bool) -> None:
         with suppress(AMQPConnectionError):  # it is only sent: whether it comes there nobody is told

@@ -8,8 +8,9 @@ from typing import Any
 
 import pika
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
-from sparkonce.errors import OutageError, SparkonceError
+from sparkonce.errors import OutageError, PreflightError, SparkonceError
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sources.rabbitmq.queue import consumer as module
 from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
@@ -137,13 +138,14 @@ class Connection:
     def basic_qos(self, prefetch_count: int) -> None:
         pass
 
-    def basic_consume(self, _: str, deliver: Callable[..., None], exclusive: bool, **more: Any) -> None:
+    def basic_consume(
+        self, _: str, deliver: Callable[..., None], exclusive: bool, callback: Callable[[Any], None]
+    ) -> None:
         self._world.subscriptions += 1
         if self._world.on_consume is not None:
             self._world.on_consume(self)
             return
-        if "callback" in more:
-            more["callback"](None)
+        callback(None)
         for number in range(self._world.messages):
             method = SimpleNamespace(delivery_tag=number + 1, exchange="", routing_key="q", redelivered=False)
             self._deliveries.append(lambda method=method: deliver(None, method, pika.BasicProperties(), b"m"))
@@ -178,3 +180,11 @@ def test_a_store_that_stays_away_ends_the_query(world: World, since: float) -> N
     assert isinstance(error, OutageError)
     assert "has been away for 3" in str(error)
     assert world.subscriptions == (1 if since else 0)
+
+
+def test_another_consumer_is_waited_for_as_long_as_patience_lasts(world: World) -> None:
+    refusal = ChannelClosedByBroker(403, "ACCESS_REFUSED - queue 'q' in vhost '/' in exclusive use")
+    world.on_consume = lambda channel: channel.refuse(refusal)
+    error = world.run()
+    assert isinstance(error, PreflightError)
+    assert "has had another consumer for 3" in str(error)

@@ -151,8 +151,7 @@ class QueueConsumer:
 
     def _refused(self, error: ChannelClosedByBroker) -> None:
         if error.reply_code == ACCESS_REFUSED and _EXCLUSIVE in error.reply_text:
-            logger.warning("The queue %r has another consumer: %s", self._settings.queue, error.reply_text)
-            self._stopping.wait(_BACKOFF_S)
+            self._wait_for_others(error)
         elif error.reply_code in (ACCESS_REFUSED, NOT_FOUND, LOCKED):
             self._error = PreflightError(
                 f"RabbitMQ refuses queue {self._settings.queue!r}: {error.reply_text}",
@@ -160,6 +159,17 @@ class QueueConsumer:
             )
         else:
             self._away(error)
+
+    def _wait_for_others(self, error: ChannelClosedByBroker) -> None:
+        waited_s = time.monotonic() - self._well_at
+        if waited_s > self._settings.patience_s:
+            self._error = PreflightError(
+                f"The queue {self._settings.queue!r} has had another consumer for {waited_s:.0f} s: {error.reply_text}",
+                next_step="Stop the other consumer, or give exclusive=False.",
+            )
+            return
+        logger.warning("The queue %r has another consumer: %s", self._settings.queue, error.reply_text)
+        self._stopping.wait(_BACKOFF_S)
 
     def _away(self, error: Exception) -> None:
         if is_refused_login(error):
@@ -191,7 +201,11 @@ class QueueConsumer:
         channel.add_on_close_callback(lambda _, error: self._end(error))
         channel.add_on_cancel_callback(lambda _: self._end(self._cancelled()))
         channel.basic_qos(prefetch_count=settings.prefetch)
-        channel.basic_consume(settings.queue, self._deliver, exclusive=settings.exclusive)
+        channel.basic_consume(
+            settings.queue, self._deliver, exclusive=settings.exclusive, callback=lambda _: self._consuming()
+        )
+
+    def _consuming(self) -> None:
         self._last_delivery = self._look_at = time.monotonic()
         self._turn()
 
