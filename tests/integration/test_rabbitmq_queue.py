@@ -179,7 +179,7 @@ def test_a_queue_that_is_deleted_stops_it(server: RabbitServer, drivers: Any) ->
     driver.consumer.wait_quiet(WAIT_S)
     with channel_to(server) as channel:
         channel.queue_delete(queue)
-    with pytest.raises(PreflightError, match=f"The queue '{queue}' was deleted"):
+    with pytest.raises(PreflightError, match=f"refuses queue '{queue}': NOT_FOUND - no queue"):
         eventually(driver.consumer.check, "it stops")
 
 

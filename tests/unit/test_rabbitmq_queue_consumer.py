@@ -188,3 +188,30 @@ def test_another_consumer_is_waited_for_as_long_as_patience_lasts(world: World) 
     error = world.run()
     assert isinstance(error, PreflightError)
     assert "has had another consumer for 3" in str(error)
+
+
+AWAY = ChannelClosedByBroker(
+    404, "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible"
+)
+
+
+@pytest.mark.parametrize(
+    "happens", [lambda channel: channel.refuse(AWAY), lambda channel: channel.cancel()], ids=["closed", "cancelled"]
+)
+def test_a_queue_whose_node_is_away_is_waited_for(world: World, happens: Callable[[Any], None]) -> None:
+    def once(channel: Any) -> None:
+        if world.now >= PATIENCE_S / 2:
+            world.on_consume = None
+        happens(channel)
+
+    world.on_consume = once
+    assert world.run() is None
+    assert world.acknowledged == 9
+    world.on_consume, world.after_s = happens, 1e9
+    assert isinstance(world.run(), OutageError)
+
+
+def test_a_queue_that_does_not_exist_is_not_waited_for(world: World) -> None:
+    world.on_consume = lambda channel: channel.refuse(ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q'"))
+    assert isinstance(world.run(), PreflightError)
+    assert world.subscriptions == 1

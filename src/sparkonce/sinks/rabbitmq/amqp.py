@@ -22,7 +22,8 @@ _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
 """How pika tells of a server that closes the connection since it refuses the user, or the virtual host."""
 
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
-"""The codes with which a server closes a channel, and that no repeat changes."""
+"""The codes with which a server closes a channel. No repeat changes them, but for a queue that is away: `is_final`."""
+_NO_QUEUE = "no queue"
 
 
 def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
@@ -46,6 +47,13 @@ def is_refused_login(error: BaseException) -> bool:
     """Tells whether the server refuses the login: pika has the same errors for a connection that is lost meanwhile."""
     refused = isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError)
     return refused and _CLOSED_BY_BROKER.search(str(error)) is not None
+
+
+def is_final(error: ChannelClosedByBroker) -> bool:
+    """Tells whether no repeat changes why a server refuses a queue. One whose node is down may come again."""
+    if error.reply_code == NOT_FOUND:
+        return _NO_QUEUE in error.reply_text
+    return error.reply_code in (ACCESS_REFUSED, LOCKED)
 
 
 def said(error: BaseException) -> str:

@@ -22,7 +22,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from sparkonce.errors import OutageError, PreflightError, SparkonceError
-from sparkonce.sinks.rabbitmq.amqp import ACCESS_REFUSED, LOCKED, NOT_FOUND, amqp_parameters, is_refused_login, said
+from sparkonce.sinks.rabbitmq.amqp import ACCESS_REFUSED, amqp_parameters, is_final, is_refused_login, said
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _LOOK_S = 0.25
 _QUIET_S = 0.3
 _BACKOFF_S = 0.5
 _EXCLUSIVE = "exclusive"
+_CANCELLED = "the server has ended the subscription: the queue's node went away, or the queue was deleted"
 _RETURNED = "x-delivery-count"
 _MANY_RETURNS = 10
 _PROPERTIES = (
@@ -152,10 +153,10 @@ class QueueConsumer:
     def _refused(self, error: ChannelClosedByBroker) -> None:
         if error.reply_code == ACCESS_REFUSED and _EXCLUSIVE in error.reply_text:
             self._wait_for_others(error)
-        elif error.reply_code in (ACCESS_REFUSED, NOT_FOUND, LOCKED):
+        elif is_final(error):
             self._error = PreflightError(
                 f"RabbitMQ refuses queue {self._settings.queue!r}: {error.reply_text}",
-                next_step="Make the queue, or grant the user the right to read it.",
+                next_step="Make the queue again, or grant the user the right to read it.",
             )
         else:
             self._away(error)
@@ -199,7 +200,7 @@ class QueueConsumer:
     def _opened(self, channel: Any) -> None:
         settings, self._channel = self._settings, channel
         channel.add_on_close_callback(lambda _, error: self._end(error))
-        channel.add_on_cancel_callback(lambda _: self._end(self._cancelled()))
+        channel.add_on_cancel_callback(lambda _: self._end(ConnectionError(_CANCELLED)))
         channel.basic_qos(prefetch_count=settings.prefetch)
         channel.basic_consume(
             settings.queue, self._deliver, exclusive=settings.exclusive, callback=lambda _: self._consuming()
@@ -276,12 +277,6 @@ class QueueConsumer:
                 *(self._settings.queue, returned),
             )
 
-    def _cancelled(self) -> PreflightError:
-        return PreflightError(
-            f"The queue {self._settings.queue!r} was deleted, or no node has it.",
-            next_step="Make the queue again, then start the query again.",
-        )
-
     def _end(self, error: BaseException | None) -> None:
         """Notes the first error, and closes the connection; the loop ends when it is closed."""
         if self._is_ending:
@@ -312,7 +307,7 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
             with suppress(AMQPError, OSError):
                 connection.close()
     except (AMQPError, OSError) as error:
-        if isinstance(error, ChannelClosedByBroker) or is_refused_login(error):
+        if is_refused_login(error) or (isinstance(error, ChannelClosedByBroker) and is_final(error)):
             raise PreflightError(
                 f"Queue {queue!r} of {server.host} cannot be read by user {server.user!r}: {said(error)}.",
                 next_step="Make the queue, correct the user, the password or the virtual host, or grant the right to "
