@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.ownership import Token
+from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.rabbitmq.routing import ROUTE, RowsByStream, by_stream, routes, total
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+from sparkonce.sinks.write_ahead.apply import RefusedError
 
 KEYS = ["", "a", "ab", "abc", "abcd", "abcde", "é", "日本語", "k" * 1000, *(f"key-{number}" for number in range(100))]
 WORD = 0xFFFFFFFF
@@ -54,6 +61,31 @@ def test_rows_are_counted_and_parted_in_their_order() -> None:
     assert total(["", ""]) == {}
     parts = {stream: part.column("message").to_pylist() for stream, part in by_stream(rows, streams)}
     assert parts == {"s-0": [b"1", b"3"], "s-1": [], "s-2": [b"0", b"2"]}
+
+
+def test_a_row_of_a_partition_that_is_unknown_does_not_vanish() -> None:
+    rows = pa.record_batch({"message": [b"0", b"1"], ROUTE: pa.array([0, 2], pa.int32())})
+    with pytest.raises(RefusedError, match=r"goes to partition 2, and there are 2: s-0, s-1"):
+        list(by_stream(rows, ["s-0", "s-1"]))
+    assert [part.num_rows for _, part in by_stream(rows.slice(0, 0), ["s-0"])] == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "facts", "streams"),
+    [
+        ({"super_stream": "t", "route_by": "k"}, {"partitions": '["t-0", "t-1"]'}, ("t-0", "t-1")),
+        ({"stream": "s"}, {}, ("s",)),
+    ],
+)
+def test_rows_are_published_at_once_to_the_partitions_by_which_they_are_routed(
+    given: dict[str, str], facts: dict[str, str], streams: tuple[str, ...], tmp_path: Path
+) -> None:
+    sink = RabbitMQStreamSink(RabbitMQ(), **given, folder=tmp_path, guarantee=Guarantee.AT_LEAST_ONCE)  # type: ignore[arg-type]
+    owner = Owner(
+        query="0123456789ab", token=Token(1, "00112233"), facts={"identity": "i", "frame_max": "1048576", **facts}
+    )
+    writer: Any = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="1.0.0"))
+    assert writer._apply_now.streams == streams
 
 
 def test_rows_of_one_stream_are_not_parted() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sinks.write_ahead.apply import RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,11 +84,18 @@ def total(texts: Iterable[str]) -> dict[str, int]:
 
 
 def by_stream(rows: pa.RecordBatch, streams: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yields each stream's share of staged rows, in their order."""
+    """Yields each stream's share of staged rows, in their order.
+
+    Raises:
+        RefusedError: if a row has the number of a partition that is not among the streams.
+    """
     import pyarrow.compute as pc
 
     if ROUTE not in rows.schema.names:
         yield streams[0], rows
         return
+    greatest = pc.max(rows.column(ROUTE)).as_py()
+    if greatest is not None and greatest >= len(streams):
+        raise RefusedError(f"a row goes to partition {greatest}, and there are {len(streams)}: {', '.join(streams)}")
     for number, stream in enumerate(streams):
         yield stream, rows.filter(pc.equal(rows.column(ROUTE), number))

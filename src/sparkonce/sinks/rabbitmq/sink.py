@@ -89,7 +89,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         self.route_by = "" if route_by is None else nonempty("route_by", route_by, example="a column, such as 'key'")
         self.body = one_of("body", body, ("amqp", "raw"))
         super().__init__(
-            PlainPublish(server, self.stream, is_super=bool(self.route_by)),
+            PlainPublish(server, (self.stream,)),
             applies=Applies.TRANSACTIONAL,
             per="batch",
             parallel=1,
@@ -165,6 +165,9 @@ class RabbitMQStreamSink(WriteAheadSink):
         """See `TwoPhaseCommitSink.writer`."""
         from sparkonce.sinks.rabbitmq.writer import MessageWriter
 
+        # A row's number is a place among the recorded partitions: one that the server has added since has none yet.
+        partitions = json.loads(context.owner.facts.get("partitions", "[]"))
+        publish = PlainPublish(self.server, tuple(partitions) or (self.stream,))
         return MessageWriter(
             self.folder(),
             self._prefix,
@@ -172,8 +175,8 @@ class RabbitMQStreamSink(WriteAheadSink):
             body=self.body,
             most_bytes=int(context.owner.facts["frame_max"]) - FRAME_OVERHEAD_BYTES,
             route_by=self.route_by,
-            partitions=json.loads(context.owner.facts.get("partitions", "[]")),
-            apply_now=None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply,
+            partitions=partitions,
+            apply_now=None if self.guarantee is Guarantee.EXACTLY_ONCE else publish,
         )
 
     def committer(self) -> SinkCommitter:
@@ -201,20 +204,17 @@ class PlainPublish:
     """Publishes the rows of one slot without a name. Nothing tells a repeat from the first time."""
 
     server: RabbitMQ
-    stream: str
-    is_super: bool = False
+    streams: tuple[str, ...]
 
     def __call__(self, rows: pa.RecordBatchReader, token: ApplyToken) -> None:  # noqa: ARG002 - see `Apply`
         """See `Apply`."""
-        from sparkonce.sinks.rabbitmq.preflight import partitions_of
         from sparkonce.sinks.rabbitmq.publishing import Publisher
         from sparkonce.sinks.rabbitmq.routing import by_stream
 
-        streams = partitions_of(self.server, self.stream) if self.is_super else [self.stream]
-        publishers = {stream: Publisher(self.server, stream, "") for stream in streams}
+        publishers = {stream: Publisher(self.server, stream, "") for stream in self.streams}
         try:
             for batch in rows:
-                for stream, part in by_stream(batch, streams):
+                for stream, part in by_stream(batch, self.streams):
                     if part.num_rows:
                         publishers[stream].publish([part], 0)
         finally:
