@@ -26,6 +26,7 @@ class Cluster:
 
     def __init__(self, nodes: Sequence[Node], answers: Sequence[Node], down: Sequence[Node] = ()) -> None:
         self.nodes, self.down = nodes, down
+        self.said: dict[Node, Sequence[Node]] = {}
         self.answers = iter(answers)
         self.open: list[Any] = []
         self.asked: list[Node] = []
@@ -39,7 +40,7 @@ class Cluster:
             advertised = next(self.answers) if address is None else address
 
             def nodes_of(self, _: str) -> Sequence[Node]:
-                return cluster.nodes
+                return cluster.said.get(self.advertised, cluster.nodes)
 
             def close(self) -> None:
                 if self in cluster.open:
@@ -76,6 +77,18 @@ def test_a_replica_is_read_from_before_the_leader() -> None:
 def test_the_leader_is_asked_where_a_stream_ends() -> None:
     assert reached(Cluster([A, B], [B]), leader=True) == A
     assert reached(Cluster([A, B], [A]), leader=True) == A
+
+
+def test_a_leader_is_believed_only_by_its_own_word() -> None:
+    cluster = Cluster([A, B], [B])
+    cluster.said[A] = [C, A, B]
+    with pytest.raises(ConnectionError, match="No node of the stream 's' was reached"):
+        reached(cluster, leader=True)
+    assert cluster.open == []
+    balanced = Cluster([A, B], [B, *[A] * 100])
+    balanced.said[A] = [C, A, B]
+    with pytest.raises(ConnectionError):
+        reached(balanced, leader=True, load_balancer=True)
 
 
 def test_no_node_of_a_stream_is_an_outage() -> None:

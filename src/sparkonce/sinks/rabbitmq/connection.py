@@ -299,20 +299,28 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         raise
     wanted = _in_order(nodes, connection.advertised, leader=leader)
+    # A node's own address may not be reachable from here. It is not needed if the first answer came from that node.
+    if wanted[0] == connection.advertised:
+        return connection
     problem: Exception | None = None
     for address in wanted * (_TRIES if server.load_balancer else 1):
-        # A node's own address may not be reachable from here. It is not needed if the first answer came from that node.
-        if address == connection.advertised:
-            return connection
         connection.close()
         try:
             connection = kind(server, None if server.load_balancer else address)
-            if connection.advertised in wanted:
+            if connection.advertised in wanted and not (leader and _leads_no_more(connection, stream)):
                 return connection
         except OUTAGES as error:
             problem = error
+        except BaseException:
+            connection.close()
+            raise
     connection.close()
     raise problem or ConnectionError(f"No node of the stream {stream!r} was reached")
+
+
+def _leads_no_more(connection: StreamConnection, stream: str) -> bool:
+    """Asks the node itself: the one that named it may not know yet that there is another leader."""
+    return connection.nodes_of(stream)[0] != connection.advertised
 
 
 def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
