@@ -318,15 +318,26 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
         ) from error
 
 
+def _as_text(given: Any) -> Any:
+    """Returns texts and names of headers as text: pika leaves bytes that are no UTF-8, of which no two may be alike."""
+    if isinstance(given, bytes):
+        return given.decode(errors="backslashreplace")
+    if isinstance(given, dict):
+        return {_as_text(name): _as_text(one) if isinstance(one, dict | list) else one for name, one in given.items()}
+    if isinstance(given, list):
+        return [_as_text(one) for one in given]
+    return given
+
+
 def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
     return QueueMessage(
         body,
-        properties.message_id,
-        method.exchange,
-        method.routing_key,
+        _as_text(properties.message_id),
+        _as_text(method.exchange),
+        _as_text(method.routing_key),
         properties.timestamp,
         _named(_given(properties)),
-        properties.headers or {},
+        _as_text(properties.headers or {}),
         method.redelivered,
     )
 
@@ -334,4 +345,6 @@ def _message(method: Any, properties: Any, body: bytes) -> QueueMessage:
 @lru_cache(256)
 def _named(given: tuple[object, ...]) -> Mapping[str, str]:
     """Returns the properties that are set, by name. Most messages of a queue have the same ones."""
-    return MappingProxyType({name: str(one) for name, one in zip(_PROPERTIES, given, strict=True) if one is not None})
+    return MappingProxyType(
+        {name: str(_as_text(one)) for name, one in zip(_PROPERTIES, given, strict=True) if one is not None}
+    )

@@ -14,6 +14,7 @@ import pyarrow as pa
 from sparkonce.errors import ConfigurationError
 
 ID_BYTES = 16
+_MOST_SECONDS = (2**63 - 1) // 1_000_000
 
 SCHEMA = pa.schema(
     [
@@ -41,7 +42,7 @@ class QueueMessage(NamedTuple):
         message_id: The property of that name, as its publisher has set it.
         exchange: The exchange that it was published to.
         routing_key: Its routing key.
-        timestamp: The property of that name, in seconds since the epoch.
+        timestamp: The property of that name, in seconds since the epoch; null in rows if Spark has no such time.
         properties: The other properties that are set, by name.
         headers: The headers, by name.
         redelivered: Whether the server says that it may have been delivered before.
@@ -87,12 +88,17 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
 def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
     """Returns messages as rows."""
     columns = dict(zip(QueueMessage._fields, zip(*messages, strict=True), strict=True))
-    columns["timestamp"] = [None if one is None else one * 1_000_000 for one in columns["timestamp"]]
+    columns["timestamp"] = [_microseconds(one) for one in columns["timestamp"]]
     arrays = [
         _maps(columns[field.name]) if pa.types.is_map(field.type) else pa.array(columns[field.name], field.type)
         for field in SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _microseconds(seconds: int | None) -> int | None:
+    """Returns a time as Spark keeps it; None for one that it cannot keep: publishers may set any 64 bits."""
+    return seconds * 1_000_000 if seconds is not None and -_MOST_SECONDS <= seconds <= _MOST_SECONDS else None
 
 
 def _maps(each: Sequence[Any]) -> pa.MapArray:
