@@ -8,7 +8,7 @@ connect to no server.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -55,6 +55,11 @@ class QueueOptions:
     most: int | None
     partitions: int
 
+    def for_tasks(self) -> QueueOptions:
+        """Returns them without the password: tasks connect to no server."""
+        server = replace(self.consumer.server, password="")
+        return replace(self, consumer=replace(self.consumer, server=server))
+
     def segments(self) -> Segments:
         """Returns the segments of the queue."""
         return Segments(self.files.inside(FOLDER).inside(quote(self.consumer.queue, safe="")))
@@ -68,7 +73,11 @@ class QueuePartition(InputPartition):  # type: ignore[misc]
 
 
 def source_of(options: QueueOptions) -> type[DataSource]:
-    """Returns a data source with these settings, under the name `NAME`. Spark pickles it: no option has a secret."""
+    """Returns a data source with these settings, under the name `NAME`.
+
+    Spark pickles it: no option has a secret. The password is in what the process that plans gets. It is left out of
+    what that process pickles for tasks: the reader, and the source once the reader is made.
+    """
 
     class RabbitMQQueueSource(DataSource):  # type: ignore[misc]
         @classmethod
@@ -79,7 +88,9 @@ def source_of(options: QueueOptions) -> type[DataSource]:
             return SPARK_SCHEMA
 
         def streamReader(self, schema: object) -> QueueReader:  # noqa: ARG002, N802 - Spark's
-            return QueueReader(options)
+            nonlocal options
+            reader, options = QueueReader(options), options.for_tasks()
+            return reader
 
     return RabbitMQQueueSource
 
@@ -101,8 +112,8 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._consumer: QueueConsumer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the thread: tasks only read."""
-        return {**self.__dict__, "_receiver": None, "_consumer": None}
+        """Leaves out the thread and the password: tasks only read what is kept."""
+        return {**self.__dict__, "_options": self._options.for_tasks(), "_receiver": None, "_consumer": None}
 
     def initialOffset(self) -> Place:  # noqa: N802 - Spark's
         """Returns the place before the first message."""

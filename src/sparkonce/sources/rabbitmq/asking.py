@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
@@ -22,7 +22,6 @@ from sparkonce.sources.rabbitmq.reading import AGAIN_S, away
 logger = logging.getLogger("sparkonce")
 
 Answer = TypeVar("Answer")
-Starting = str | datetime | int | Mapping[str, "str | datetime | int"]
 
 _SURE_AFTER_S = 10.0
 

@@ -1,0 +1,28 @@
+"""Tests of what a query of RabbitMQ queues gives to Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark import cloudpickle
+
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings
+from sparkonce.sources.rabbitmq.queue.receiver import ReceiverSettings
+from sparkonce.spark.rabbitmq_queue import QueueOptions, source_of
+
+
+def test_the_password_goes_to_the_process_that_plans_and_to_no_task(tmp_path: Path) -> None:
+    server = RabbitMQ(password="s3cret-word")  # noqa: S106 - of no server
+    consumer = ConsumerSettings(server=server, queue="q", prefetch=9, exclusive=True, patience_s=30.0)
+    files = LocalFiles(tmp_path)
+    options = QueueOptions(files=files, consumer=consumer, receiver=ReceiverSettings(), most=None, partitions=2)
+    registered = source_of(options)
+    planning = cloudpickle.loads(cloudpickle.dumps(registered))({})
+    reader = planning.streamReader(None)
+    assert reader._options.consumer == consumer
+    for_tasks = cloudpickle.dumps((planning, reader))
+    assert b"s3cret-word" not in for_tasks
+    _, copy = cloudpickle.loads(for_tasks)
+    assert copy._options.segments().files.location == options.segments().files.location
