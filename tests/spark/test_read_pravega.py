@@ -162,6 +162,25 @@ def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) 
 
 
 @drawn
+@pytest.mark.parametrize("most", [100, 250])
+def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Reading, most: int) -> None:
+    """Two become three, and these become two, some with far more events than others."""
+    reading.given = {"max_bytes_per_batch": most}
+
+    def write(first: int, end: int) -> None:
+        reading.witness.write(reading.stream, numbered(first, end), lambda one: one if int(one) % 4 == 0 else "one")
+
+    write(0, 40)
+    reading.witness.scale(reading.stream, [0, 1], {0.0: 0.3, 0.3: 0.6, 0.6: 1.0})
+    write(40, 80)
+    reading.witness.scale(reading.stream, [EPOCH + 2, EPOCH + 3, EPOCH + 4], {0.0: 0.5, 0.5: 1.0})
+    write(80, 120)
+    seen = reading.run()
+    assert values(seen) == list(range(120))
+    assert len({segment for rows in seen.values() for segment, _, _ in rows}) > 5
+
+
+@drawn
 def test_a_sealed_stream_is_read_to_its_end(reading: Reading) -> None:
     reading.write(0, 30)
     reading.witness.seal(reading.stream)

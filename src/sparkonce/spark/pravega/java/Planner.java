@@ -82,7 +82,16 @@ public class Planner {
             parts.put(part.segment, part);
             total += part.end - part.start;
         }
-        return total <= most ? to : advance(from, parts, most);
+        if (total <= most) {
+            return to;
+        }
+        Map<Long, Long> found = advance(from, parts, most);
+        if (found.equals(from)) {
+            throw new IllegalStateException("The Pravega stream '" + client.name() + "' has events behind " + from
+                + ", and no segment that follows can be read. Next: If the query began at a given cut, give one that the "
+                + "stream itself has told. Otherwise start the job with a new checkpoint.");
+        }
+        return found;
     }
 
     /** Returns the parts between two positions, empty ones too. See `parts`. */
@@ -96,7 +105,8 @@ public class Planner {
         if (isAnother(from.keySet(), head.keySet())) {
             throw another(from, "its segments are " + head.keySet() + " now");
         }
-        Map<Long, Part> there = there(from, head, ends);
+        Map<Long, Long> tail = StreamClient.positions(ends.getTailStreamCut());
+        Map<Long, Part> there = there(from, head, tail, ends);
         List<Part> found = new ArrayList<Part>();
         List<String> lost = new ArrayList<String>();
         for (Long id : between(from, to)) {
@@ -105,6 +115,11 @@ public class Planner {
             if (whole == null) {
                 lost.add("segment " + id + " from " + start + " on");
                 continue;
+            }
+            if (!to.containsKey(id) && tail.containsKey(id)) {
+                throw new IllegalStateException("The batch that ends at " + to + " has no end in segment " + id
+                    + " of the Pravega stream '" + client.name() + "', which goes on. Next: Start the job with a new "
+                    + "checkpoint.");
             }
             long end = to.containsKey(id) ? (Long) to.get(id) : whole.end;
             if (start > whole.end || end > whole.end) {
@@ -123,8 +138,9 @@ public class Planner {
     }
 
     /** Returns what there is of each segment. Of those that all have not ended, no more needs to be asked. */
-    private Map<Long, Part> there(Map<Long, Long> from, Map<Long, Long> head, StreamInfo ends) {
-        Map<Long, Long> tail = StreamClient.positions(ends.getTailStreamCut());
+    private Map<Long, Part> there(
+        Map<Long, Long> from, Map<Long, Long> head, Map<Long, Long> tail, StreamInfo ends
+    ) {
         if (!from.keySet().equals(tail.keySet())) {
             return client.there(ends);
         }
@@ -178,11 +194,7 @@ public class Planner {
             + "the stream.");
     }
 
-    /**
-     * Goes through parts for about so many bytes.
-     *
-     * A segment that has ended is followed by its successors, once all that these succeed are read.
-     */
+    /** Goes through parts for about so many bytes. */
     private Map<Long, Long> advance(Map<Long, Long> from, Map<Long, Part> parts, long most) {
         Map<Long, Long> at = new TreeMap<Long, Long>(from);
         for (Long id : from.keySet()) {
@@ -192,8 +204,7 @@ public class Planner {
         }
         long left = most;
         while (left > 0) {
-            for (Long id : new ArrayList<Long>(at.keySet())) {
-                succeed(id, at, parts);
+            while (succeed(at, parts)) { // successors may be empty, and have successors
             }
             List<Long> open = new ArrayList<Long>();
             for (Long id : at.keySet()) {
@@ -215,24 +226,47 @@ public class Planner {
         return at;
     }
 
-    private void succeed(Long id, Map<Long, Long> at, Map<Long, Part> parts) {
+    /** Puts successors in the place of segments that are read; tells whether there were any. */
+    private boolean succeed(Map<Long, Long> at, Map<Long, Part> parts) {
+        for (Long id : at.keySet()) {
+            Set<Long> read = new TreeSet<Long>();
+            Set<Long> due = new TreeSet<Long>();
+            if (isDue(id, at, parts, read, due) && !due.isEmpty()) {
+                at.keySet().removeAll(read);
+                for (Long one : due) {
+                    at.put(one, ((Part) parts.get(one)).start);
+                }
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /**
+     * Tells whether a segment's successors are due, and finds the segments that they take the place of.
+     *
+     * A successor may succeed several segments, which may have several successors. A cut has either all of the ones or
+     * all of the others: what is between is read twice or never. So all are found, and replaced together.
+     */
+    private boolean isDue(Long id, Map<Long, Long> at, Map<Long, Part> parts, Set<Long> read, Set<Long> due) {
+        if (!read.add(id)) {
+            return true;
+        }
         if (!at.containsKey(id) || !isRead(id, at, parts)) {
-            return;
+            return false;
         }
-        Set<Long> gone = new TreeSet<Long>();
-        Map<Long, Long> come = new TreeMap<Long, Long>();
         for (Map.Entry one : client.successors(id).entrySet()) {
-            boolean isDue = parts.containsKey(one.getKey());
-            for (Long succeeded : (List<Long>) one.getValue()) {
-                isDue = isDue && at.containsKey(succeeded) && isRead(succeeded, at, parts);
+            if (!parts.containsKey(one.getKey())) {
+                return false;
             }
-            if (isDue) {
-                come.put((Long) one.getKey(), ((Part) parts.get(one.getKey())).start);
-                gone.addAll((List<Long>) one.getValue());
+            due.add((Long) one.getKey());
+            for (Long succeeded : (List<Long>) one.getValue()) {
+                if (!isDue(succeeded, at, parts, read, due)) {
+                    return false;
+                }
             }
         }
-        at.keySet().removeAll(gone);
-        at.putAll(come);
+        return true;
     }
 
     private static boolean isRead(Long id, Map<Long, Long> at, Map<Long, Part> parts) {
