@@ -227,6 +227,21 @@ def test_segments_that_are_gone_stop_the_query(reading: Reading) -> None:
 
 
 @drawn
+def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading: Reading) -> None:
+    reading.given = {"max_bytes_per_batch": 100}
+    reading.write(0, 20)
+    reading.run()
+    reading.write(20, 40)
+    reading.witness.scale(reading.stream, [0, 1], {0.0: 0.3, 0.3: 1.0})
+    reading.witness.scale(reading.stream, [EPOCH + 2, EPOCH + 3], {0.0: 0.6, 0.6: 1.0})
+    cut = reading.witness.tail(reading.stream)
+    reading.witness.truncate(reading.stream, cut)
+    reading.write(40, 80)
+    reading.given = {"accept_lost": str(cut.asText()), **reading.given}
+    assert values(reading.run()) == list(range(40, 80))
+
+
+@drawn
 def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run()

@@ -114,6 +114,7 @@ public class Planner {
             long start = from.containsKey(id) ? (Long) from.get(id) : 0L;
             if (whole == null) {
                 lost.add("segment " + id + " from " + start + " on");
+                found.add(new Part(id, start, start)); // its successors follow it
                 continue;
             }
             if (!to.containsKey(id) && tail.containsKey(id)) {
