@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +63,13 @@ class Reading:
     def write(self, first: int, end: int) -> None:
         self.witness.write(self.stream, numbered(first, end))
 
-    def run(self, *, crash_in: int | None = None) -> Seen:
-        """Runs until all is read, or until it crashes in a batch, after it has read it."""
+    def run(self, *, crash_in: int | None = None, then: Callable[[int], None] = lambda batch: None) -> Seen:
+        """Runs until all is read, or until it crashes in a batch, after it has read it. Calls `then` in each batch."""
         seen: Seen = defaultdict(list)
 
         def take(rows: DataFrame, batch: int) -> None:
             seen[batch] = [(row["segment"], row["offset"], row["value"].decode()) for row in rows.collect()]
+            then(batch)
             if batch == crash_in:
                 raise KeyError(batch)
 
@@ -82,10 +85,10 @@ class Reading:
             stopped(query)
         return seen
 
-    def stops(self) -> str:
+    def stops(self, **given: Any) -> str:
         """Runs, and returns what stopped it."""
         with pytest.raises(StreamingQueryException) as failed:
-            self.run()
+            self.run(**given)
         return str(failed.value)
 
     def end(self, batch: int) -> dict[str, Any]:
@@ -263,6 +266,40 @@ def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
     kept.with_name(".0.crc").unlink(missing_ok=True)
     reading.write(20, 40)
     assert "was made at" in reading.stops()
+
+
+@drawn
+def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(reading: Reading) -> None:
+    reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 2}
+    reading.write(0, 60)
+    seen: Seen = {}
+    try:
+        told = reading.stops(then=lambda batch: pravega_server().pause())
+    finally:
+        pravega_server().resume()
+    assert f"Pravega at {pravega_server().url} does not tell" in told
+    reading.given["outage_patience_s"] = 60
+    seen = reading.run()
+    assert 0 < len(values(seen)) < 60, "the first batch was done"
+    assert values(seen)[-1] == 59
+
+
+@drawn
+def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
+    reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}  # an answer may take a fifth of it
+    reading.write(0, 60)
+    back = threading.Timer(5, pravega_server().resume)
+
+    def away(batch: int) -> None:
+        if batch == 0:
+            pravega_server().pause()
+            back.start()
+
+    try:
+        assert values(reading.run(then=away)) == list(range(60))
+    finally:
+        pravega_server().resume()
+        back.join()
 
 
 @drawn

@@ -2,8 +2,11 @@ package sparkonce.pravega;
 
 import io.pravega.client.ClientConfig;
 import io.pravega.shared.security.auth.DefaultCredentials;
+import java.io.InterruptedIOException;
+import java.io.UncheckedIOException;
 import java.net.URI;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.connector.read.InputPartition;
@@ -21,18 +24,21 @@ import org.slf4j.LoggerFactory;
 public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow {
     private static final Logger LOG = LoggerFactory.getLogger("sparkonce");
     private static final long NS_PER_MS = 1000000;
-    private final CaseInsensitiveStringMap options;
-    private final String name;
+    private static final long PAUSE_MS = 500;
+    final CaseInsensitiveStringMap options;
+    final String name;
+    private final long patienceMs;
     private StreamClient client;
     private Planner planner;
     private Cut begun;
     private Map<Long, Long> target;
-    private long answeredAtNs;
-    private boolean hasAnswered;
+    private boolean isAway;
+    private long awaySinceNs;
 
     CutStream(CaseInsensitiveStringMap options) {
         this.options = options;
         name = options.get("stream");
+        patienceMs = Long.parseLong(options.get("patience_ms"));
     }
 
     public Offset deserializeOffset(String json) {
@@ -47,13 +53,17 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
     /** Returns where the query begins: the same within a process. */
     public Offset initialOffset() {
         if (begun == null) {
-            Map<Long, Long> found = starting(options.get("starting"));
-            begun = new Cut(name, found, planner().made(found), null);
+            begun = (Cut) patiently(null, new Question() {
+                public Object ask() {
+                    Map<Long, Long> found = starting(options.get("starting"));
+                    return new Cut(name, found, planner().made(found), null);
+                }
+            });
         }
         return begun;
     }
 
-    private Map<Long, Long> starting(String given) {
+    Map<Long, Long> starting(String given) {
         if (given.equals("latest")) {
             return planner().tail();
         }
@@ -69,7 +79,11 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
     }
 
     public void prepareForTriggerAvailableNow() {
-        target = planner().tail();
+        target = (Map<Long, Long>) patiently(null, new Question() {
+            public Object ask() {
+                return planner().tail();
+            }
+        });
     }
 
     public Offset latestOffset() {
@@ -78,34 +92,35 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
 
     /** Returns the position up to which the next batch reads; its start if nothing is new. */
     public Offset latestOffset(Offset start, ReadLimit limit) {
-        Cut from = (Cut) start;
-        long most = limit instanceof ReadMaxBytes ? ((ReadMaxBytes) limit).maxBytes() : Long.MAX_VALUE;
-        try {
-            Map<Long, Long> found = planner().next(from, target, most);
-            answeredAtNs = System.nanoTime();
-            hasAnswered = true;
-            boolean isFirst = from == begun;
-            if (found.equals(from.positions) && !isFirst) {
-                return from;
+        final Cut from = (Cut) start;
+        final long most = limit instanceof ReadMaxBytes ? ((ReadMaxBytes) limit).maxBytes() : Long.MAX_VALUE;
+        final boolean isFirst = from == begun;
+        final Map<Long, Long> until = target;
+        // The start of the first batch would be taken for its end, and that of a query with a target for its own end.
+        Offset meanwhile = isFirst || until != null ? null : start;
+        return (Offset) patiently(meanwhile, new Question() {
+            public Object ask() {
+                Map<Long, Long> found = planner().next(from, until, most);
+                if (found.equals(from.positions) && !isFirst) {
+                    return from;
+                }
+                return new Cut(name, found, planner().made(found), isFirst ? from.positions : null);
             }
-            return new Cut(name, found, planner().made(found), isFirst ? from.positions : null);
-        } catch (AwayException error) {
-            long patienceNs = Long.parseLong(options.get("patience_ms")) * NS_PER_MS;
-            if (!hasAnswered || System.nanoTime() - answeredAtNs > patienceNs) {
-                throw error;
-            }
-            LOG.warn("No batch is planned for now. {}", error.getMessage());
-            return start;
-        }
+        });
     }
 
     /** Returns the parts of a batch. Of batch 0, the end knows where it began: "latest" is another place by now. */
     public InputPartition[] planInputPartitions(Offset start, Offset end) {
-        Cut to = (Cut) end;
-        Map<Long, Long> from = to.first == null ? ((Cut) start).positions : to.first;
-        planner().check(to);
+        final Cut to = (Cut) end;
+        final Map<Long, Long> from = to.first == null ? ((Cut) start).positions : to.first;
+        Object parts = patiently(null, new Question() {
+            public Object ask() {
+                planner().check(to);
+                return planner().parts(from, to.positions);
+            }
+        });
         List<InputPartition> found = new ArrayList<InputPartition>();
-        for (Part part : planner().parts(from, to.positions)) {
+        for (Part part : (Collection<Part>) parts) {
             if (part.start < part.end) {
                 found.add(part);
             }
@@ -132,6 +147,44 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         }
     }
 
+    /** A question to Pravega. */
+    interface Question {
+        Object ask();
+    }
+
+    /** Asks, and asks again while Pravega is away, until the patience is over; or returns what to say meanwhile. */
+    private Object patiently(Offset meanwhile, Question question) {
+        while (true) {
+            try {
+                Object answer = question.ask();
+                isAway = false;
+                return answer;
+            } catch (AwayException error) {
+                if (!isAway) {
+                    isAway = true;
+                    awaySinceNs = System.nanoTime();
+                }
+                if (System.nanoTime() - awaySinceNs > patienceMs * NS_PER_MS) {
+                    throw error;
+                }
+                LOG.warn("No batch is planned for now. {}", error.getMessage());
+            }
+            if (meanwhile != null) {
+                return meanwhile;
+            }
+            pause();
+        }
+    }
+
+    private static void pause() {
+        try {
+            Thread.sleep(PAUSE_MS);
+        } catch (InterruptedException error) { // by Spark, which stops the query and knows this kind of error
+            Thread.currentThread().interrupt();
+            throw new UncheckedIOException(new InterruptedIOException("interrupted while Pravega was away"));
+        }
+    }
+
     private ClientConfig config() {
         ClientConfig.ClientConfigBuilder made = ClientConfig.builder()
             .controllerURI(URI.create(options.get("controller")))
@@ -145,15 +198,15 @@ public class CutStream implements MicroBatchStream, SupportsTriggerAvailableNow 
         return made.build();
     }
 
-    private synchronized StreamClient client() {
+    synchronized StreamClient client() {
         if (client == null) {
-            client = new StreamClient(config(), name);
+            client = new StreamClient(config(), name, patienceMs);
             planner = new Planner(client, options.get("accept_lost"));
         }
         return client;
     }
 
-    private synchronized Planner planner() {
+    synchronized Planner planner() {
         client();
         return planner;
     }

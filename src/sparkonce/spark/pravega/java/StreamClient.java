@@ -1,9 +1,12 @@
 package sparkonce.pravega;
 
+import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
 import io.pravega.client.BatchClientFactory;
 import io.pravega.client.ClientConfig;
 import io.pravega.client.admin.StreamInfo;
 import io.pravega.client.admin.StreamManager;
+import io.pravega.client.admin.impl.StreamManagerImpl;
 import io.pravega.client.batch.SegmentIterator;
 import io.pravega.client.batch.SegmentRange;
 import io.pravega.client.batch.impl.BatchClientFactoryImpl;
@@ -24,10 +27,13 @@ import io.pravega.client.stream.impl.StreamCutImpl;
 import io.pravega.client.stream.impl.StreamSegmentsWithPredecessors;
 import io.pravega.client.stream.impl.StreamSegmentSuccessors;
 import io.pravega.common.concurrent.ExecutorServiceHelpers;
+import io.pravega.common.util.RetriesExhaustedException;
+import io.pravega.shared.protocol.netty.ConnectionFailedException;
 import io.pravega.shared.protocol.netty.WireCommands;
 import io.pravega.shared.security.auth.AccessOperation;
 import java.io.InterruptedIOException;
 import java.io.UncheckedIOException;
+import java.net.ConnectException;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
@@ -46,7 +52,9 @@ import java.util.concurrent.TimeoutException;
 public class StreamClient {
     private static final int ATTEMPTS = 3;
     private static final int LONGEST_PAUSE_MS = 1000;
-    private static final long ANSWERS_WITHIN_S = 60;
+    private static final long ANSWERS_WITHIN_MS = 60000;
+    private static final long ANSWERS_IN_PATIENCE = 5;
+    private static final long LEAST_MS = 1000;
     // Attributes.CREATION_TIME of Pravega's segment store, which its public client does not tell.
     private static final UUID MADE_AT = new UUID(Long.MIN_VALUE, 0);
     private final ClientConfig config;
@@ -56,15 +64,17 @@ public class StreamClient {
     private final Controller controller;
     private final BatchClientFactory batches;
     private final ConnectionPool connections;
+    private final long withinMs;
 
-    StreamClient(ClientConfig config, String name) {
+    StreamClient(ClientConfig config, String name, long patienceMs) {
         this.config = config;
+        withinMs = Math.max(LEAST_MS, Math.min(ANSWERS_WITHIN_MS, patienceMs / ANSWERS_IN_PATIENCE));
         stream = Stream.of(name);
         // To a question about a wrong position, Pravega answers UNKNOWN. The client then asks again, by default for
         // minutes.
         ControllerImplConfig settings = ControllerImplConfig.builder()
             .clientConfig(config).retryAttempts(ATTEMPTS).maxBackoffMillis(LONGEST_PAUSE_MS).build();
-        manager = StreamManager.create(config);
+        manager = new StreamManagerImpl(config, settings);
         threads = ExecutorServiceHelpers.newScheduledThreadPool(1, "sparkonce-pravega");
         controller = new ControllerImpl(settings, threads);
         batches = new BatchClientFactoryImpl(controller, config, new SocketConnectionFactoryImpl(config));
@@ -126,11 +136,15 @@ public class StreamClient {
     /** Returns what there is of each segment between head and tail. */
     Map<Long, Part> there(StreamInfo ends) {
         Map<Long, Part> found = new TreeMap<Long, Part>();
-        Iterator each = batches.getSegments(stream, ends.getHeadStreamCut(), ends.getTailStreamCut()).getIterator();
-        while (each.hasNext()) {
-            SegmentRange range = (SegmentRange) each.next();
-            Part part = new Part(range.getSegmentId(), range.getStartOffset(), range.getEndOffset());
-            found.put(part.segment, part);
+        try {
+            Iterator each = batches.getSegments(stream, ends.getHeadStreamCut(), ends.getTailStreamCut()).getIterator();
+            while (each.hasNext()) {
+                SegmentRange range = (SegmentRange) each.next();
+                Part part = new Part(range.getSegmentId(), range.getStartOffset(), range.getEndOffset());
+                found.put(part.segment, part);
+            }
+        } catch (RuntimeException error) {
+            throw told(error);
         }
         return found;
     }
@@ -198,6 +212,8 @@ public class StreamClient {
                 events.next();
             }
             return events.getOffset();
+        } catch (RuntimeException error) {
+            throw told(error);
         } finally {
             events.close();
         }
@@ -213,13 +229,24 @@ public class StreamClient {
 
     private Object answer(Future future) throws ExecutionException {
         try {
-            return future.get(ANSWERS_WITHIN_S, TimeUnit.SECONDS);
+            return future.get(withinMs, TimeUnit.MILLISECONDS);
         } catch (InterruptedException error) { // by Spark, which stops the query and knows this kind of error
             Thread.currentThread().interrupt();
             throw new UncheckedIOException(new InterruptedIOException("interrupted while Pravega was asked"));
         } catch (TimeoutException error) {
             throw away(error);
         }
+    }
+
+    /** Returns an error of Pravega's client, which has the outage in its causes, as an outage if it is one. */
+    private RuntimeException told(RuntimeException error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof RetriesExhaustedException || cause instanceof ConnectionFailedException
+                || cause instanceof ConnectException || cause instanceof StatusRuntimeException) {
+                return away(error);
+            }
+        }
+        return error;
     }
 
     private AwayException away(Throwable error) {
