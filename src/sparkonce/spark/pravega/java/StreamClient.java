@@ -152,13 +152,20 @@ public class StreamClient {
     /**
      * Returns the ids of the segments between two positions.
      *
-     * @throws ExecutionException if Pravega refuses to tell
+     * @throws ExecutionException if Pravega refuses to tell: it has no such positions
      */
     Set<Long> between(Map<Long, Long> from, Map<Long, Long> to) throws ExecutionException {
         Set<Long> found = new TreeSet<Long>();
-        StreamSegmentSuccessors told = (StreamSegmentSuccessors) answer(controller.getSegments(cut(from), cut(to)));
-        for (Object segment : told.getSegments()) {
-            found.add(((Segment) segment).getSegmentId());
+        try {
+            Object told = answer(controller.getSegments(cut(from), cut(to)));
+            for (Object segment : ((StreamSegmentSuccessors) told).getSegments()) {
+                found.add(((Segment) segment).getSegmentId());
+            }
+        } catch (ExecutionException error) {
+            if (isRefusal(error)) {
+                throw error;
+            }
+            throw away(error.getCause());
         }
         return found;
     }
@@ -247,6 +254,17 @@ public class StreamClient {
             }
         }
         return error;
+    }
+
+    /** Tells whether Pravega has refused a question about positions: it answers UNKNOWN, also when asked again. */
+    private static boolean isRefusal(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof StatusRuntimeException) {
+                Status.Code code = ((StatusRuntimeException) cause).getStatus().getCode();
+                return code == Status.Code.INVALID_ARGUMENT || code == Status.Code.UNKNOWN;
+            }
+        }
+        return false;
     }
 
     private AwayException away(Throwable error) {
