@@ -4,7 +4,6 @@ import io.pravega.client.BatchClientFactory;
 import io.pravega.client.ClientConfig;
 import io.pravega.client.stream.Stream;
 import io.pravega.client.stream.impl.ByteBufferSerializer;
-import io.pravega.shared.security.auth.Credentials;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
@@ -35,9 +34,7 @@ public class ReaderFactory implements PartitionReaderFactory {
     /** Returns this process's client: to open one takes longer than to read a small batch. */
     private static BatchClientFactory client(ClientConfig config, String scope) {
         synchronized (CLIENTS) {
-            Credentials login = config.getCredentials();
-            Object token = login == null ? null : login.getAuthenticationToken();
-            Object[] parts = new Object[] {config.getControllerURI(), config.getTrustStore(), token, scope};
+            Object[] parts = new Object[] {config, scope};
             List<Object> key = Arrays.asList(parts);
             if (!CLIENTS.containsKey(key)) {
                 CLIENTS.put(key, BatchClientFactory.withScope(scope, config));
