@@ -102,7 +102,8 @@ public class Planner {
     /** No event is left out silently: if some are gone, the query stops, unless that is accepted. */
     private Collection<Part> parts(Map<Long, Long> from, Map<Long, Long> to, StreamInfo ends) {
         Map<Long, Long> head = StreamClient.positions(ends.getHeadStreamCut());
-        if (isAnother(from.keySet(), head.keySet())) {
+        // A transaction that ends after a scaling makes segments of an old epoch, too. What is there has told its age.
+        if (isAnother(from.keySet(), head.keySet()) && !isThere(from.keySet())) {
             throw another(from, "its segments are " + head.keySet() + " now");
         }
         Map<Long, Long> tail = StreamClient.positions(ends.getTailStreamCut());
@@ -170,6 +171,16 @@ public class Planner {
                 + "' to go on at its head without these bytes, and the stream a longer retention.");
         }
         LOG.warn("Of the Pravega stream '{}' {} is gone, which is accepted.", client.name(), lost);
+    }
+
+    /** Tells whether there still is one of these segments. */
+    private boolean isThere(Set<Long> ids) {
+        for (Long id : ids) {
+            if (client.madeAt(id) >= 0) {
+                return true;
+            }
+        }
+        return false;
     }
 
     /** Tells whether a stream was made again: its segments are numbered on, and the first ones are of epoch 0 again. */
