@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from pyspark import SparkContext
 
@@ -26,6 +27,8 @@ _JAVA = 8
 """The version of the language and of the classes. Janino knows static methods of interfaces from this one on."""
 
 _adding = threading.Lock()
+_added: WeakSet[SparkContext] = WeakSet()
+"""The contexts that have the classes. A jar that is there may be one that could not be added."""
 
 
 def add_source(spark: SparkSession) -> None:
@@ -33,12 +36,15 @@ def add_source(spark: SparkSession) -> None:
     # Spark deletes this folder when it stops. Executors that join later fetch the jar from the driver.
     jar = Path(str(spark.sparkContext._temp_dir), "sparkonce-pravega.jar")
     with _adding:
-        if not jar.exists():
+        if spark.sparkContext not in _added:
             classes = _compiled(spark._jvm)
-            with zipfile.ZipFile(jar, "w") as archive:
+            unfinished = jar.with_suffix(".unfinished")
+            with zipfile.ZipFile(unfinished, "w") as archive:
                 for name, code in classes.items():
                     archive.writestr(name, code)
+            unfinished.replace(jar)
             spark._jsparkSession.sessionState().resourceLoader().addJar(str(jar))
+            _added.add(spark.sparkContext)
     loader = spark._jsparkSession.sharedState().jarClassLoader()
     spark._jvm.java.lang.Thread.currentThread().setContextClassLoader(loader)
 
