@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _HEARTBEAT_S = 30
 
 _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
-"""How pika tells of a server that closes the connection since it refuses the user, or the virtual host."""
+"""The words of pika for a server that closes the connection since it refuses the user, or the virtual host."""
 
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
 """The codes with which a server closes a channel. No repeat changes them, but for a queue that is away: `is_final`."""
