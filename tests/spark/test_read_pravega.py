@@ -272,7 +272,6 @@ def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
 def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 2}
     reading.write(0, 60)
-    seen: Seen = {}
     try:
         told = reading.stops(then=lambda batch: pravega_server().pause())
     finally:
