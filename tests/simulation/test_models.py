@@ -222,7 +222,7 @@ def test_a_stream_answers_as_its_sheet_says() -> None:
 def test_a_leader_that_fails_takes_with_it_what_no_replica_has() -> None:
     one = simulation("rabbitmq-stream")
     stream = Stream(one, "rabbitmq-stream")
-    stream.open = [Connection(stream, "")]
+    stream.open = [Connection(Connection, stream, leader=True)]
     stream.log, stream.safe = [("one", 1, 0), ("one", 2, 1)], 1
     fail = stream.restart()
     assert fail is not None
@@ -290,11 +290,22 @@ def test_rows_whose_file_was_taken_for_a_commit_are_not_given_up() -> None:
 def test_messages_on_a_connection_that_is_gone_are_ready_again() -> None:
     one = simulation("rabbitmq-source")
     query = queue_source.Query(one, queue_source.Oracle(one))
-    connection = queue_source.Connection(query.queue)
-    connection.basic_qos(prefetch_count=2)
-    connection.basic_consume("q", lambda *_: None, exclusive=False)
-    for _ in range(2):
-        connection.process_data_events(0.0)
+    turns = 2
+
+    def deliver(*_: object) -> None:
+        nonlocal turns
+        turns -= 1
+        if not turns:
+            connection.ioloop.stop()
+
+    def opened(channel: queue_source.Connection) -> None:
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume("q", deliver, exclusive=False, callback=lambda _: None)
+
+    connection = queue_source.Connection(
+        query.queue, lambda made: made.channel(opened), lambda *_: None, lambda *_: None
+    )
+    connection.ioloop.start()
     assert list(connection.unacked.values()) == ["m0", "m1"]
     query.queue.drop(connection)
     assert (list(query.queue.ready)[:2], query.queue.waiting) == (["m0", "m1"], 0)
