@@ -85,7 +85,7 @@ def unit(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Unit:
 
 
 def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> None:
-    computed = unit.stream.spark.sparkContext.accumulator(0)
+    computed, active = unit.stream.spark.sparkContext.accumulator(0), SparkSession.getActiveSession()
 
     @F.udf("string")
     def counted(key: str) -> str:
@@ -95,6 +95,7 @@ def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> 
     unit.run(lambda rows: rows.withColumn("key", counted("key")))
     unit.check()
     assert computed.value == len(IDS)
+    assert SparkSession.getActiveSession() is active, "A batch's own session is the active one of this process now."
 
 
 def sessions(spark: SparkSession) -> int:

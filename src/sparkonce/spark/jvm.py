@@ -1,4 +1,4 @@
-"""Reads objects of the JVM: classes, Scala's collections, private fields."""
+"""Reads and makes objects of the JVM: classes, Scala's collections, private fields, DataFrames without rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sparkonce.errors import ConfigurationError
 
@@ -20,6 +22,16 @@ def jvm() -> Any:
     if context is None or context._jvm is None:
         raise ConfigurationError("There is no Spark session.", next_step="Explain the query while its session lives.")
     return context._jvm
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """Returns a DataFrame without rows, and leaves the active session as it is.
+
+    PySpark's ``createDataFrame`` would make this session the active one of the whole process. A query's batches have
+    a copy of the session that started it, so everything that asks for the active session would find that copy.
+    """
+    kind = jvm().org.apache.spark.sql.types.DataType.fromJson(schema.json())
+    return DataFrame(spark._jsparkSession.createDataFrame(jvm().java.util.ArrayList(), kind), spark)
 
 
 def class_name(thing: Any) -> str:

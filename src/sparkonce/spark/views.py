@@ -20,6 +20,7 @@ from sparkonce.arguments import shown
 from sparkonce.dead_letters import letter_columns
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.jvm import no_rows
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
 """Makes a sink's share of a batch. Called at start with an empty batch, then once a batch."""
@@ -197,7 +198,7 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
         SchemaError: naming the column that a sink refuses.
         ConfigurationError: if a view does not return a DataFrame.
     """
-    empty = df.sparkSession.createDataFrame([], df.schema)
+    empty = no_rows(df.sparkSession, df.schema)
     samples = [ShareSample(share=share, batch=empty, frame=share.of(empty)) for share in given]
     for one in samples:
         schema = arrow_schema(one.frame.schema)

@@ -14,6 +14,7 @@ from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce.spark.jvm import no_rows
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.tables.committer import Table, TableCommitter, never
 from sparkonce.spark.tables.errors import error_message
@@ -146,7 +147,7 @@ class TableSink(WriteAheadSink, abc.ABC):
                 )
         checked = f"{schema} {fields.json()}"
         if merge is not None and not self._new and self._checked != checked:
-            rows = table.spark.createDataFrame([], from_arrow_schema(schema))
+            rows = no_rows(table.spark, from_arrow_schema(schema))
             check_merge(merge, table.frame(), fields.fields, rows, self.where)
             self._checked = checked
 
