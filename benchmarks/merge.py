@@ -1,6 +1,6 @@
 """Measures a query that merges into a table, against `foreachBatch` with the MERGE of Delta's or Iceberg's manual.
 
-    python3 dev.py run python benchmarks/merge.py [--table delta] [--rows 200000] [--batches 4] [--rounds 5]
+    python3 dev.py run python benchmarks/merge.py [--table delta] [--rows 200000] [--rounds 5] [--partitions 4]
 
 Both read the same Parquet files, one a batch, and update half of their rows and insert the others. They run in turn
 (A B, B A, A B, …) in one session, into tables that are equal at the start of each round. A round's ratio of seconds is
@@ -33,7 +33,7 @@ _PER_TABLE = 4
 def main() -> int:
     given = _parse()
     with tempfile.TemporaryDirectory() as folder:
-        spark = _session(Path(folder))
+        spark = _session(Path(folder), given.partitions)
         rows, places = given.rows, f"{folder}/source"
         for batch in range(given.batches + 1):  # the first one warms up
             first = (batch + _PER_TABLE) * rows // 2 - rows // 2
@@ -51,7 +51,16 @@ def main() -> int:
                 ratios["cpu_seconds"].append(used["foreachBatch"] / used["sparkonce"])
         for unit, found in ratios.items():
             middle, least, most = (round(one, 3) for one in (median(found), min(found), max(found)))
-            _say(table=given.table, rows=rows, of=unit, median=middle, lowest=least, highest=most, rounds=len(found))
+            _say(
+                table=given.table,
+                rows=rows,
+                partitions=given.partitions,
+                of=unit,
+                median=middle,
+                lowest=least,
+                highest=most,
+                rounds=len(found),
+            )
     return 0
 
 
@@ -113,15 +122,16 @@ def _merge_iceberg(rows: DataFrame, target: str) -> None:
     )
 
 
-def _session(folder: Path) -> SparkSession:
+def _session(folder: Path, partitions: int) -> SparkSession:
     in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     libraries = [spark_packages(**wanted).split(",")[-1] for wanted in ({"delta": True}, {"iceberg": True})]
     jars = [str(jar) for library in libraries for jar in resolve([library], exclude=in_spark)]
     settings = {
         "spark.jars": ",".join(jars),
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
-        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.shuffle.partitions": str(partitions),
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
@@ -140,6 +150,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--table", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--mode", choices=["copy-on-write", "merge-on-read"], default="copy-on-write")
     parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--partitions", type=int, default=4, help="of a shuffle; Spark's default is 200")
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args()

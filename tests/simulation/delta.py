@@ -42,7 +42,7 @@ class Delta(Table):
         self.versions.append((None, "", 0))
 
     def has(self, application: str, version: int) -> bool:
-        """Whether it has this version of an application."""
+        """Tells if it has this version of an application."""
         return any((one, other >= version) == (application, True) for _, one, other in self.versions if one)
 
     def commit(self, read: int, entry: tuple[str, str, int], rows: Sequence[int], content: Content) -> None:

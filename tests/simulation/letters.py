@@ -28,7 +28,7 @@ class LettersCopy(Copy):
 
     @property
     def version(self) -> int:
-        """Which half of the rows is refused."""
+        """Returns the half of the rows that is refused."""
         return super().version % 2
 
     def write(self, process: Process) -> list[tuple[Handle, tuple[int, ...]]]:

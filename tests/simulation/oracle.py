@@ -168,7 +168,7 @@ class Oracle:
                     self.broken(Violation.UNDONE, key)
 
     def _times(self, batch: int, row: int) -> int:
-        """How often a row is visible, in whatever sink."""
+        """Counts how often a row is visible, in whatever sink."""
         return sum(self.visible.get((batch, row, sink), 0) for sink in self._simulation.config.sinks)
 
     def done(self, batch: int) -> None:

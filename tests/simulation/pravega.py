@@ -108,14 +108,14 @@ class Pravega(Staged):
             self._go_on(number)
 
     def status(self, number: str) -> str:
-        """What a client is told."""
+        """Returns the answer that a client gets."""
         if number not in self.transactions:
             raise JavaError(f"StatusRuntimeException: NOT_FOUND: {number}")
         self._go_on(number)
         return self.transactions[number].status
 
     def finish_one(self) -> Callable[[], None] | None:
-        """What was taken is done; None if there is nothing."""
+        """Does what was taken; returns None if there is nothing."""
         for number, one in self.transactions.items():
             if one.status in ("COMMITTING", "ABORTING"):
                 return lambda number=number: self._finish(number)  # type: ignore[misc]

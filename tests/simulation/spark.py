@@ -95,7 +95,7 @@ class Process:
 
 
 class Cluster:
-    """What drivers share: Spark's checkpoint, worker processes, the log, the systems.
+    """Holds what drivers share: Spark's checkpoint, worker processes, the log, the systems.
 
     Args:
         simulation: The schedule.
@@ -299,7 +299,7 @@ class Stage:
         return spread
 
     def _limit(self) -> int:
-        """How many rows of the batch may be refused, as its run was started with."""
+        """Returns the number of rows of the batch that may be refused, as its run was started with."""
         config, simulation = self.cluster.simulation.config, self.cluster.simulation
         if not config.letters or simulation.peace:
             return config.slots

@@ -50,7 +50,7 @@ _WAITING, _FATE, _DISCARDED = f"{_FOLDER}/rows/", f"{_FOLDER}/fate/", b"discarde
 
 
 class SparkError(Exception):
-    """What Spark raises, on a driver that lets it read files or write to a table."""
+    """Is what Spark raises, on a driver that lets it read files or write to a table."""
 
 
 class Staged(System):

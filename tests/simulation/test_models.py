@@ -9,7 +9,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from simulation import queue_source
+from simulation import queue_server, queue_source
 from simulation.config import FAULTS, Config
 from simulation.delta import Delta
 from simulation.dice import Given
@@ -298,11 +298,11 @@ def test_messages_on_a_connection_that_is_gone_are_ready_again() -> None:
         if not turns:
             connection.ioloop.stop()
 
-    def opened(channel: queue_source.Connection) -> None:
+    def opened(channel: queue_server.Connection) -> None:
         channel.basic_qos(prefetch_count=2)
         channel.basic_consume("q", deliver, exclusive=False, callback=lambda _: None)
 
-    connection = queue_source.Connection(
+    connection = queue_server.Connection(
         query.queue, lambda made: made.channel(opened), lambda *_: None, lambda *_: None
     )
     connection.ioloop.start()

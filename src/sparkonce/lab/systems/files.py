@@ -48,12 +48,10 @@ class FilesSystem(Injectable, System):
                 self._disk = SmallDisk(folder / "disk", affordable(self._megabytes))
                 self.injections = of_disk(self._disk)
                 self.folder = self._disk.folder / "out"
-            self.folder.mkdir(parents=True)
+            self._make()
             self._made = True
         except OSError as error:
-            raise PreflightError(
-                f"The folder {self.folder} cannot be made: {error}", next_step="Name another one."
-            ) from error
+            raise PreflightError(f"{self.folder} cannot be made: {error}", next_step="Name another folder.") from error
 
     def stop(self) -> None:
         """See `System.stop`."""
@@ -81,16 +79,24 @@ class FilesSystem(Injectable, System):
 
         from sparkonce.lab.systems.observed import of_parquet, of_texts
 
-        return pa.concat_tables([of_texts([]), *map(of_parquet, FilesWitness(self.folder).published())])
+        return pa.concat_tables([of_texts([]), *map(of_parquet, self._files())])
 
     def newest(self) -> int:
         """See `System.newest`. Reads each file's batch once."""
         from sparkonce.lab.systems.observed import newest_in
 
-        for path in set(FilesWitness(self.folder).published()) - self._batches.keys():
-            self._batches[path] = newest_in(path)
-        return max(self._batches.values(), default=-1)
+        files = self._files()
+        self._batches |= {path: newest_in(path) for path in files if path not in self._batches}
+        return max((self._batches[path] for path in files), default=-1)
 
     def left_open(self) -> Sequence[str]:
         """See `System.left_open`."""
         return FilesWitness(self.folder).left_open()
+
+    def _make(self) -> None:
+        """Makes the place of the rows."""
+        self.folder.mkdir(parents=True)
+
+    def _files(self) -> Sequence[Path]:
+        """Returns the Parquet files that readers read."""
+        return FilesWitness(self.folder).published()
