@@ -332,7 +332,6 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *(("sparkonce.spark.pravega.client", name, value) for name, value in pravega.REPLACED),
     *((f"sparkonce.spark.tables.{module}", name, value) for module, name, value in tables.REPLACED),
     *(("sparkonce.spark.tables.iceberg", name, value) for name, value in iceberg.REPLACED),
-    (tables.Merge, "repeated", tables.repeated),
 )
 
 

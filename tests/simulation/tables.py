@@ -179,9 +179,10 @@ def schema() -> Any:
 # --- in place of what needs a JVM -------------------------------------------------------------------------------------
 
 
-def repeated(_: Merge, rows: Rows) -> str:
-    """`Merge.repeated`, which Spark computes."""
-    keys = [rows.session.server.key_of(row) for row in rows.numbers]
+def _repeated(_: object, files: object, rows: Callable[[], Rows]) -> str:
+    """Finds what Spark or Arrow would find."""
+    read = rows()
+    keys = [read.session.server.key_of(row) for row in read.numbers]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     return f"several rows have the key {twice[0]}" if twice else ""
 
@@ -192,6 +193,7 @@ def _names_in(_: object, text: str) -> list[list[str]]:
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("committer", "read_rows", Rows),
+    ("committer", "repeated", _repeated),
     ("committer", "schema_in", lambda _: None),
     ("committer", "_active", lambda _: nullcontext()),
     ("merging", "names_in", _names_in),

@@ -170,7 +170,6 @@ class IcebergMerge(MergeJob):
         return IcebergSink(self.name, folder=self.folder / "rows", **(settings or self.settings))
 
     def rows(self) -> list[Row]:
-        self.spark.catalog.refreshTable(self.name)
         return sorted(tuple(row) for row in self.spark.table(self.name).collect())
 
     def another_adds(self, id_: int, n: int) -> None:

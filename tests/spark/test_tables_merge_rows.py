@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
+from sparkonce.spark.tables import repeats
 from tryout.bulk import make_orders
 
 pytestmark = SPARK
@@ -198,6 +201,32 @@ def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) 
     reason = committer.check_prepared([first, job.prepared([(7, 1, "x"), (1, 2, "y")], slot=2)])
     assert "2 rows of the batch have the key id=1" in reason
     assert job.sink(merge_on=["id"], order_by=["n"]).committer().check_prepared([first, first]) == ""
+
+
+@drawn
+@pytest.mark.parametrize("by", ["driver", "spark"])
+def test_keys_of_all_types_are_compared_as_spark_does(
+    tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """By Arrow in the driver, or by Spark: where there are many rows, and where zeros of two signs are one."""
+    if by == "spark":
+        monkeypatch.setattr(repeats, "_MOST_IN_DRIVER", 1)
+    columns = {"id": "bigint", "Day": "date", "cents": "decimal(9,2)", "rate": "double", "word": "string"}
+    monkeypatch.setattr(DeltaMerge, "started", ())
+    job = DeltaMerge(tables, tmp_path, ", ".join(f"{name} {kind}" for name, kind in columns.items()))
+    types = [pa.int64(), pa.date32(), pa.decimal128(9, 2), pa.float64(), pa.string()]
+    schema = pa.schema(list(zip(columns, types, strict=True)))
+    days = [datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)]
+    rows = [(1, days[0], Decimal("1.50"), 0.0, "é"), (1, days[1], Decimal("1.50"), -0.0, "e")]
+    handle = job.prepared(rows, schema=schema)
+    for keys, shown in (
+        (["id", "day", "word"], ""),
+        (["ID", "cents"], "2 rows of the batch have the key ID=1, cents=Decimal('1.50')"),
+        (["rate"], "2 rows of the batch have the key rate=0.0"),
+        (["word"], ""),
+    ):
+        reason = job.sink(merge_on=keys).committer().check_prepared([handle])
+        assert (reason[: len(shown)], bool(reason)) == (shown, bool(shown)), keys
 
 
 @drawn

@@ -8,6 +8,7 @@ The files and their ledger are those of `sparkonce.sinks.write_ahead`.
 - ``iceberg``: Iceberg tables; needs the same
 - ``merging``: the settings of a MERGE, and the statement that they make
 - ``merge_checks``: checks them against the columns of table and rows
+- ``repeats``: looks for several rows of one key
 - ``rules``: the rules of a table for every row
 - ``row_checks``: checks rows against them before the decision
 - ``errors``: the meaning of the errors of Spark and of tables

@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -23,6 +25,7 @@ from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.spark.tables.errors import error_message, is_final
 from sparkonce.spark.tables.merging import Merge, MergePlan, quoted
+from sparkonce.spark.tables.repeats import repeated
 from sparkonce.spark.tables.row_checks import refused_insert
 from sparkonce.spark.tables.rules import Rules
 from sparkonce.spark.waiting import read_rows, schema_in
@@ -30,6 +33,7 @@ from sparkonce.spark.waiting import read_rows, schema_in
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
+    from typing_extensions import Self
 
 WAIT_S = 120.0
 _NAME = "sparkonce"
@@ -95,6 +99,12 @@ class Table(abc.ABC):
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
+
+    def in_copy(self) -> Self:
+        """Returns the table with a copy of its session, whose settings nobody else has."""
+        made = copy(self)
+        made.spark = type(self.spark)(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+        return made
 
     @abc.abstractmethod
     def identity(self) -> str:
@@ -300,15 +310,16 @@ class TableCommitter(WriteAheadCommitter):
         merge, table = self._merge, self._table
         if merge is None or not names:
             return ""
-        urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
         try:
-            with _active(table.spark):
-                with self._folder.open(names[0], RowsState.PREPARED) as file:
-                    rows = read_rows(table.spark, urls, schema_in(file))
-                if (reason := merge.repeated(rows)) or not isinstance(merge.not_matched, Mapping):
+            with _active(table.spark), ExitStack() as files:
+                opened = [files.enter_context(self._folder.open(name, RowsState.PREPARED)) for name in names]
+                urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
+                rows = partial(read_rows, table.spark, urls, schema_in(opened[0]))
+                reason = "" if merge.order_by else repeated(merge.on, opened, rows)
+                if reason or not isinstance(merge.not_matched, Mapping):
                     return reason
                 rules = table.rules({column.lower() for column in merge.not_matched})
-                return refused_insert(merge, rows, table.frame(), table.schema().fields, rules, table.sql_name)
+                return refused_insert(merge, rows(), table.frame(), table.schema().fields, rules, table.sql_name)
         except OSError as error:
             raise self._unreadable(error) from error
         except Exception as error:  # whatever Spark raises

@@ -144,6 +144,7 @@ class _IcebergTable(Table):
     def __init__(self, spark: SparkSession, name: str) -> None:
         super().__init__(spark)
         self._name = name
+        self._readers = spark
 
     def identity(self) -> str:
         return str(self._load().uuid())
@@ -203,6 +204,7 @@ class _IcebergTable(Table):
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
+        self._forgotten(self._readers)  # a copy of a session has caches of its own: others of this one read the table
 
     def labels(self, newest: int | None = None) -> list[Label]:
         """See `Table.labels`. Reads the notes, which outlive snapshots; for all labels also the table's snapshots."""
@@ -283,10 +285,14 @@ class _IcebergTable(Table):
         """Loads the table anew."""
         # A refresh of what Spark's catalog keeps would not do: a table of a Hadoop catalog that another session has
         # dropped and made again, and that has as many versions, would stay the old one.
-        session, spark3 = self.spark._jsparkSession, self.spark._jvm.org.apache.iceberg.spark.Spark3Util
-        found = spark3.catalogAndIdentifier(session, self._name)
+        return self._forgotten(self.spark).loadIcebergTable(self.spark._jsparkSession, self._name)
+
+    def _forgotten(self, spark: SparkSession) -> Any:
+        """Makes a session's catalog forget the table as it was. Returns Iceberg's functions for Spark."""
+        functions = spark._jvm.org.apache.iceberg.spark.Spark3Util
+        found = functions.catalogAndIdentifier(spark._jsparkSession, self._name)
         found.catalog().invalidateTable(found.identifier())
-        return spark3.loadIcebergTable(session, self._name)
+        return functions
 
 
 def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str]) -> None:

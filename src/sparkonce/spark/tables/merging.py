@@ -29,7 +29,7 @@ CONDITION = (
     "a batch is merged into the table as it is at the commit, with what others have written by then; rows that others "
     "insert meanwhile under the same key stay beside it"
 )
-_COUNT, _RANK = "__sparkonce_count", "__sparkonce_rank"
+_RANK = "__sparkonce_rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,30 +259,14 @@ class Merge:
         by_key = Window.partitionBy(*map(quoted, self.on))
         newest_first = by_key.orderBy(*(F.col(quoted(name)).desc() for name in (*self.order_by, *others)))
         ranked = rows.withColumn(_RANK, F.row_number().over(newest_first))
-        return ranked.where((F.col(_RANK) == 1) | ~self._has_key()).drop(_RANK)
+        return ranked.where((F.col(_RANK) == 1) | ~has_key(self.on)).drop(_RANK)
 
-    def repeated(self, rows: DataFrame) -> str:
-        """Returns the reason to refuse rows of which several have one key, and are not ordered; empty if none have."""
-        if self.order_by:
-            return ""
-        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-        counted = rows.where(self._has_key()).groupBy(*map(quoted, self.on)).agg(F.count("*").alias(_COUNT))
-        found = counted.where(F.col(_COUNT) > 1).limit(1).collect()
-        if not found:
-            return ""
-        *key, count = found[0]
-        shown = ", ".join(f"{name}={value!r}" for name, value in zip(self.on, key, strict=True))
-        return (
-            f"{count} rows of the batch have the key {shown}, and merge_on={list(self.on)} takes one of each: "
-            "aggregate in the query, or give order_by=, for the last one to count"
-        )
+def has_key(on: Sequence[str]) -> Column:
+    """Returns the condition that a row may match: a null in its key equals nothing."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    def _has_key(self) -> Column:
-        """Returns the condition that a row may match: a null in its key equals nothing."""
-        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
-        return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in self.on))
+    return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in on))
 
 
 def quoted(name: str) -> str:

@@ -230,9 +230,9 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     def committer(self) -> SinkCommitter:
         """See `TwoPhaseCommitSink.committer`."""
-        spark = driver_session(self.name)
-        # A merge takes some of its settings from the session: from a copy, so that nobody else's writes have them.
-        table = self.table(spark if self.merge is None else _copy(spark))
+        table = self.table(driver_session(self.name))
+        if self.merge is not None:  # it takes some of its settings from the session
+            table = table.in_copy()
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity, self.merge)
 
 
@@ -262,10 +262,6 @@ def driver_session(sink: str) -> SparkSession:
             next_step="Start one, with the table's jar and catalog, before the sink is used.",
         )
     return spark
-
-
-def _copy(spark: SparkSession) -> SparkSession:
-    return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
 def _active_session() -> SparkSession | None:
