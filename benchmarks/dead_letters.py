@@ -1,6 +1,6 @@
 """Measures what a sink of dead letters costs while no row is refused, for Kafka and PostgreSQL.
 
-    python3 dev.py run python benchmarks/dead_letters.py [--quick]
+    python3 dev.py run python benchmarks/dead_letters.py [--quick] [--only Kafka]
 
 Each sink runs with and without one, in turn (A B, B A, A B, …). The ratio by CPU counts Spark, its workers, and the
 PostgreSQL server; Kafka's broker is not counted.
@@ -9,6 +9,7 @@ PostgreSQL server; Kafka's broker is not counted.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,19 +28,22 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.testing.kafka import create_topic
 
 PARTITIONS = 4
+COMMITS, KAFKA = ("staged", "two_phase"), "Kafka"
 
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--quick", action="store_true", help="shortened, to see that it works")
-    quick = given.parse_args().quick
+    given.add_argument("--only", choices=[*COMMITS, KAFKA], help="one of the sinks")
+    parsed = given.parse_args()
+    quick, sinks = parsed.quick, (parsed.only,) if parsed.only else (*COMMITS, KAFKA)
     load = Load(file_rows=20_000, measured=2) if quick else Load(file_rows=100_000, measured=3)
     rounds = 1 if quick else 5
     with PostgresServer({"max_wal_size": "8GB", "shared_buffers": "512MB"}) as server, Cluster() as broker:
-        _run(server, broker, load, rounds)
+        _run(server, broker, load, rounds, sinks)
 
 
-def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int) -> None:
+def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int, sinks: Sequence[str]) -> None:
     def ask(statement: str) -> int:
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             cursor = connection.execute(statement)
@@ -55,7 +59,7 @@ def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int) -> No
 
     ask(TABLE)
     with machine(load, server_pid=server.pid) as on:
-        for commit in ("staged", "two_phase"):
+        for commit in (one for one in COMMITS if one in sinks):
             compare(
                 on,
                 [
@@ -69,18 +73,19 @@ def _run(server: PostgresServer, broker: Cluster, load: Load, rounds: int) -> No
                 ],
                 rounds=rounds,
             )
-        compare(
-            on,
-            [
-                Contender(
-                    name=f"Kafka, {'with dead letters' if letters else 'without'}",
-                    start=partial(to_topic, letters),
-                    count=partial(_in_topic, broker),
-                )
-                for letters in (True, False)
-            ],
-            rounds=rounds,
-        )
+        if KAFKA in sinks:
+            compare(
+                on,
+                [
+                    Contender(
+                        name=f"Kafka, {'with dead letters' if letters else 'without'}",
+                        start=partial(to_topic, letters),
+                        count=partial(_in_topic, broker),
+                    )
+                    for letters in (True, False)
+                ],
+                rounds=rounds,
+            )
 
 
 def _start(sink: TwoPhaseCommitSink, letters: bool, rows: DataFrame, folder: Path) -> StreamingQuery:
@@ -96,7 +101,7 @@ def _in_topic(broker: Cluster, folder: Path) -> int:
     reader.assign([TopicPartition(folder.name, number, 0) for number in range(PARTITIONS)])
     found, ends = 0, 0
     while ends < PARTITIONS:
-        for record in reader.consume(10_000, 30):
+        for record in reader.consume(10_000, 1):
             found, ends = found + (record.error() is None), ends + (record.error() is not None)
     reader.close()
     return found

@@ -95,7 +95,8 @@ def _writing(controller: str) -> Callable[[Iterator[Row]], None]:
     def write(rows: Iterator[Row]) -> None:
         import pravega_client
 
-        writer = pravega_client.StreamManager(controller.removeprefix("tcp://")).create_writer(SCOPE, STREAM)
+        manager = pravega_client.StreamManager(controller.removeprefix("tcp://"))  # the writer ends with it
+        writer = manager.create_writer(SCOPE, STREAM)
         for row in rows:
             writer.write_event_bytes(row.value.encode())
         writer.flush()
