@@ -21,8 +21,8 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.committer import Label
 from sparkonce.spark.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable
+from sparkonce.spark.tables.table import Label
 from sparkonce.testing.conformance import SinkConformance
 
 pytestmark = SPARK

@@ -224,7 +224,7 @@ NAMED_AS_IS = {
         "', '.join(columns)": "of the callers, who write them down",
     },
     "lab/systems/postgres.py": {"self.schema": "drawn there, of hexadecimal digits"},
-    "spark/tables/committer.py": {
+    "spark/tables/table.py": {
         "self.sql_name": "the table as the user names it, or its quoted path",
         "', '.join(columns)": "quoted one line above",
     },

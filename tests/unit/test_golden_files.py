@@ -41,7 +41,7 @@ from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, text_of
 from sparkonce.sinks.write_ahead.sink import FOLDER, LEDGER
-from sparkonce.spark.tables.committer import Label
+from sparkonce.spark.tables.table import Label
 
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 EACH_STATE = pytest.mark.parametrize("name", STATES)

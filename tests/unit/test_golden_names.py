@@ -41,8 +41,9 @@ from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import pack_slots, unpack_slots
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
-from sparkonce.spark.tables.committer import Label, TableCommitter
+from sparkonce.spark.tables.committer import TableCommitter
 from sparkonce.spark.tables.iceberg import NOTE
+from sparkonce.spark.tables.table import Label
 
 EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 RUN = Token(5, "0c5b77b9")

@@ -16,9 +16,10 @@ from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.ledger import Ledger
-from sparkonce.spark.tables.committer import Label, Table, TableCommitter
+from sparkonce.spark.tables.committer import TableCommitter
 from sparkonce.spark.tables.merging import MergePlan
 from sparkonce.spark.tables.rules import Rules
+from sparkonce.spark.tables.table import Label, Table
 
 OURS, THEIRS = "a" * 12, "b" * 12
 

@@ -4,6 +4,7 @@ The files and their ledger are those of `sparkonce.sinks.write_ahead`.
 
 - ``sink``: settings, columns and preflight of all tables
 - ``committer``: the driver half of all tables: writes once, and checks which version has the rows
+- ``table``: a table, by what differs between Delta and Iceberg
 - ``delta``: Delta tables; needs their Spark package, and the driver's session
 - ``iceberg``: Iceberg tables; needs the same
 - ``merging``: the settings of a MERGE, and the statement that they make

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import abc
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
-from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, BinaryIO
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, Scalar, transaction_fields
+from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
@@ -24,147 +18,22 @@ from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.spark.tables.errors import error_message, is_final
-from sparkonce.spark.tables.merging import Merge, MergePlan, quoted
+from sparkonce.spark.tables.merging import Merge
 from sparkonce.spark.tables.repeats import repeated
 from sparkonce.spark.tables.row_checks import refused_insert
-from sparkonce.spark.tables.rules import Rules
+from sparkonce.spark.tables.table import Label, Table
 from sparkonce.spark.waiting import read_rows, schema_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
-    from typing_extensions import Self
+    from pyspark.sql import SparkSession
 
 WAIT_S = 120.0
-_NAME = "sparkonce"
-_LOOK_BACK = 20
 _UNFINISHED = "unfinished"
 
 
 def never(*_: object) -> None:
     """Takes the place of the user's function, which a table does not have."""
     raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """A version's note about the files whose rows came with it.
-
-    Attributes:
-        first: The fields of the first file's handle.
-        members: The number of files.
-        digest: A digest of the names of all files.
-    """
-
-    first: tuple[tuple[str, Scalar], ...]
-    members: int
-    digest: str
-
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Label:
-        """Returns the label of files that are written together."""
-        names = "\n".join(str(entry.name) for entry in entries)
-        return cls(
-            first=transaction_fields(entries[0].fields()),
-            members=len(entries),
-            digest=sha256(names.encode()).hexdigest()[:32],
-        )
-
-    @property
-    def entry(self) -> Entry | None:
-        """The first of the files."""
-        return Entry.of_fields(dict(self.first))
-
-    def to_text(self) -> str:
-        """Returns the label as a table keeps it."""
-        told = {"first": dict(self.first), "members": self.members, "digest": self.digest}
-        return json.dumps({_NAME: told}, sort_keys=True, separators=(",", ":"))
-
-    @classmethod
-    def of_text(cls, text: str | None) -> Label | None:
-        """Reads a label, or returns None if the text is somebody else's."""
-        try:
-            told = json.loads(text or "")[_NAME]
-            return cls(first=transaction_fields(told["first"]), members=told["members"], digest=told["digest"])
-        except (ValueError, KeyError, TypeError):
-            return None
-
-
-class Table(abc.ABC):
-    """A table, by what differs between Delta and Iceberg. Every method runs on the driver.
-
-    Args:
-        spark: The session that reads and writes it.
-    """
-
-    def __init__(self, spark: SparkSession) -> None:
-        self.spark = spark
-
-    def in_copy(self) -> Self:
-        """Returns the table with a copy of its session, whose settings nobody else has."""
-        made = copy(self)
-        made.spark = type(self.spark)(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-        return made
-
-    @abc.abstractmethod
-    def identity(self) -> str:
-        """Returns the identity that tells this table from another under the same name."""
-
-    @abc.abstractmethod
-    def schema(self) -> StructType:
-        """Returns its columns, with their metadata."""
-
-    @abc.abstractmethod
-    def rules(self, given: Collection[str]) -> Rules:
-        """Returns its rules for every row, if these columns are given, in lower case."""
-
-    @abc.abstractmethod
-    def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """Adds rows in one version that carries the label, unless one does already."""
-
-    @abc.abstractmethod
-    def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
-        """Merges rows in one version that carries the label, unless one does already.
-
-        Fails if others have changed what it read: it is then computed again, from the beginning.
-        """
-
-    @abc.abstractmethod
-    def frame(self) -> DataFrame:
-        """Returns the table to be read."""
-
-    @property
-    @abc.abstractmethod
-    def sql_name(self) -> str:
-        """The table's name in Spark's SQL."""
-
-    def add_columns(self, fields: Sequence[StructField]) -> None:
-        """Adds columns, which are null in the rows that there are."""
-        types = self.spark._jvm.org.apache.spark.sql.types.DataType
-        columns = (f"{quoted(one.name)} {types.fromJson(one.dataType.json()).sql()}" for one in fields)
-        self.spark.sql(f"ALTER TABLE {self.sql_name} ADD COLUMNS ({', '.join(columns)})")
-
-    @abc.abstractmethod
-    def labels(self, newest: int | None = None) -> list[Label]:
-        """Returns the labels of the versions that the table remembers, or of the newest few."""
-
-    def has(self, label: Label) -> bool:
-        """Returns whether a version carries the label. Looks at the newest ones first."""
-        return label in self.labels(newest=_LOOK_BACK) or label in self.labels()
-
-    @abc.abstractmethod
-    def remembers_since_ms(self, unit: Unit) -> int:
-        """Returns since when, by their begin, all written rows of the unit's query have a label; 0 if they all do.
-
-        The time is in milliseconds since the epoch.
-        """
-
-    def unfinished(self) -> Mapping[str, TransactionName]:
-        """Returns what attempts without a version have left in the table, and the transaction of each."""
-        return {}
-
-    def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
-        """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
 
 
 class TableApplication(Application):

@@ -11,7 +11,6 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items
-from sparkonce.spark.tables.committer import Label, Table
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
     SOURCE,
@@ -25,6 +24,7 @@ from sparkonce.spark.tables.merging import (
 )
 from sparkonce.spark.tables.rules import Rules, not_null
 from sparkonce.spark.tables.sink import TableSink
+from sparkonce.spark.tables.table import Label, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

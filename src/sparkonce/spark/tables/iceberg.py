@@ -13,7 +13,6 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
-from sparkonce.spark.tables.committer import Label, Table
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
@@ -26,6 +25,7 @@ from sparkonce.spark.tables.merging import (
 )
 from sparkonce.spark.tables.rules import Rules, not_null
 from sparkonce.spark.tables.sink import TableSink, driver_session
+from sparkonce.spark.tables.table import Label, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

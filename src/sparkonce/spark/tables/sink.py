@@ -16,11 +16,12 @@ from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.jvm import no_rows
 from sparkonce.spark.modules import require_class
-from sparkonce.spark.tables.committer import Table, TableCommitter, never
+from sparkonce.spark.tables.committer import TableCommitter, never
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.merge_checks import check_merge, check_syntax
 from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, quoted
 from sparkonce.spark.tables.row_checks import REASON, with_reason
+from sparkonce.spark.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
