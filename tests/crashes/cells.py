@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from crashes.target import ABORT, COMMIT, PREPARE, Target
@@ -133,17 +134,18 @@ _FEW = {
 }
 """For systems whose sink is struck more widely on another one."""
 
-CHOICES = {"wide": _WIDE, "light": _LIGHT, "few": _FEW}
+CHOICES: dict[str, Mapping[str, Collection[str]]] = {"wide": _WIDE, "light": _LIGHT, "few": _FEW, "none": {}}
 
 _AT_THE_CORE = {
     ZOMBIE: (Phase.FINISHING.name,),
     REPLY_LOST: (COMMIT,),
     LATE: (COMMIT,),
 }
-ALWAYS = {
+ALWAYS: dict[str, Mapping[str, Collection[str]]] = {
     "wide": {KILL: (Phase.DECIDING.name, HALFWAY), **_AT_THE_CORE},
     "light": {KILL: (Phase.READING.name, Phase.CLAIMING.name), **_AT_THE_CORE},
     "few": {REPLY_LOST: (COMMIT,)},
+    "none": {},
 }
 """Cells that no run leaves out: a kill before the decision and one half-way through the commits (before `READING` and
 `CLAIMING` another run is killed there), a run that wakes up too late, a lost answer, a late request."""

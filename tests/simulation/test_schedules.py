@@ -19,11 +19,11 @@ from sparkonce.protocol.coordinator import TRANSITIONS, step
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase, State
 
-SCHEDULES = 100_000
+SCHEDULES = 60_000
 DEARER_SCHEDULES = 3_000
 """Of each other family of worlds, whose schedules are longer."""
 
-PIECES = 10
+PIECES = 12
 FIRST = int(os.environ.get("SPARKONCE_SIMULATION_SEED", "0"))
 
 FOUND = [("staged", 0), ("staged", 54), ("staged", 1_096), ("reading", 1)]
