@@ -159,8 +159,10 @@ def walk(
     return Count(schedules=done, requests=requests, failed=tuple(failed))
 
 
-def explain(seed: int, mutant: Mutant | None = None, *, family: str = "transactions") -> Failure:
-    """A seed's schedule, which fails, made small."""
+def explain(
+    seed: int, mutant: Mutant | None = None, *, family: str = "transactions", most_tries: int | None = None
+) -> Failure:
+    """Makes a seed's schedule, which fails, small."""
     family = family if mutant is None else mutant.family
     with _world(mutant) as systems:
         outcome, config, decisions = schedule.noted(seed, family, systems)
@@ -172,9 +174,8 @@ def explain(seed: int, mutant: Mutant | None = None, *, family: str = "transacti
             return schedule.run(config, Given(decisions), systems=systems).violation is violation
 
         if fails(config, decisions):
-            smaller, kept = Shrinker(fails, MOST_TRIES if family == "transactions" else DEARER_TRIES).shrink(
-                config, decisions
-            )
+            most_tries = most_tries or (MOST_TRIES if family == "transactions" else DEARER_TRIES)
+            smaller, kept = Shrinker(fails, most_tries).shrink(config, decisions)
         else:
             raise RuntimeError(f"the schedule of seed {seed} does not fail again")
         told = schedule.run(smaller, Given(kept), tell=True, systems=systems)

@@ -135,10 +135,6 @@ def _of_each_attempt(unit: Any) -> str:
     return f"{_application(unit)}.{UNDER_WAY[0].nonce()}"
 
 
-def _of_a_run(unit: Any) -> str:
-    return f"{unit.name.prefix}.{unit.name.query}"
-
-
 _mutant = partial(Mutant, family="staged")
 
 _TABLES = ("delta", "iceberg")
@@ -237,11 +233,6 @@ STAGED_MUTANTS: Sequence[Mutant] = (
         name="Delta: neither the label nor the application's version tells that a table has rows",
         kinds=("delta",),
         patches=(("spark.tables.delta", "_application", _of_each_attempt), _NOT_ASKED),
-    ),
-    _mutant(
-        name="Delta: all that a query merges has one application",
-        kinds=("delta",),
-        patches=(("spark.tables.delta", "_application", _of_a_run),),
     ),
     _mutant(
         name="Iceberg: neither labels nor notes tell that a table has rows",
