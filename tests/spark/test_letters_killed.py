@@ -40,7 +40,7 @@ NAMES = {KAFKA: "kafka", "PostgresSink": "postgres"}
 ROUNDS: list[list[Cell]] = [
     [(PREPARED, {"sink": "refused-kafka"}), (Phase.FINISHING.name, {}), (WRITTEN, {"sink": "postgres"})],
     [(Phase.DECIDING.name, {}), (HALFWAY, {"sink": "kafka"}), (BEFORE_CONCLUDE, {"sink": "refused-postgres"})],
-    [(Phase.REPLAYING.name, {}), (BEGIN, {"sink": "refused-kafka"}), (PREPARED, {"sink": "postgres"})],
+    [(Phase.CLAIMING.name, {}), (BEGIN, {"sink": "refused-kafka"}), (PREPARED, {"sink": "postgres"})],
 ]
 
 
