@@ -12,7 +12,9 @@ import tempfile
 from sparkonce.rig.kafka.class_archive import archive_flags
 from sparkonce.rig.kafka.jars import cache_folder, find_java
 
-JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xshare:auto"
+JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -Xshare:auto"
+"""With one level of compilers, the JVM has 48 MB for compiled code by itself. A session that hundreds of tests share
+fills them, and then interprets whatever is new."""
 _LIMIT_S = 300.0
 
 

@@ -41,7 +41,7 @@ _PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
 LOCAL = "local[2,4]"
 """A task that fails is tried again, up to four times, as on a cluster. In ``local[2]`` it would not be."""
-FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
