@@ -189,6 +189,14 @@ def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
     assert not any("merged" in one for one in plain.conditions())
 
 
+@drawn
+def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) -> None:
+    """Also if it has read the table before: a catalog of Iceberg's keeps what it has read for 30 seconds."""
+    assert len(job.rows()) == len(job.started)
+    job.merge([(9, 99, "y")])
+    assert (9, 99, "y") in job.rows()
+
+
 # --- several rows of one key -----------------------------------------------------------------------------------------
 
 
