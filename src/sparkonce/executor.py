@@ -106,7 +106,7 @@ class _Part:
         self._fingerprint = 0
         self._opened_ms: int | None = None
         self._most = task.max_refused
-        self._context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy)
+        self._context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy, columns=part.columns)
         self._is_kept = task.only is None or (part.sink.name, slot) in task.only
         self._writer: SinkWriter | None = None
         # Dead letters are rare: their writer is made when there are any.

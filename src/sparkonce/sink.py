@@ -78,12 +78,14 @@ class WriterContext:
         batch: Spark's batch id.
         slot: The task's partition.
         copy: Names this copy among all copies of the slot, for example ``3.17.1``: stage, task, attempt.
+        columns: The names of the columns of the rows; None if they are not known.
     """
 
     owner: Owner
     batch: int
     slot: int
     copy: str
+    columns: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

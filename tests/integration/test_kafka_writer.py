@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from sparkonce.sinks.kafka import producer_pool as producers_module
 from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.producer_pool import this_worker
+from sparkonce.sinks.kafka.rows import Chunk
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.topic_limits import TopicLimits, limits_of_process
 from sparkonce.sinks.kafka.writer import KafkaWriter
@@ -94,15 +95,25 @@ def owner() -> Owner:
     )
 
 
-def open_writer(sink: KafkaSink, owner: Owner, batch: int = 0, slot: int = 0) -> KafkaWriter:
-    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="0.0.0"))
+@pytest.fixture(params=["by batch", "by row"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How rows go to librdkafka: by the batch, or one by one where that cannot be."""
+    monkeypatch.setattr(producer_module, "takes_batches", lambda _: request.param == "by batch")
+    return str(request.param)
+
+
+def open_writer(
+    sink: KafkaSink, owner: Owner, batch: int = 0, slot: int = 0, columns: Sequence[str] = ("value",)
+) -> KafkaWriter:
+    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="0.0.0", columns=columns))
     assert isinstance(writer, KafkaWriter)
     return writer
 
 
 def prepare(sink: KafkaSink, owner: Owner, *batches: pa.RecordBatch, batch: int = 0) -> Fields:
     """One task, from its first row to its handle, with its producer gone."""
-    writer = open_writer(sink, owner, batch)
+    columns = {name for rows in batches for name in rows.schema.names}
+    writer = open_writer(sink, owner, batch, columns=sorted(columns))
     writer.begin()
     fields = finish(writer, *batches)
     writer.close()
@@ -247,7 +258,7 @@ def test_rows_may_be_as_large_as_the_topic_takes(kafka: Kafka, owner: Owner, lim
 def test_a_refusal_that_no_callback_tells_still_fails_prepare(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_module.Reports, "on_delivery", lambda *_: None)
+    monkeypatch.setattr(producer_module.Reports, "on_refused", lambda *_: None)
     topic = kafka.create_topic(max_message_bytes="5000")
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
@@ -273,12 +284,19 @@ def test_statistics_that_wait_to_be_served_are_no_rows(
     assert [record.value for record in kafka.read(topic)] == [b"a"]
 
 
+def _without_first(produce: Callable[[producer_module.PooledProducer, Chunk], int]) -> Callable[..., int]:
+    def lose_one(to: producer_module.PooledProducer, chunk: Chunk) -> int:
+        return produce(to, replace(chunk, rows=chunk.rows - 1, columns=chunk.columns.slice(1)))
+
+    return lose_one
+
+
 @pytest.mark.parametrize("guarantee", Guarantee)
 def test_a_row_that_never_reached_librdkafka_fails_prepare(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee
 ) -> None:
     whole = writer_module._produce
-    monkeypatch.setattr(writer_module, "_produce", lambda to, chunk: whole(to, replace(chunk, rows=chunk.rows - 1)))
+    monkeypatch.setattr(writer_module, "_produce", _without_first(whole))
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic(), guarantee=guarantee), owner)
     writer.begin()
     writer.write(pa.record_batch({"value": ["a", "b", "c"]}))
@@ -340,7 +358,7 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(
     fencer = Producer({**kafka.settings, "transactional.id": pooled.transactional_id})
     fencer.init_transactions(WAIT_S)
     del fencer
-    pooled.producer.produce(topic, b"a")
+    writer.write(pa.record_batch({"value": ["a"]}))
     try:
         pooled.producer.flush(WAIT_S)
     except (KafkaException, KafkaError, SystemError):  # the second is no exception for `pytest.raises`

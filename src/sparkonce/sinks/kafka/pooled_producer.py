@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sparkonce.errors import OutageError, PreflightError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import Token, TransactionalId
+from sparkonce.sinks.kafka.batch_producer import BatchProducer, takes_batches
 from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.words import one_line
 
@@ -75,6 +76,8 @@ class Reports:
 
     Attributes:
         fatal: The reason why the producer failed permanently, for example a fence; empty if it works.
+        acknowledged: The number of rows whose arrival was reported, since the producer's task began. A producer that
+            takes single rows does not count them.
         refused: The number of rows that did not arrive.
         refusals: The topic and the broker's reason for the first of these rows.
         advice: The next step after the first refusal; empty if it needs none of its own.
@@ -86,7 +89,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.fatal = ""
-        self.refused = 0
+        self.acknowledged = self.refused = 0
         self.refusals: list[str] = []
         self.advice = ""
         self._largest = -1
@@ -102,30 +105,36 @@ class Reports:
         """Keeps an error of the whole client."""
         self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
+    def on_acknowledged(self, rows: int) -> None:
+        """Counts rows that have arrived."""
+        self.acknowledged += rows
+
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keeps the error of a row that did not arrive; librdkafka is told to report no others."""
-        if error is None:
-            return
+        """Takes confluent-kafka's report on a row."""
+        if error is not None:
+            size = len(message.key() or b"") + len(message.value() or b"")
+            self.on_refused(error, message.topic(), message.partition(), size)
+
+    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
+        """Keeps the error of a row that did not arrive, with the size of its key and value in bytes."""
         self.refused += 1
         self.away |= error.code() in _AWAY
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._keep_largest(error, message)
+            self._keep_largest(error, topic, partition, size)
             return
-        where = f"topic {message.topic()!r}"
+        where = f"topic {topic!r}"
         if error.code() == KafkaError._UNKNOWN_PARTITION:
-            where += f", whose column 'partition' is {message.partition()}"
+            where += f", whose column 'partition' is {partition}"
             self.advice = self.advice or UNKNOWN_PARTITION
         if len(self.refusals) < _REMEMBERED_ERRORS:
             self.refusals.append(f"{where}: {one_line(error.str())}")
 
-    def _keep_largest(self, error: KafkaError, message: Message) -> None:
+    def _keep_largest(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
         """Names the largest row: a broker that finds a batch too large refuses every row of it."""
-        size = len(message.key() or b"") + len(message.value() or b"")
         if size > self._largest:
             self._largest = size
             self.refusals[:0] = [
-                f"topic {message.topic()!r}, partition {message.partition()}: {error.str()}, with a key and value of "
-                f"{size} bytes"
+                f"topic {topic!r}, partition {partition}: {error.str()}, with a key and value of {size} bytes"
             ]
             self.advice = _TOO_LARGE
 
@@ -142,6 +151,7 @@ class ProducerSpec:
         token: The run's token.
         generation: See `sparkonce.sink.Owner`.
         prefix: Begins every transactional id; None for producers without transactions.
+        by_row: Whether rows have columns that librdkafka takes with single rows only.
         settings: librdkafka's, without callbacks.
     """
 
@@ -149,6 +159,7 @@ class ProducerSpec:
     query: str
     token: Token
     generation: int = 0
+    by_row: bool = False
     prefix: str | None = field(default=None, compare=False)
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -167,8 +178,10 @@ class PooledProducer:
         settings: librdkafka's, without callbacks.
         lane: The number of its lane, see `sparkonce.protocol.ownership.LanePool`.
         transactional_id: The lane's transactional id; empty for a producer without transactions.
+        by_row: See `ProducerSpec`.
 
     Attributes:
+        producer: A `BatchProducer` where rows and settings allow it, else confluent-kafka's.
         producer_id: The producer id that `initialise` received; -1 before.
         epoch: The epoch that `initialise` received; -1 before. librdkafka changes it only after an error that aborts
             the transaction (KIP-360), which `trouble` tells.
@@ -177,23 +190,32 @@ class PooledProducer:
         PrepareError: if the settings do not work in this process, for example because a key file is missing.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, lane: int = 0, transactional_id: str = "") -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], *, lane: int = 0, transactional_id: str = "", by_row: bool = False
+    ) -> None:
         self.lane = lane
         self.transactional_id = transactional_id
         self.producer_id = self.epoch = -1
         self.reports = Reports()
         self.polled_s = time.monotonic()
+        identity = {"transactional.id": transactional_id} if transactional_id else {}
+        interval = {"statistics.interval.ms": STATISTICS_INTERVAL_MS if transactional_id else 0}
+        whole = {**settings, **identity, **interval}
+        try:
+            self.producer = self._single(whole) if by_row or not takes_batches(whole) else self._batched(whole)
+        except KafkaException as error:
+            raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
+
+    def _batched(self, settings: Mapping[str, Any]) -> BatchProducer | Producer:
+        return BatchProducer(settings, self.reports)
+
+    def _single(self, settings: Mapping[str, Any]) -> BatchProducer | Producer:
         callbacks = {
             "stats_cb": self.reports.on_stats,
             "error_cb": self.reports.on_error,
             "on_delivery": self.reports.on_delivery,
         }
-        identity = {"transactional.id": transactional_id} if transactional_id else {}
-        interval = {"statistics.interval.ms": STATISTICS_INTERVAL_MS if transactional_id else 0}
-        try:
-            self.producer = Producer({"logger": client_log, **settings, **identity, **interval, **callbacks})
-        except KafkaException as error:
-            raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
+        return Producer({**settings, **callbacks, "logger": settings.get("logger", client_log)})
 
     @classmethod
     def open(cls, spec: ProducerSpec, worker: str, lane: int) -> PooledProducer:
@@ -204,9 +226,9 @@ class PooledProducer:
             PrepareError: if it cannot be made, or be initialised in time.
         """
         if spec.prefix is None:
-            return cls(spec.settings, lane=lane)
+            return cls(spec.settings, lane=lane, by_row=spec.by_row)
         name = TransactionalId(prefix=spec.prefix, query=spec.query, token=spec.token, worker=worker, lane=lane)
-        pooled = cls(spec.settings, lane=lane, transactional_id=str(name))
+        pooled = cls(spec.settings, lane=lane, transactional_id=str(name), by_row=spec.by_row)
         pooled.initialise(INITIALISE_LIMIT_S)
         return pooled
 
@@ -286,7 +308,15 @@ class PooledProducer:
     def destroy(self) -> None:
         """Ends the producer without a request to the broker: an open transaction stays open."""
         # Not ``Producer.close()``, which aborts an open transaction (since confluent-kafka 2.16).
+        if isinstance(self.producer, BatchProducer):
+            self.producer.destroy()
         del self.producer
+
+    def acknowledged(self, accepted: int) -> int:
+        """Returns how many rows have arrived of those that librdkafka accepted, once none is in flight."""
+        if isinstance(self.producer, BatchProducer):
+            return self.reports.acknowledged
+        return accepted - self.reports.refused
 
     def trouble(self) -> str:
         """Tells why the open transaction cannot be committed any more; empty if it can.

@@ -18,9 +18,12 @@ from pyarrow import types
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.sink import Refused
 
-CHUNK_ROWS = 4096
+CHUNK_ROWS = 16_384
 CHUNK_BYTES = 1 << 20
-"""A chunk's values are in memory three times: in Arrow, as Python's bytes, and in librdkafka's queue."""
+"""A chunk's values are in memory twice, in Arrow and in librdkafka's queue; of `BY_ROW` also as Python's bytes."""
+
+BY_ROW = frozenset({"headers", "timestamp"})
+"""The columns that librdkafka takes with single rows only."""
 
 CHOSEN_PARTITION = -1
 """librdkafka's number for a partition that the partitioner chooses (``RD_KAFKA_PARTITION_UA``)."""
@@ -36,14 +39,14 @@ class Chunk:
     Attributes:
         topic: The name of the topic.
         rows: The number of rows.
-        columns: The arguments of ``Producer.produce`` that any row needs: by name, a value for each row.
+        columns: The rows.
         size_bytes: The size of all keys, values and headers together.
         largest_bytes: At least the size of the largest row.
     """
 
     topic: str
     rows: int
-    columns: dict[str, list[Any]]
+    columns: pa.RecordBatch
     size_bytes: int
     largest_bytes: int
 
@@ -121,7 +124,7 @@ def to_chunks(
         max_bytes: The most bytes of one chunk, unless a single row is larger.
 
     Raises:
-        PrepareError: naming the row's field that Kafka cannot take.
+        PrepareError: if a row names no topic.
     """
     sizes = _sizes_bytes(rows)
     ends = np.cumsum(sizes)
@@ -135,7 +138,7 @@ def to_chunks(
             yield Chunk(
                 topic=name,
                 rows=part.num_rows,
-                columns=_to_arguments(part),
+                columns=part,
                 size_bytes=int(_sizes_bytes(part).sum()),
                 largest_bytes=largest,
             )
@@ -233,8 +236,14 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
         yield name, rows if len(topics) == 1 else rows.filter(pc.equal(column, name))
 
 
-def _to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
-    """Converts the columns, without those of nulls alone: an argument for each row costs time."""
+def to_arguments(rows: pa.RecordBatch) -> dict[str, list[Any]]:
+    """Returns the arguments of confluent-kafka's ``produce`` that any row needs: by name, a value for each row.
+
+    Leaves out columns of nulls alone, because an argument for each row costs time.
+
+    Raises:
+        PrepareError: naming the row's field that Kafka cannot take.
+    """
     return {
         name: _CONVERT[name](rows.column(name))
         for name in _CONVERT

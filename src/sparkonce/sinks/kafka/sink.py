@@ -141,6 +141,7 @@ class KafkaSink(TwoPhaseCommitSink):
         """Leases a producer at once, so that it is ready when the first rows come."""
         from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
         from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
+        from sparkonce.sinks.kafka.rows import BY_ROW
         from sparkonce.sinks.kafka.topic_limits import limits_of_process
         from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
 
@@ -154,6 +155,7 @@ class KafkaSink(TwoPhaseCommitSink):
             token=owner.token,
             generation=owner.generation,
             prefix=owner.facts["prefix"] if transactional else None,
+            by_row=context.columns is None or not BY_ROW.isdisjoint(context.columns),
             settings=settings,
         )
         return KafkaWriter(

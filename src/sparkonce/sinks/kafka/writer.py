@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sink import Refused, SinkWriter
 from sparkonce.sinks.kafka import pooled_producer
+from sparkonce.sinks.kafka.batch_producer import BatchProducer
 from sparkonce.sinks.kafka.pooled_producer import UNKNOWN_PARTITION, PooledProducer
-from sparkonce.sinks.kafka.rows import CHOSEN_PARTITION, CHUNK_BYTES, CHUNK_ROWS, NOW_MS, Chunk, refused_rows, to_chunks
+from sparkonce.sinks.kafka.rows import (
+    CHOSEN_PARTITION,
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    NOW_MS,
+    Chunk,
+    refused_rows,
+    to_arguments,
+    to_chunks,
+)
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
@@ -116,6 +127,7 @@ class KafkaWriter(SinkWriter):
         if lease is None:
             raise PrepareError("A Kafka writer can begin one transaction only.")
         self._pooled = self._pool.wait(lease, self._limits.initialise_s)
+        self._pooled.reports.acknowledged = 0
         if self._transactional:
             try:
                 self._pooled.producer.begin_transaction()
@@ -169,8 +181,8 @@ class KafkaWriter(SinkWriter):
     def prepare(self) -> Mapping[str, str | int]:
         """Flushes, and checks that each row has arrived, which librdkafka does only in its own commit.
 
-        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here they are subtracted from
-        the rows that librdkafka accepted, and the rest must be all rows that were to be written.
+        That commit counts failed delivery reports (``txn_dr_fails`` in rdkafka_txnmgr.c). Here the rows that the
+        brokers have acknowledged must be as many as were to be written.
 
         Raises:
             PrepareError: if any row may not have arrived, or the transaction cannot be committed.
@@ -179,7 +191,7 @@ class KafkaWriter(SinkWriter):
         self._flush(pooled)
         # After flush nothing is in flight: a row counts as outstanding until its delivery report is served. Do not ask
         # ``len(producer)`` again: it also counts statistics and errors that wait to be served.
-        acknowledged = self._accepted - pooled.reports.refused
+        acknowledged = pooled.acknowledged(self._accepted)
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
         if not self._transactional:
@@ -275,14 +287,16 @@ class KafkaWriter(SinkWriter):
 def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
     """Queues a chunk, and returns the number of rows that librdkafka accepted.
 
-    Calls ``produce`` for each row without a line of Python in between. ``Producer.produce_batch`` is slower, because it
-    needs a dictionary for each row. It carries neither partitions nor timestamps nor headers (docs/benchmark.md).
+    Where rows go one by one, calls ``produce`` for each without a line of Python in between. confluent-kafka's own
+    ``produce_batch`` is slower, because it needs a dictionary for each row.
 
     Raises:
-        KafkaException: if librdkafka refuses a row; the rows before it are queued.
+        KafkaException: if librdkafka refuses a row; other rows may be queued.
         BufferError: if its queue is full.
     """
-    columns = chunk.columns
+    if isinstance(pooled.producer, BatchProducer):
+        return pooled.producer.produce(chunk.topic, chunk.columns)
+    columns = to_arguments(chunk.columns)
     produce = pooled.producer.produce
     places: list[Iterable[Any]] = [
         columns.get("value", repeat(None)),
@@ -317,7 +331,7 @@ def _no_such_partition(chunk: Chunk) -> PrepareError:
     # If the topic lacks any partition of the chunk, it lacks the one with the highest number.
     return PrepareError(
         f"Kafka did not take a row for topic {chunk.topic!r}, whose column 'partition' is "
-        f"{max(chunk.columns['partition'])}: Local: Unknown partition.",
+        f"{pc.max(chunk.columns.column('partition'))}: Local: Unknown partition.",
         next_step=UNKNOWN_PARTITION,
     )
 

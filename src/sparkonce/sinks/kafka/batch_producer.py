@@ -1,0 +1,270 @@
+"""A Kafka producer that takes rows by the Arrow batch: one call into librdkafka, and no Python for a row.
+
+confluent-kafka's ``produce`` makes a Python object and a call of each row. Here librdkafka reads the rows from Arrow's
+buffers (docs/benchmark.md has the figures). Its batch call takes no headers and no timestamps: rows with them go
+through confluent-kafka's producer. The methods have the names of that producer's, raise what they raise, and count
+deliveries by the reports of the brokers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException
+from pyarrow import types
+
+from sparkonce.sinks.kafka import librdkafka as rd
+from sparkonce.sinks.kafka.client_log import client_log
+from sparkonce.sinks.kafka.librdkafka import Library, librdkafka
+from sparkonce.sinks.kafka.rows import BY_ROW
+
+_Messages = np.ndarray[Any, np.dtype[np.void]]
+
+_EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
+_SLICE_S = 0.05
+"""How long a call that ends with the last row's delivery may wait, before deliveries are taken note of."""
+
+_SEND_NOW_MS = 1
+"""The brokers' threads notice in this time that they are not to wait for more rows (``linger.ms``)."""
+
+_NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
+"""A setting that confluent-kafka reads in Python."""
+
+_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
+"""The levels of Python's ``logging`` for those of syslog, as confluent-kafka has them."""
+
+_empty = ctypes.create_string_buffer(1)
+
+
+class Listener(Protocol):
+    """Takes note of what a producer tells while it is polled."""
+
+    def on_acknowledged(self, rows: int) -> None:
+        """Some rows have arrived."""
+
+    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
+        """A row with so many bytes of key and value did not arrive."""
+
+    def on_error(self, error: KafkaError) -> None:
+        """The whole client has an error."""
+
+    def on_stats(self, text: str) -> None:
+        """There are new statistics, as JSON."""
+
+
+def takes_batches(settings: Mapping[str, Any]) -> bool:
+    """Tells if a `BatchProducer` can be made of these settings: callbacks in Python need confluent-kafka's producer."""
+    plain = all(isinstance(value, str | int | float | None) for value in settings.values())
+    return plain and _NOT_HERE not in settings and librdkafka() is not None
+
+
+class BatchProducer:
+    """A producer of librdkafka.
+
+    Args:
+        settings: librdkafka's; see `takes_batches`.
+        listener: Is told of deliveries and errors, in the thread that calls `poll` or `flush`.
+
+    Raises:
+        KafkaException: if librdkafka refuses a setting.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], listener: Listener) -> None:
+        library = librdkafka()
+        if library is None:
+            raise RuntimeError("librdkafka's functions cannot be found.")
+        self._library: Library = library
+        self._listener = listener
+        self._topics: dict[str, int] = {}
+        self._producer: int | None = self._made(settings)
+        self._events = library.queue_get_main(self._handle)
+        library.set_log_queue(self._handle, None)
+
+    def __len__(self) -> int:
+        """Returns the number of rows that are not delivered, and of events that wait for `poll`."""
+        return int(self._library.outq_len(self._handle))
+
+    def produce(self, topic: str, rows: pa.RecordBatch) -> int:
+        """Queues rows, of which librdkafka copies key and value, and returns their number.
+
+        Args:
+            topic: The topic of all of them.
+            rows: Columns ``value``, ``key`` and ``partition``, see `sparkonce.sinks.kafka.rows.select_columns`.
+
+        Raises:
+            KafkaException: if librdkafka refuses a row; others may be queued.
+            BufferError: if its queue is full.
+        """
+        if BY_ROW.intersection(rows.schema.names):
+            raise ValueError(f"Rows with {sorted(BY_ROW)} cannot be sent by the batch.")
+        messages = np.zeros(rows.num_rows, rd.MESSAGE)
+        for name, address, size in (("value", "payload", "len"), ("key", "key", "key_len")):
+            if name in rows.schema.names:
+                _point(messages, address, size, rows.column(name))
+        if "partition" not in rows.schema.names or rows.column("partition").null_count == rows.num_rows:
+            return self._produce(topic, rd.CHOSEN_PARTITION, messages)
+        # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
+        partitions = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
+        order = np.argsort(partitions, kind="stable")
+        numbers, starts = np.unique(partitions[order], return_index=True)
+        parts = np.split(messages[order], starts[1:])
+        return sum(self._produce(topic, int(number), part) for number, part in zip(numbers, parts, strict=True))
+
+    def _produce(self, topic: str, partition: int, messages: _Messages) -> int:
+        if topic not in self._topics:
+            self._topics[topic] = self._library.topic_new(self._handle, topic.encode(), None)
+        taken = self._library.produce_batch(
+            self._topics[topic], partition, rd.COPY_PAYLOAD, messages.ctypes.data, len(messages)
+        )
+        if taken < len(messages):
+            code = int(messages["err"][np.flatnonzero(messages["err"])[0]])
+            if code == KafkaError._QUEUE_FULL:
+                raise BufferError("Local: Queue full")
+            raise KafkaException(KafkaError(code))
+        return int(taken)
+
+    def poll(self, timeout_s: float) -> None:
+        """Waits for an event, and tells the listener of all that are there.
+
+        Raises:
+            KafkaException: if the producer has failed permanently.
+        """
+        while event := self._library.queue_poll(self._events, int(timeout_s * 1000)):
+            try:
+                self._tell(event)
+            finally:
+                self._library.event_destroy(event)
+            timeout_s = 0.0
+
+    def flush(self, timeout_s: float) -> None:
+        """Sends the queued rows, and waits until all are delivered or the time is over. Raises as `poll`."""
+        deadline = time.monotonic() + timeout_s
+        self.poll(0)
+        while len(self) and (left_s := deadline - time.monotonic()) > 0:
+            # Deliveries are events, and rows count as queued until theirs is served: it would wait in vain.
+            self._library.flush(self._handle, _SEND_NOW_MS)
+            self.poll(min(_SLICE_S, left_s))
+
+    def init_transactions(self, timeout_s: float) -> None:
+        """Gets a producer id and epoch. Raises KafkaException."""
+        self._check(self._library.init_transactions(self._handle, int(timeout_s * 1000)))
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction. Raises KafkaException."""
+        self._check(self._library.begin_transaction(self._handle))
+
+    def abort_transaction(self, timeout_s: float) -> None:
+        """Aborts the transaction. Raises KafkaException."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            slice_s = min(_SLICE_S, max(0.0, deadline - time.monotonic()))
+            error = self._library.taken_error(self._library.abort_transaction(self._handle, int(slice_s * 1000)))
+            if error is None:
+                return
+            if not error.retriable() or time.monotonic() >= deadline:
+                raise KafkaException(error)
+            self.poll(0)  # it waits until the rows that it has dropped are reported
+
+    def list_topics(self, topic: str, timeout_s: float) -> None:
+        """Asks a broker for a topic's metadata. Raises KafkaException."""
+        handle = self._library.topic_new(self._handle, topic.encode(), None)
+        found = ctypes.c_void_p()
+        try:
+            code = self._library.metadata(self._handle, 0, handle, ctypes.byref(found), int(timeout_s * 1000))
+        finally:
+            self._library.topic_destroy(handle)
+        if code != rd.OK:
+            raise KafkaException(KafkaError(code))
+        self._library.metadata_destroy(found)
+
+    def purge(self) -> None:
+        """Drops the queued rows."""
+        self._library.purge(self._handle, rd.PURGE_ALL)
+
+    def destroy(self) -> None:
+        """Ends the producer without a request to the broker."""
+        producer, self._producer = self._handle, None
+        for topic in self._topics.values():
+            self._library.topic_destroy(topic)
+        self._library.queue_destroy(self._events)
+        self._library.destroy(producer)
+
+    @property
+    def _handle(self) -> int:
+        if self._producer is None:
+            raise RuntimeError("The Kafka producer has ended.")
+        return self._producer
+
+    def _made(self, settings: Mapping[str, Any]) -> int:
+        library, text = self._library, ctypes.create_string_buffer(rd.TEXT_BYTES)
+        conf = library.conf_new()
+        for name, value in {**settings, "delivery.report.only.error": False, "log.queue": True}.items():
+            if value is None:
+                continue
+            given = str(value).lower() if isinstance(value, bool) else str(value)
+            if library.conf_set(conf, name.encode(), given.encode(), text, rd.TEXT_BYTES) != rd.OK:
+                library.conf_destroy(conf)
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode()))
+        library.conf_set_events(conf, _EVENTS)
+        producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES)
+        if not producer:
+            library.conf_destroy(conf)
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode()))
+        return int(producer)
+
+    def _check(self, error: int | None) -> None:
+        if (found := self._library.taken_error(error)) is not None:
+            raise KafkaException(found)
+
+    def _tell(self, event: int) -> None:
+        library, kind = self._library, self._library.event_type(event)
+        if kind == rd.DELIVERIES:
+            self._tell_deliveries(event)
+        elif kind == rd.STATISTICS:
+            self._listener.on_stats(library.event_stats(event).decode())
+        elif kind == rd.LOG:
+            facility, line, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+            library.event_log(event, ctypes.byref(facility), ctypes.byref(line), ctypes.byref(level))
+            name, what, said = map(rd.text, (library.name(self._handle), facility.value, line.value))
+            client_log.log(_LEVELS[level.value], "%s [%s] %s", what, name, said)
+        elif kind == rd.ERROR:
+            text, fatal = rd.text(library.event_error_string(event)), bool(library.event_error_is_fatal(event))
+            error = KafkaError(library.event_error(event), text, fatal)
+            if fatal:
+                raise KafkaException(error)
+            self._listener.on_error(error)
+
+    def _tell_deliveries(self, event: int) -> None:
+        """Counts rows of one partition that have one outcome, unless brokers tell of single rows (KIP-467)."""
+        library = self._library
+        if library.event_error(event) == rd.OK:
+            self._listener.on_acknowledged(library.event_message_count(event))
+            return
+        while message := library.event_message_next(event):
+            row = message.contents
+            if row.err == rd.OK:
+                self._listener.on_acknowledged(1)
+                continue
+            topic = library.topic_name(row.topic).decode()
+            self._listener.on_refused(KafkaError(row.err), topic, row.partition, row.len + row.key_len)
+
+
+def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> None:
+    """Points messages into the buffers of a column of texts or bytes. A null is no address; an empty text is one."""
+    wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
+    kind = np.dtype(np.int64 if wide else np.int32)
+    _, ends, data = column.buffers()
+    bounds = np.frombuffer(ends, kind, len(column) + 1, column.offset * kind.itemsize)
+    start = data.address if data is not None and data.address else ctypes.addressof(_empty)
+    messages[address] = bounds[:-1]
+    messages[address] += np.uint64(start)
+    messages[size] = bounds[1:] - bounds[:-1]
+    if column.null_count:
+        nulls = column.is_null().to_numpy(zero_copy_only=False)
+        messages[address][nulls] = messages[size][nulls] = 0

@@ -1,0 +1,131 @@
+"""The functions of librdkafka that `sparkonce.sinks.kafka.batch_producer` calls, from the library of confluent-kafka.
+
+confluent-kafka's ``cimpl`` module is linked with librdkafka. The dynamic linker looks a name up in a library and in
+those it is linked with, so ``cimpl`` gives the very librdkafka that confluent-kafka uses. Only functions and structures
+of librdkafka's public interface are used here (``rdkafka.h``), which it keeps compatible within a major version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+from confluent_kafka import KafkaError, cimpl
+
+TEXT_BYTES = 512
+"""The room for an error's text."""
+
+OK = 0
+PRODUCER = 0
+CHOSEN_PARTITION = -1
+COPY_PAYLOAD = 0x2
+PURGE_ALL = 0x1 | 0x2
+DELIVERIES, LOG, ERROR, STATISTICS = 0x1, 0x4, 0x8, 0x40
+"""The kinds of events that a producer gives."""
+
+
+class Message(ctypes.Structure):
+    """``rd_kafka_message_t``, with numbers for pointers."""
+
+    _fields_ = (
+        ("err", c_int),
+        ("topic", c_uint64),
+        ("partition", c_int32),
+        ("payload", c_uint64),
+        ("len", c_size_t),
+        ("key", c_uint64),
+        ("key_len", c_size_t),
+        ("offset", ctypes.c_int64),
+        ("private", c_uint64),
+    )
+
+
+MESSAGE = np.dtype(Message)
+"""The same for numpy."""
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "abort_transaction": (c_void_p, (c_void_p, c_int)),
+    "begin_transaction": (c_void_p, (c_void_p,)),
+    "conf_destroy": (None, (c_void_p,)),
+    "conf_new": (c_void_p, ()),
+    "conf_set": (c_int, (c_void_p, c_char_p, c_char_p, c_char_p, c_size_t)),
+    "conf_set_events": (None, (c_void_p, c_int)),
+    "destroy": (None, (c_void_p,)),
+    "error_code": (c_int, (c_void_p,)),
+    "error_destroy": (None, (c_void_p,)),
+    "error_is_fatal": (c_int, (c_void_p,)),
+    "error_is_retriable": (c_int, (c_void_p,)),
+    "error_string": (c_char_p, (c_void_p,)),
+    "error_txn_requires_abort": (c_int, (c_void_p,)),
+    "event_destroy": (None, (c_void_p,)),
+    "event_error": (c_int, (c_void_p,)),
+    "event_error_is_fatal": (c_int, (c_void_p,)),
+    "event_error_string": (c_char_p, (c_void_p,)),
+    "event_log": (c_int, (c_void_p, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_int))),
+    "event_message_count": (c_size_t, (c_void_p,)),
+    "event_message_next": (POINTER(Message), (c_void_p,)),
+    "event_stats": (c_char_p, (c_void_p,)),
+    "event_type": (c_int, (c_void_p,)),
+    "flush": (c_int, (c_void_p, c_int)),
+    "init_transactions": (c_void_p, (c_void_p, c_int)),
+    "metadata": (c_int, (c_void_p, c_int, c_void_p, POINTER(c_void_p), c_int)),
+    "metadata_destroy": (None, (c_void_p,)),
+    "name": (c_char_p, (c_void_p,)),
+    "new": (c_void_p, (c_int, c_void_p, c_char_p, c_size_t)),
+    "outq_len": (c_int, (c_void_p,)),
+    "produce_batch": (c_int, (c_void_p, c_int32, c_int, c_uint64, c_int)),
+    "purge": (c_int, (c_void_p, c_int)),
+    "queue_destroy": (None, (c_void_p,)),
+    "queue_get_main": (c_void_p, (c_void_p,)),
+    "queue_poll": (c_void_p, (c_void_p, c_int)),
+    "set_log_queue": (c_int, (c_void_p, c_void_p)),
+    "topic_destroy": (None, (c_void_p,)),
+    "topic_name": (c_char_p, (c_void_p,)),
+    "topic_new": (c_void_p, (c_void_p, c_char_p, c_void_p)),
+}
+
+
+class Library:
+    """librdkafka's functions, by their names without ``rd_kafka_``. Each call lets other Python threads run."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, f"rd_kafka_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"librdkafka's function {name!r} is not declared.")
+
+    def taken_error(self, error: int | None) -> KafkaError | None:
+        """Returns confluent-kafka's object for an ``rd_kafka_error_t``, which is freed; None for none."""
+        if not error:
+            return None
+        found = KafkaError(
+            self.error_code(error),
+            text(self.error_string(error)),
+            bool(self.error_is_fatal(error)),
+            bool(self.error_is_retriable(error)),
+            bool(self.error_txn_requires_abort(error)),
+        )
+        self.error_destroy(error)
+        return found
+
+
+@cache
+def librdkafka() -> Library | None:
+    """Returns the library; None where its names cannot be found in this way, as on Windows."""
+    if ctypes.sizeof(c_void_p) * 8 != 64:
+        return None
+    try:
+        return Library(ctypes.CDLL(cimpl.__file__))
+    except (OSError, AttributeError):
+        return None
+
+
+def text(raw: bytes | None) -> str:
+    """Returns a text of librdkafka, empty for none."""
+    return (raw or b"").decode(errors="replace")
