@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-SAMPLE_EVERY_S = 0.2
+SAMPLE_EVERY_S = 1.0
 KINDS = ("spark jvm", "python workers", "broker", "driver python")
 
 

@@ -31,6 +31,7 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
+from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned
 from sparkonce.spark.grouping import grouping_of
@@ -134,6 +135,7 @@ class ExactlyOnce:
             look_out_every_s=LOOK_OUT_EVERY_S,
         )
         self._rows_per_slot = None if rows_per_slot is None else whole_number("rows_per_slot", rows_per_slot, least=1)
+        self._arrow = ArrowBatches()
         self._advice = SlotAdvice(is_needed=rows_per_slot is None)
         self._listener = (
             None if listener is None else function("listener", listener, example="a function of (phase, batch)")
@@ -230,7 +232,7 @@ class ExactlyOnce:
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))
         try:
             grouping = grouping_of(asked.previous_offsets, asked.offsets, self._rows_per_slot)
-            done = run.run_batch(asked, SparkWork(df, batch, self._shares, grouping, self._max_refused))
+            done = run.run_batch(asked, SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow))
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             raise without_causes(error) from None

@@ -20,6 +20,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle, encode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
+from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.pravega.sink import PravegaSink
 from sparkonce.spark.show.failures import short_error
@@ -32,7 +33,6 @@ logger = logging.getLogger("sparkonce")
 
 _FINGERPRINT = "__sparkonce_fingerprint_{}"
 _MARK = "__sparkonce_refused_{}"
-_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _LOOK_EVERY_S = 0.5
 _LOOK_AT_TASKS_EVERY_S = 0.1
 _TASKS_END_WITHIN_S = 15.0
@@ -45,7 +45,16 @@ _Written: TypeAlias = tuple[Sequence[Handle], bool]
 _Planned: TypeAlias = tuple[DataFrame, Sequence[SinkTask]]
 """The rows of a job, and the sinks that they are written to."""
 _Result = TypeVar("_Result")
-_OUTPUT = pa.schema([("handle", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
+_OUTPUT = pa.schema(
+    [
+        ("handle", pa.string()),
+        ("stage", pa.int32()),
+        ("attempt", pa.int32()),
+        ("rows", pa.int64()),
+        ("size", pa.int64()),
+    ]
+)
+"""A task's answer, a row for each handle. The first has the number of rows that came, and their bytes."""
 
 
 class SparkWork:
@@ -57,6 +66,7 @@ class SparkWork:
         shares: What each sink takes of it.
         grouping: Groups the partitions to fewer slots; None to leave them.
         max_refused: How many rows of the batch may go to a sink of dead letters.
+        arrow: What is known of the query's rows from its batches before.
     """
 
     def __init__(
@@ -66,8 +76,11 @@ class SparkWork:
         shares: Sequence[Share],
         grouping: Grouping | None = None,
         max_refused: int = 0,
+        arrow: ArrowBatches | None = None,
     ) -> None:
         self._df = df
+        self._arrow = arrow or ArrowBatches()
+        self._sent: list[tuple[int, int]] = []
         self._grouping = grouping
         self._batch = batch
         self._shares = shares
@@ -89,15 +102,20 @@ class SparkWork:
             raise PrepareError(
                 f"No part of the batch is written to sinks {sorted(unwritten)}: their rows would be lost."
             )
-        self._bound_arrow_batches()
+        exact = all(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values())
         try:
             with computed_once(self._df, asked) as batch:
                 planned = [self._plan(share, share.of(batch), sinks) for share in asked]
-                if computed is not None:
-                    keep = [partial(rows.localCheckpoint, storageLevel=StorageLevel.DISK_ONLY) for rows, _ in planned]
-                    planned = [(rows, tasks) for rows, (_, tasks) in zip(self._run(keep), planned, strict=True)]
-                    computed()
-                written = self._run([partial(self._write_rows, rows, tasks, only) for rows, tasks in planned])
+                try:
+                    written = self._write_planned(planned, only, computed, may_fail=exact)
+                except Exception as error:
+                    if not self._arrow.met_large_rows(error):
+                        raise
+                    logger.info(
+                        "Batch %d has larger rows than the batch before, and is written once more.", self._batch
+                    )
+                    self._let_tasks_end()
+                    written = [*self._write_planned(planned, only, computed, may_fail=False), ((), True)]
         except Exception as error:
             if any(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values()):
                 self._let_tasks_end()
@@ -105,6 +123,25 @@ class SparkWork:
                 raise
             raise short_error(error) from None
         return [handle for handles, _ in written for handle in handles], any(again for _, again in written)
+
+    def _write_planned(
+        self,
+        planned: Sequence[_Planned],
+        only: frozenset[tuple[str, int]] | None,
+        computed: Callable[[], None] | None,
+        *,
+        may_fail: bool,
+    ) -> Sequence[_Written]:
+        frames: Sequence[DataFrame] = self._arrow.bind([rows for rows, _ in planned], may_fail=may_fail)
+        if computed is not None:
+            frames = self._run([partial(rows.localCheckpoint, storageLevel=StorageLevel.DISK_ONLY) for rows in frames])
+            computed()
+        self._sent = []
+        tasks = [each for _, each in planned]
+        jobs = [partial(self._write_rows, rows, each, only) for rows, each in zip(frames, tasks, strict=True)]
+        written = self._run(jobs)
+        self._arrow.learn(sum(rows for rows, _ in self._sent), sum(size for _, size in self._sent))
+        return written
 
     def _run(self, jobs: Sequence[Callable[[], _Result]]) -> Sequence[_Result]:
         """Runs the jobs side by side. Raises the first error once all have ended: no writer is then at work."""
@@ -203,9 +240,12 @@ class SparkWork:
             rows = rows.localCheckpoint()
             needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
-        written = rows.mapInArrow(checked_first(_slot_writer(task), needs), "handle string, stage int, attempt int")
+        written = rows.mapInArrow(
+            checked_first(_slot_writer(task), needs), "handle string, stage int, attempt int, rows long, size long"
+        )
         answers = written.collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
+        self._sent.append((sum(answer["rows"] for answer in answers), sum(answer["size"] for answer in answers)))
         slots = _slots_of(written)
         counts = {part.sink.name: sum(handle.sink == part.sink.name for handle in handles) for part in tasks}
         if any(count != slots for count in counts.values()):
@@ -233,12 +273,6 @@ class SparkWork:
         tracker = self._df.sparkSession.sparkContext.statusTracker()
         found = [tracker.getStageInfo(stage) for stage in stages]
         return any(stage is None or stage.currentAttemptId > 0 for stage in found)
-
-    def _bound_arrow_batches(self) -> None:
-        """Limits Arrow batches to 1 MiB, unless the user has set a limit: Spark sends 10,000 rows of any size."""
-        conf = self._df.sparkSession.conf
-        if conf.get(_ARROW_BYTES, None) is None:
-            conf.set(_ARROW_BYTES, "1m")
 
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""
@@ -277,18 +311,30 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
             raise RuntimeError("Rows are written inside a Spark task only.")
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         attempt = context.attemptNumber()
-        handles = write_slot(rows, task, slot=context.partitionId(), copy=copy, attempt=attempt)
+        sent = [0, 0]
+        handles = write_slot(_counted(rows, sent), task, slot=context.partitionId(), copy=copy, attempt=attempt)
         lighten_worker()
+        others = [0] * (len(handles) - 1)
         yield pa.RecordBatch.from_pydict(
             {
                 "handle": [encode_handle(handle) for handle in handles],
                 "stage": [context.stageId()] * len(handles),
                 "attempt": [attempt] * len(handles),
+                "rows": [sent[0], *others],
+                "size": [sent[1], *others],
             },
             schema=_OUTPUT,
         )
 
     return write
+
+
+def _counted(rows: Iterator[pa.RecordBatch], sent: list[int]) -> Iterator[pa.RecordBatch]:
+    """Yields batches, and counts their rows and bytes."""
+    for batch in rows:
+        sent[0] += batch.num_rows
+        sent[1] += batch.nbytes
+        yield batch
 
 
 def row_hash(columns: Sequence[str]) -> Column:

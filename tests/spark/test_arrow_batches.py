@@ -1,0 +1,122 @@
+"""Arrow batches are bound by a number of rows where rows are small, and by bytes where one of them is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.functions import pandas_udf
+
+from spark.in_process import MARKS
+from sparkonce import FilesSink
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
+from sparkonce.sink import Owner
+from sparkonce.spark import arrow_batches
+from sparkonce.spark.arrow_batches import ArrowBatches
+from sparkonce.spark.views import shares, views_of
+from sparkonce.spark.work import SparkWork
+
+pytestmark = MARKS
+
+BYTES, RECORDS = arrow_batches._BYTES, arrow_batches._RECORDS
+BY_BYTES, BY_ROWS = str(1 << 20), str(2**31 - 1)
+ROWS = 1000
+
+
+@pytest.fixture
+def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    monkeypatch.setattr(arrow_batches, "_WORTH_IT_ROWS", ROWS)
+    return spark.newSession()
+
+
+class Query:
+    """Batches of one query, without Spark's streaming."""
+
+    def __init__(self, folder: Path, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
+        self.sink = FilesSink(str(folder), guarantee=guarantee)
+        self.arrow = ArrowBatches()
+        self.batches = 0
+
+    def write(self, rows: DataFrame) -> tuple[Sequence[Handle], bool]:
+        facts = self.sink.preflight("0123456789ab", None)
+        owner = Owner(query="0123456789ab", token=Token(0, "0" * 8), facts=facts)
+        work = SparkWork(rows, self.batches, shares(views_of(self.sink)), arrow=self.arrow)
+        self.batches += 1
+        handles, again = work.write({self.sink.name: owner}, None)
+        assert sum(handle.rows for handle in handles) == rows.count()
+        return handles, again
+
+
+def numbers(session: SparkSession, largest: int = 0) -> DataFrame:
+    """Rows, of which one has so many bytes."""
+    rows = session.range(ROWS, numPartitions=3).withColumnRenamed("id", "number")
+    long = F.when(rows["number"] == ROWS // 2, F.repeat(F.lit("x"), largest)).otherwise("small")
+    return rows.withColumn("text", long)
+
+
+def bounds(session: SparkSession) -> tuple[str, str]:
+    return str(session.conf.get(BYTES)), str(session.conf.get(RECORDS))
+
+
+def test_after_a_batch_of_small_rows_the_next_is_bound_by_their_number(session: SparkSession, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.write(numbers(session))
+    assert bounds(session) == (BY_BYTES, "10000")
+    handles, again = query.write(numbers(session, largest=100))
+    assert bounds(session) == (BY_ROWS, "10000")
+    assert not again
+    session.conf.set(RECORDS, "500")
+    query.write(numbers(session))
+    assert bounds(session) == (BY_ROWS, "500")
+    assert [handle.slot for handle in handles] == [0, 1, 2]
+
+
+def test_a_batch_with_a_row_that_is_too_large_is_written_once_more(session: SparkSession, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    query.write(numbers(session))
+    once, again = query.write(numbers(session, largest=10_000))
+    assert again, "the first copies of its slots are to be swept"
+    assert bounds(session) == (BY_BYTES, "10000")
+    assert len({handle.slot for handle in once}) == len(once) == 3
+    query.write(numbers(session))
+    assert bounds(session) == (BY_BYTES, "10000"), "there may be such rows again"
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
+def test_rows_that_cannot_be_taken_back_are_bound_by_bytes(
+    session: SparkSession, tmp_path: Path, guarantee: Guarantee
+) -> None:
+    query = Query(tmp_path, guarantee)
+    for _ in range(2):
+        query.write(numbers(session))
+        assert bounds(session) == (BY_BYTES, "10000")
+
+
+def test_a_limit_of_the_user_stays(session: SparkSession, tmp_path: Path) -> None:
+    session.conf.set(BYTES, "3m")
+    query = Query(tmp_path)
+    for _ in range(2):
+        query.write(numbers(session))
+        assert bounds(session) == ("3m", "10000")
+
+
+def test_batches_of_the_users_own_functions_and_nested_rows_are_bound_by_bytes(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    @pandas_udf("string")  # type: ignore[call-overload, untyped-decorator]
+    def same(texts):  # type: ignore[no-untyped-def]
+        return texts
+
+    query = Query(tmp_path)
+    query.write(numbers(session))
+    query.write(numbers(session).withColumn("text", same("text")))
+    assert bounds(session) == (BY_BYTES, "10000")
+    query.write(numbers(session).withColumn("text", F.array("text")))
+    assert bounds(session) == (BY_BYTES, "10000")
+    query.write(numbers(session))
+    assert bounds(session) == (BY_ROWS, "10000")
