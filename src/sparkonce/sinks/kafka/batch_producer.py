@@ -8,7 +8,9 @@ deliveries by the reports of the brokers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -28,13 +30,18 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""How long a call that ends with the last row's delivery may wait, before deliveries are taken note of."""
+"""How long an abort, which ends with the last row's delivery, may wait before deliveries are taken note of."""
 
 _SEND_NOW_MS = 1
 """The brokers' threads notice in this time that they are not to wait for more rows (``linger.ms``)."""
 
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 """A setting that confluent-kafka reads in Python."""
+
+_LOOK_AGAIN_S = 0.004
+_STICKY = "sticky.partitioning.linger.ms"
+_BYTES_ON_PARTITION = 1 << 20
+_METADATA_LIMIT_S = 1.0
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
 """The levels of Python's ``logging`` for those of syslog, as confluent-kafka has them."""
@@ -82,6 +89,9 @@ class BatchProducer:
         self._library: Library = library
         self._listener = listener
         self._topics: dict[str, int] = {}
+        self._partitions: dict[str, list[int]] = {}
+        self._is_sticky = str(settings.get("partitioner", "")).endswith("_random") and _STICKY not in settings
+        self._at, self._on_partition = secrets.randbelow(1 << 16), 0
         self._producer: int | None = self._made(settings)
         self._events = library.queue_get_main(self._handle)
         library.set_log_queue(self._handle, None)
@@ -107,8 +117,9 @@ class BatchProducer:
         for name, address, size in (("value", "payload", "len"), ("key", "key", "key_len")):
             if name in rows.schema.names:
                 _point(messages, address, size, rows.column(name))
-        if "partition" not in rows.schema.names or rows.column("partition").null_count == rows.num_rows:
-            return self._produce(topic, rd.CHOSEN_PARTITION, messages)
+        if _is_empty(rows, "partition"):
+            chosen = self._next_partition(topic, int(messages["len"].sum())) if _is_empty(rows, "key") else None
+            return self._produce(topic, rd.CHOSEN_PARTITION if chosen is None else chosen, messages)
         # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
         partitions = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
         order = np.argsort(partitions, kind="stable")
@@ -117,10 +128,8 @@ class BatchProducer:
         return sum(self._produce(topic, int(number), part) for number, part in zip(numbers, parts, strict=True))
 
     def _produce(self, topic: str, partition: int, messages: _Messages) -> int:
-        if topic not in self._topics:
-            self._topics[topic] = self._library.topic_new(self._handle, topic.encode(), None)
         taken = self._library.produce_batch(
-            self._topics[topic], partition, rd.COPY_PAYLOAD, messages.ctypes.data, len(messages)
+            self._topic(topic), partition, rd.COPY_PAYLOAD, messages.ctypes.data, len(messages)
         )
         if taken < len(messages):
             code = int(messages["err"][np.flatnonzero(messages["err"])[0]])
@@ -128,6 +137,25 @@ class BatchProducer:
                 raise BufferError("Local: Queue full")
             raise KafkaException(KafkaError(code))
         return int(taken)
+
+    def _next_partition(self, topic: str, size_bytes: int) -> int | None:
+        """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
+
+        librdkafka chooses one for each row until it knows the leaders, and asks for each row whether there is one. None
+        where it has to choose: the brokers did not answer, or a setting says how.
+        """
+        if not self._is_sticky:
+            return None
+        if topic not in self._partitions:
+            with contextlib.suppress(KafkaException):
+                self.list_topics(topic, _METADATA_LIMIT_S)
+        partitions = self._partitions.setdefault(topic, [])
+        if not partitions:
+            return None
+        self._on_partition += size_bytes
+        if self._on_partition > _BYTES_ON_PARTITION:
+            self._on_partition, self._at = size_bytes, self._at + 1
+        return partitions[self._at % len(partitions)]
 
     def poll(self, timeout_s: float) -> None:
         """Waits for an event, and tells the listener of all that are there.
@@ -149,7 +177,7 @@ class BatchProducer:
         while len(self) and (left_s := deadline - time.monotonic()) > 0:
             # Deliveries are events, and rows count as queued until theirs is served: it would wait in vain.
             self._library.flush(self._handle, _SEND_NOW_MS)
-            self.poll(min(_SLICE_S, left_s))
+            self.poll(min(_LOOK_AGAIN_S, left_s))
 
     def init_transactions(self, timeout_s: float) -> None:
         """Gets a producer id and epoch. Raises KafkaException."""
@@ -172,16 +200,22 @@ class BatchProducer:
             self.poll(0)  # it waits until the rows that it has dropped are reported
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
-        """Asks a broker for a topic's metadata. Raises KafkaException."""
-        handle = self._library.topic_new(self._handle, topic.encode(), None)
-        found = ctypes.c_void_p()
-        try:
-            code = self._library.metadata(self._handle, 0, handle, ctypes.byref(found), int(timeout_s * 1000))
-        finally:
-            self._library.topic_destroy(handle)
+        """Learns a topic's partitions from a broker. Raises KafkaException."""
+        found = ctypes.POINTER(rd.Metadata)()
+        code = self._library.metadata(self._handle, 0, self._topic(topic), ctypes.byref(found), int(timeout_s * 1000))
         if code != rd.OK:
             raise KafkaException(KafkaError(code))
-        self._library.metadata_destroy(found)
+        try:
+            for told in found.contents.topics[: found.contents.topic_count]:
+                led = [one.number for one in told.partitions[: told.count] if one.leader >= 0]
+                self._partitions[rd.text(told.name)] = led
+        finally:
+            self._library.metadata_destroy(found)
+
+    def _topic(self, topic: str) -> int:
+        if topic not in self._topics:
+            self._topics[topic] = self._library.topic_new(self._handle, topic.encode(), None)
+        return self._topics[topic]
 
     def purge(self) -> None:
         """Drops the queued rows."""
@@ -253,6 +287,10 @@ class BatchProducer:
                 continue
             topic = library.topic_name(row.topic).decode()
             self._listener.on_refused(KafkaError(row.err), topic, row.partition, row.len + row.key_len)
+
+
+def _is_empty(rows: pa.RecordBatch, name: str) -> bool:
+    return name not in rows.schema.names or rows.column(name).null_count == rows.num_rows
 
 
 def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> None:

@@ -46,6 +46,40 @@ class Message(ctypes.Structure):
 MESSAGE = np.dtype(Message)
 """The same for numpy."""
 
+
+class Partition(ctypes.Structure):
+    """``rd_kafka_metadata_partition_t``."""
+
+    _fields_ = (
+        ("number", c_int32),
+        ("err", c_int),
+        ("leader", c_int32),
+        ("replica_count", c_int),
+        ("replicas", c_void_p),
+        ("in_sync_count", c_int),
+        ("in_sync", c_void_p),
+    )
+
+
+class Topic(ctypes.Structure):
+    """``rd_kafka_metadata_topic_t``."""
+
+    _fields_ = (("name", c_char_p), ("count", c_int), ("partitions", POINTER(Partition)), ("err", c_int))
+
+
+class Metadata(ctypes.Structure):
+    """``rd_kafka_metadata_t``."""
+
+    _fields_ = (
+        ("broker_count", c_int),
+        ("brokers", c_void_p),
+        ("topic_count", c_int),
+        ("topics", POINTER(Topic)),
+        ("broker", c_int32),
+        ("broker_name", c_char_p),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "abort_transaction": (c_void_p, (c_void_p, c_int)),
     "begin_transaction": (c_void_p, (c_void_p,)),
@@ -71,8 +105,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "event_type": (c_int, (c_void_p,)),
     "flush": (c_int, (c_void_p, c_int)),
     "init_transactions": (c_void_p, (c_void_p, c_int)),
-    "metadata": (c_int, (c_void_p, c_int, c_void_p, POINTER(c_void_p), c_int)),
-    "metadata_destroy": (None, (c_void_p,)),
+    "metadata": (c_int, (c_void_p, c_int, c_void_p, POINTER(POINTER(Metadata)), c_int)),
+    "metadata_destroy": (None, (POINTER(Metadata),)),
     "name": (c_char_p, (c_void_p,)),
     "new": (c_void_p, (c_int, c_void_p, c_char_p, c_size_t)),
     "outq_len": (c_int, (c_void_p,)),

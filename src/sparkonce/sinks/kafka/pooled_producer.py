@@ -152,6 +152,7 @@ class ProducerSpec:
         generation: See `sparkonce.sink.Owner`.
         prefix: Begins every transactional id; None for producers without transactions.
         by_row: Whether rows have columns that librdkafka takes with single rows only.
+        topic: The topic of all rows, whose partitions are learnt ahead; None if rows name theirs.
         settings: librdkafka's, without callbacks.
     """
 
@@ -161,6 +162,7 @@ class ProducerSpec:
     generation: int = 0
     by_row: bool = False
     prefix: str | None = field(default=None, compare=False)
+    topic: str | None = field(default=None, compare=False)
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def supersedes(self, other: ProducerSpec) -> bool:
@@ -179,6 +181,7 @@ class PooledProducer:
         lane: The number of its lane, see `sparkonce.protocol.ownership.LanePool`.
         transactional_id: The lane's transactional id; empty for a producer without transactions.
         by_row: See `ProducerSpec`.
+        topic: See `ProducerSpec`.
 
     Attributes:
         producer: A `BatchProducer` where rows and settings allow it, else confluent-kafka's.
@@ -191,9 +194,16 @@ class PooledProducer:
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], *, lane: int = 0, transactional_id: str = "", by_row: bool = False
+        self,
+        settings: Mapping[str, Any],
+        *,
+        lane: int = 0,
+        transactional_id: str = "",
+        by_row: bool = False,
+        topic: str | None = None,
     ) -> None:
         self.lane = lane
+        self._topic = topic
         self.transactional_id = transactional_id
         self.producer_id = self.epoch = -1
         self.reports = Reports()
@@ -226,9 +236,9 @@ class PooledProducer:
             PrepareError: if it cannot be made, or be initialised in time.
         """
         if spec.prefix is None:
-            return cls(spec.settings, lane=lane, by_row=spec.by_row)
+            return cls(spec.settings, lane=lane, by_row=spec.by_row, topic=spec.topic)
         name = TransactionalId(prefix=spec.prefix, query=spec.query, token=spec.token, worker=worker, lane=lane)
-        pooled = cls(spec.settings, lane=lane, transactional_id=str(name), by_row=spec.by_row)
+        pooled = cls(spec.settings, lane=lane, transactional_id=str(name), by_row=spec.by_row, topic=spec.topic)
         pooled.initialise(INITIALISE_LIMIT_S)
         return pooled
 
@@ -252,6 +262,8 @@ class PooledProducer:
             self._nudge(attempt_s)
             attempt_s = min(2 * attempt_s, _LAST_ATTEMPT_S)
         self._learn_identity(max(deadline, time.monotonic() + _STATISTICS_LIMIT_S))
+        if self._topic is not None:
+            self._nudge(_LAST_ATTEMPT_S)  # or the first rows would wait for it
 
     def _learn_identity(self, deadline: float) -> None:
         """Reads producer id and epoch, which librdkafka tells in its statistics only (``eos``, see STATISTICS.md)."""
@@ -281,7 +293,7 @@ class PooledProducer:
         (rd_kafka_txn_coord_timer_start, rd_kafka_idemp_pid_timer_restart).
         """
         with contextlib.suppress(KafkaException):
-            self.producer.list_topics(_ANY_TOPIC, timeout_s)
+            self.producer.list_topics(self._topic or _ANY_TOPIC, timeout_s)
 
     def poll(self, timeout_s: float) -> None:
         """Serves the pending callbacks, and returns after the first one."""

@@ -155,6 +155,7 @@ class KafkaSink(TwoPhaseCommitSink):
             token=owner.token,
             generation=owner.generation,
             prefix=owner.facts["prefix"] if transactional else None,
+            topic=self.topic,
             by_row=context.columns is None or not BY_ROW.isdisjoint(context.columns),
             settings=settings,
         )
