@@ -110,19 +110,19 @@ class BatchProducer:
         if "partition" not in rows.schema.names or rows.column("partition").null_count == rows.num_rows:
             return self._produce(topic, rd.CHOSEN_PARTITION, messages)
         # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
+        # No row passes one without a partition, which may go to the same.
         partitions = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
-        order = np.argsort(partitions, kind="stable")
-        numbers, starts = np.unique(partitions[order], return_index=True)
-        parts = np.split(messages[order], starts[1:])
+        runs = np.cumsum(np.diff(partitions == rd.CHOSEN_PARTITION, prepend=False))
+        order = np.lexsort((partitions, runs))
+        starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1
+        numbers, parts = partitions[order[[0, *starts]]], np.split(messages[order], starts)
         return sum(self._produce(topic, int(number), part) for number, part in zip(numbers, parts, strict=True))
 
     def _produce(self, topic: str, partition: int, messages: _Messages) -> int:
         if topic not in self._topics:
-            self._topics[topic] = self._library.topic_new(self._handle, topic.encode(), None)
-        taken = self._library.produce_batch(
-            self._topics[topic], partition, rd.COPY_PAYLOAD, messages.ctypes.data, len(messages)
-        )
-        if taken < len(messages):
+            self._topics[topic] = self._topic(topic)
+        place, address, count = self._topics[topic], messages.ctypes.data, len(messages)
+        if (taken := self._library.produce_batch(place, partition, rd.COPY_PAYLOAD, address, count)) < count:
             code = int(messages["err"][np.flatnonzero(messages["err"])[0]])
             if code == KafkaError._QUEUE_FULL:
                 raise BufferError("Local: Queue full")
@@ -135,7 +135,7 @@ class BatchProducer:
         Raises:
             KafkaException: if the producer has failed permanently.
         """
-        while event := self._library.queue_poll(self._events, int(timeout_s * 1000)):
+        while event := self._library.queue_poll(self._handle and self._events, int(timeout_s * 1000)):
             try:
                 self._tell(event)
             finally:
@@ -173,7 +173,7 @@ class BatchProducer:
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
         """Asks a broker for a topic's metadata. Raises KafkaException."""
-        handle = self._library.topic_new(self._handle, topic.encode(), None)
+        handle = self._topic(topic)
         found = ctypes.c_void_p()
         try:
             code = self._library.metadata(self._handle, 0, handle, ctypes.byref(found), int(timeout_s * 1000))
@@ -190,8 +190,8 @@ class BatchProducer:
     def destroy(self) -> None:
         """Ends the producer without a request to the broker."""
         producer, self._producer = self._handle, None
-        for topic in self._topics.values():
-            self._library.topic_destroy(topic)
+        while self._topics:
+            self._library.topic_destroy(self._topics.popitem()[1])
         self._library.queue_destroy(self._events)
         self._library.destroy(producer)
 
@@ -201,18 +201,21 @@ class BatchProducer:
             raise RuntimeError("The Kafka producer has ended.")
         return self._producer
 
+    def _topic(self, name: str) -> int:
+        # librdkafka would read a name up to its first NUL, and returns null for one that is too long.
+        handle = None if "\0" in name else self._library.topic_new(self._handle, name.encode(), None)
+        if not handle:
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "Kafka has no topics of such a name"))
+        return int(handle)
+
     def _made(self, settings: Mapping[str, Any]) -> int:
         library, text = self._library, ctypes.create_string_buffer(rd.TEXT_BYTES)
         conf = library.conf_new()
-        for name, value in {**settings, "delivery.report.only.error": False, "log.queue": True}.items():
-            if value is None:
-                continue
-            given = str(value).lower() if isinstance(value, bool) else str(value)
-            if library.conf_set(conf, name.encode(), given.encode(), text, rd.TEXT_BYTES) != rd.OK:
-                library.conf_destroy(conf)
-                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode()))
         library.conf_set_events(conf, _EVENTS)
-        producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES)
+        given = {**settings, "delivery.report.only.error": False, "log.queue": True}
+        texts = [(name.encode(), str(value).encode()) for name, value in given.items() if value is not None]
+        taken = all(library.conf_set(conf, *pair, text, rd.TEXT_BYTES) == rd.OK for pair in texts)
+        producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES) if taken else None
         if not producer:
             library.conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode()))
