@@ -28,7 +28,7 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""How long a call that ends with the last row's delivery may wait, before deliveries are taken note of."""
+"""The time that a call may wait for the last row's delivery, before deliveries are taken note of."""
 
 _SEND_NOW_MS = 1
 """The brokers' threads notice in this time that they are not to wait for more rows (``linger.ms``)."""
@@ -46,16 +46,16 @@ class Listener(Protocol):
     """Takes note of what a producer tells while it is polled."""
 
     def on_acknowledged(self, rows: int) -> None:
-        """Some rows have arrived."""
+        """Takes note of rows that have arrived."""
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """A row with so many bytes of key and value did not arrive."""
+        """Takes note of a row that did not arrive, with so many bytes of key and value."""
 
     def on_error(self, error: KafkaError) -> None:
-        """The whole client has an error."""
+        """Takes note of an error of the whole client."""
 
     def on_stats(self, text: str) -> None:
-        """There are new statistics, as JSON."""
+        """Takes note of new statistics, as JSON."""
 
 
 def takes_batches(settings: Mapping[str, Any]) -> bool:
