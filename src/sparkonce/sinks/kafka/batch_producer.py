@@ -53,16 +53,16 @@ class Listener(Protocol):
     """Takes note of what a producer tells while it is polled."""
 
     def on_acknowledged(self, rows: int) -> None:
-        """Some rows have arrived."""
+        """Takes note of rows that have arrived."""
 
     def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        """A row with so many bytes of key and value did not arrive."""
+        """Takes note of a row that did not arrive, with so many bytes of key and value."""
 
     def on_error(self, error: KafkaError) -> None:
-        """The whole client has an error."""
+        """Takes note of an error of the whole client."""
 
     def on_stats(self, text: str) -> None:
-        """There are new statistics, as JSON."""
+        """Takes note of new statistics, as JSON."""
 
 
 def takes_batches(settings: Mapping[str, Any]) -> bool:
@@ -121,10 +121,12 @@ class BatchProducer:
             chosen = self._next_partition(topic, int(messages["len"].sum())) if _is_empty(rows, "key") else None
             return self._produce(topic, rd.CHOSEN_PARTITION if chosen is None else chosen, messages)
         # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
+        # No row passes one without a partition, which may go to the same.
         partitions = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
-        order = np.argsort(partitions, kind="stable")
-        numbers, starts = np.unique(partitions[order], return_index=True)
-        parts = np.split(messages[order], starts[1:])
+        runs = np.cumsum(np.diff(partitions == rd.CHOSEN_PARTITION, prepend=False))
+        order = np.lexsort((partitions, runs))
+        starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1
+        numbers, parts = partitions[order[[0, *starts]]], np.split(messages[order], starts)
         return sum(self._produce(topic, int(number), part) for number, part in zip(numbers, parts, strict=True))
 
     def _produce(self, topic: str, partition: int, messages: _Messages) -> int:
@@ -163,7 +165,7 @@ class BatchProducer:
         Raises:
             KafkaException: if the producer has failed permanently.
         """
-        while event := self._library.queue_poll(self._events, int(timeout_s * 1000)):
+        while event := self._library.queue_poll(self._handle and self._events, int(timeout_s * 1000)):
             try:
                 self._tell(event)
             finally:
@@ -212,11 +214,6 @@ class BatchProducer:
         finally:
             self._library.metadata_destroy(found)
 
-    def _topic(self, topic: str) -> int:
-        if topic not in self._topics:
-            self._topics[topic] = self._library.topic_new(self._handle, topic.encode(), None)
-        return self._topics[topic]
-
     def purge(self) -> None:
         """Drops the queued rows."""
         self._library.purge(self._handle, rd.PURGE_ALL)
@@ -224,8 +221,8 @@ class BatchProducer:
     def destroy(self) -> None:
         """Ends the producer without a request to the broker."""
         producer, self._producer = self._handle, None
-        for topic in self._topics.values():
-            self._library.topic_destroy(topic)
+        while self._topics:
+            self._library.topic_destroy(self._topics.popitem()[1])
         self._library.queue_destroy(self._events)
         self._library.destroy(producer)
 
@@ -235,18 +232,23 @@ class BatchProducer:
             raise RuntimeError("The Kafka producer has ended.")
         return self._producer
 
+    def _topic(self, name: str) -> int:
+        if name not in self._topics:
+            # librdkafka would read a name up to its first NUL, and returns null for one that is too long.
+            handle = None if "\0" in name else self._library.topic_new(self._handle, name.encode(), None)
+            if not handle:
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "Kafka has no topics of such a name"))
+            self._topics[name] = handle
+        return self._topics[name]
+
     def _made(self, settings: Mapping[str, Any]) -> int:
         library, text = self._library, ctypes.create_string_buffer(rd.TEXT_BYTES)
         conf = library.conf_new()
-        for name, value in {**settings, "delivery.report.only.error": False, "log.queue": True}.items():
-            if value is None:
-                continue
-            given = str(value).lower() if isinstance(value, bool) else str(value)
-            if library.conf_set(conf, name.encode(), given.encode(), text, rd.TEXT_BYTES) != rd.OK:
-                library.conf_destroy(conf)
-                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode()))
         library.conf_set_events(conf, _EVENTS)
-        producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES)
+        given = {**settings, "delivery.report.only.error": False, "log.queue": True}
+        texts = [(name.encode(), str(value).encode()) for name, value in given.items() if value is not None]
+        taken = all(library.conf_set(conf, *pair, text, rd.TEXT_BYTES) == rd.OK for pair in texts)
+        producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES) if taken else None
         if not producer:
             library.conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode()))

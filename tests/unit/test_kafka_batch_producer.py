@@ -1,0 +1,322 @@
+"""What a producer of batches does without a broker."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventually import eventually
+from sparkonce.protocol.ownership import Token
+from sparkonce.sink import Owner, WriterContext
+from sparkonce.sinks.kafka import batch_producer, librdkafka, producer_pool
+from sparkonce.sinks.kafka.batch_producer import BatchProducer, _point, takes_batches
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec
+from sparkonce.sinks.kafka.settings import DEFAULTS
+from sparkonce.sinks.kafka.sink import KafkaSink
+
+WAIT_S = 30.0
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.ms": 1}
+ROWS = pa.record_batch({"value": ["a", "bc"]})
+
+
+class Told:
+    """Keeps what a producer tells."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.refused: list[tuple[int, str, int, int]] = []
+        self.errors: list[int] = []
+        self.stats = ""
+
+    def on_acknowledged(self, rows: int) -> None:
+        self.acknowledged += rows
+
+    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
+        self.refused.append((error.code(), topic, partition, size))
+
+    def on_error(self, error: KafkaError) -> None:
+        self.errors.append(error.code())
+
+    def on_stats(self, text: str) -> None:
+        self.stats = text
+
+
+Make = Callable[..., BatchProducer]
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def make(told: Told) -> Iterator[Make]:
+    made: list[BatchProducer] = []
+
+    def one(**settings: Any) -> BatchProducer:
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        made.append(BatchProducer({**NOWHERE, **named}, told))
+        return made[-1]
+
+    yield one
+    for producer in made:
+        if producer._producer is not None:
+            producer.destroy()
+
+
+def poll_until(producer: BatchProducer, good: Callable[[], object], what: str) -> None:
+    eventually(lambda: producer.poll(0.05) or good(), what, limit_s=WAIT_S)
+
+
+@given(
+    st.lists(st.none() | st.binary(max_size=4)),
+    st.sampled_from([pa.binary(), pa.large_binary(), pa.string(), pa.large_string()]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_messages_point_to_the_bytes_of_a_slice(
+    texts: list[bytes | None], kind: pa.DataType, before: int, after: int
+) -> None:
+    whole = [b"before"] * before + texts + [b"after"] * after
+    wide = pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary()
+    # A text need not be UTF-8: Spark has such strings, and Arrow does not look.
+    column = pa.array(whole, wide).view(kind).slice(before, len(texts))
+    messages = np.zeros(len(texts), librdkafka.MESSAGE)
+    _point(messages, "payload", "len", column)
+    found = [
+        ctypes.string_at(int(message["payload"]), int(message["len"])) if message["payload"] else None
+        for message in messages
+    ]
+    assert found == texts
+    assert [int(size) for size in messages["len"]] == [len(text or b"") for text in texts]
+
+
+class WithoutData:
+    """A column of two empty texts without a buffer for their bytes, which the format allows and this pyarrow avoids."""
+
+    type, offset, null_count = pa.string(), 0, 0
+
+    def __len__(self) -> int:
+        return 2
+
+    def buffers(self) -> list[pa.Buffer | None]:
+        return [None, pa.py_buffer(np.zeros(3, np.int32)), None]
+
+
+def test_an_empty_text_has_an_address_even_where_arrow_has_no_data() -> None:
+    messages = np.zeros(2, librdkafka.MESSAGE)
+    _point(messages, "key", "key_len", WithoutData())
+    assert messages["key"].all()
+    assert not messages["key_len"].any()
+
+
+@pytest.mark.parametrize("column", ["headers", "timestamp"])
+def test_rows_with_columns_of_single_rows_are_not_taken(make: Make, column: str) -> None:
+    with pytest.raises(ValueError, match=column):
+        make().produce("t", pa.record_batch({"value": ["a"], column: pa.nulls(1)}))
+
+
+def test_no_rows_are_none(make: Make) -> None:
+    producer = make()
+    assert producer.produce("t", ROWS.slice(0, 0)) == 0
+    assert producer.produce("t", ROWS.slice(0, 0).append_column("partition", pa.array([], pa.int32()))) == 0
+
+
+@pytest.mark.parametrize("topic", ["t" * 513, "a\0b"], ids=["long", "with NUL"])
+def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make: Make, topic: str) -> None:
+    producer = make()
+    for call in (lambda: producer.produce(topic, ROWS), lambda: producer.list_topics(topic, 0.1)):
+        with pytest.raises(KafkaException) as raised:
+            call()
+        assert raised.value.args[0].code() == KafkaError._INVALID_ARG
+
+
+def test_rows_without_brokers_are_refused_once_their_time_is_over(make: Make, told: Told) -> None:
+    producer = make(message_timeout_ms=200, linger_ms=1)
+    assert producer.produce("t", ROWS) == 2
+    assert len(producer) >= 2
+    poll_until(producer, lambda: len(told.refused) == 2, "both are refused")
+    assert told.refused == [(KafkaError._MSG_TIMED_OUT, "t", -1, 1), (KafkaError._MSG_TIMED_OUT, "t", -1, 2)]
+    assert told.acknowledged == 0
+
+
+def test_flush_ends_without_brokers(make: Make) -> None:
+    producer = make()
+    producer.produce("t", ROWS)
+    producer.flush(0.1)
+    assert len(producer) >= 2
+
+
+def test_metadata_without_brokers_is_an_error(make: Make) -> None:
+    with pytest.raises(KafkaException) as raised:
+        make().list_topics("t", 0.1)
+    assert raised.value.args[0].code() == KafkaError._TRANSPORT
+
+
+def test_errors_of_the_client_and_statistics_are_told(make: Make, told: Told) -> None:
+    producer = make(statistics_interval_ms=20)
+    poll_until(producer, lambda: told.errors and told.stats, "there is an error, and statistics")
+    assert KafkaError._TRANSPORT in told.errors
+    assert json.loads(told.stats)["type"] == "producer"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        len,
+        lambda producer: producer.produce("t", ROWS),
+        lambda producer: producer.poll(0),
+        lambda producer: producer.flush(0),
+        lambda producer: producer.init_transactions(0),
+        lambda producer: producer.begin_transaction(),
+        lambda producer: producer.abort_transaction(0),
+        lambda producer: producer.list_topics("t", 0),
+        lambda producer: producer.purge(),
+        lambda producer: producer.destroy(),
+    ],
+    ids=["len", "produce", "poll", "flush", "init", "begin", "abort", "list", "purge", "destroy"],
+)
+def test_nothing_works_after_the_end(make: Make, call: Callable[[BatchProducer], object]) -> None:
+    producer = make()
+    producer.produce("t", ROWS)
+    producer.destroy()
+    with pytest.raises(RuntimeError, match="has ended"):
+        call(producer)
+
+
+def test_librdkafkas_log_goes_to_the_logger(
+    make: Make, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    producer = make(client_id="for-the-log")
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "sparkonce.librdkafka"]
+
+    poll_until(producer, lambda: any("FAIL [for-the-log#producer" in line for line in said()), "a failure is logged")
+    assert "FAIL" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"bogus": 1}, "bogus"),
+        ({"queue.buffering.max.messages": "many"}, "queue.buffering.max.messages"),
+        ({"security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}, "ssl.ca.location"),
+    ],
+)
+def test_a_setting_that_librdkafka_refuses_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(KafkaException) as raised:
+        BatchProducer({**NOWHERE, **settings}, Told())
+    assert raised.value.args[0].code() == KafkaError._INVALID_ARG
+    assert named in raised.value.args[0].str()
+
+
+@pytest.mark.parametrize("value", [None, True, False, 1, 1.5, "text"])
+def test_plain_settings_take_batches(value: object) -> None:
+    assert takes_batches({**DEFAULTS, "any": value})
+
+
+def test_settings_may_be_none_and_true(make: Make) -> None:
+    make(linger_ms=None, enable_idempotence=True, allow_auto_create_topics=False, acks="all")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"oauth_cb": lambda _: ("token", 0.0)},
+        {"logger": object()},
+        {"default.topic.config": {"acks": "all"}},
+        {"sasl.oauthbearer.metadata.authentication.type": "aws_iam"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_confluent_kafka_reads_in_python_takes_no_batches(setting: dict[str, Any]) -> None:
+    assert not takes_batches({**NOWHERE, **setting})
+
+
+def test_without_the_library_rows_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_producer, "librdkafka", lambda: None)
+    assert not takes_batches(NOWHERE)
+    with pytest.raises(RuntimeError, match="cannot be found"):
+        BatchProducer(NOWHERE, Told())
+    pooled = PooledProducer(NOWHERE)
+    assert isinstance(pooled.producer, Producer)
+    pooled.destroy()
+
+
+def fail_to_load(_: str) -> Any:
+    raise OSError("no such library")
+
+
+@pytest.mark.parametrize("load", [fail_to_load, lambda _: SimpleNamespace()], ids=["no library", "no names"])
+def test_a_library_whose_names_are_hidden_is_none(monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert librdkafka.librdkafka.__wrapped__() is None
+
+
+def test_a_function_that_is_not_declared_is_named() -> None:
+    found = librdkafka.librdkafka()
+    assert found is not None
+    with pytest.raises(AttributeError, match="'consumer_poll' is not declared"):
+        found.consumer_poll  # noqa: B018 - the access is what is tested
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_specification_chooses_the_producer(by_row: bool) -> None:
+    pooled = PooledProducer.open(
+        ProducerSpec(sink="s", query="q", token=Token(1, "t"), by_row=by_row, settings=NOWHERE), "w", 0
+    )
+    assert isinstance(pooled.producer, Producer if by_row else BatchProducer)
+    pooled.destroy()
+
+
+@pytest.mark.parametrize(
+    ("columns", "by_row"),
+    [
+        (("key", "value", "topic", "partition"), False),
+        (("value", "timestamp"), True),
+        (("headers", "value"), True),
+        (None, True),
+    ],
+)
+def test_the_columns_say_if_rows_go_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...] | None, by_row: bool
+) -> None:
+    specs: list[ProducerSpec] = []
+
+    def pool(spec: ProducerSpec, **_: Any) -> Any:
+        specs.append(spec)
+        return SimpleNamespace(take=lambda batch: None)
+
+    monkeypatch.setattr(producer_pool, "this_worker", lambda: SimpleNamespace(pool=pool))
+    owner = Owner(query="q", token=Token(1, "t"), facts={"prefix": "p", "transaction_timeout_ms": "60000"})
+    KafkaSink(NOWHERE, topic="t").writer(WriterContext(owner=owner, batch=0, slot=0, copy="0.0.0", columns=columns))
+    assert [spec.by_row for spec in specs] == [by_row]
+
+
+def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told: Told) -> None:
+    """KIP-467: a request with a bad row is refused, and its other rows have an error of their own."""
+    codes = [KafkaError.INVALID_RECORD, 0, KafkaError._INVALID_DIFFERENT_RECORD]
+    rows = [librdkafka.Message(err=code, partition=2, len=5, key_len=size) for size, code in enumerate(codes)]
+    waiting = iter([ctypes.pointer(row) for row in rows])
+    library = SimpleNamespace(
+        event_error=lambda _: KafkaError.INVALID_RECORD,
+        event_message_next=lambda _: next(waiting, None),
+        topic_name=lambda _: b"t",
+    )
+    BatchProducer._tell_deliveries(SimpleNamespace(_library=library, _listener=told), 1)  # type: ignore[arg-type]
+    assert told.acknowledged == 1
+    assert told.refused == [
+        (KafkaError.INVALID_RECORD, "t", 2, 5),
+        (KafkaError._INVALID_DIFFERENT_RECORD, "t", 2, 7),
+    ]
