@@ -112,7 +112,7 @@ def test_a_slot_is_begun_written_prepared_and_closed(a: Recorder, calls: list[st
     assert calls == ["a.writer", "a.begin", "a.write", "a.write", "a.prepare", "a.close"]
     assert (handle.sink, handle.slot, handle.rows, handle.transaction) == ("a", 2, 3, (("id", "a"),))
     assert handle.opened_ms > 1_600_000_000_000
-    assert a.contexts == [WriterContext(owner=OWNER, batch=4, slot=2, copy="3.17.1")]
+    assert a.contexts == [WriterContext(owner=OWNER, batch=4, slot=2, copy="3.17.1", columns=("number",))]
 
 
 def test_each_sink_gets_its_columns_in_its_order(a: Recorder, b: Recorder) -> None:

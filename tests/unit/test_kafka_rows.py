@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.sinks.kafka.rows import select_columns, to_chunks
+from sparkonce.sinks.kafka.rows import select_columns, to_arguments, to_chunks
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", "UTC")
@@ -28,7 +28,7 @@ SPARK = pa.schema(
 def arguments(rows: pa.RecordBatch, topic: str | None = "t") -> dict[str, list[Any]]:
     (chunk,) = to_chunks(rows, topic)
     assert chunk.rows == rows.num_rows
-    return chunk.columns
+    return to_arguments(chunk.columns)
 
 
 def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored() -> None:
@@ -163,7 +163,7 @@ def test_chunks_hold_every_row_once_in_the_order_of_its_topic_and_stay_small(
     )
     found: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
     for chunk in to_chunks(batch, None, max_rows=max_rows, max_bytes=max_bytes):
-        values = chunk.columns["value"]
+        values = chunk.columns.column("value").to_pylist()
         assert chunk.rows == len(values)
         found[chunk.topic] += values
         assert 0 < len(values) <= max_rows

@@ -4,8 +4,8 @@
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
 - ``work``: writes a batch on the executors; ``views`` computes each sink's share of it; ``letters`` says where refused
-  rows go; ``grouping`` gives it fewer slots; ``worker`` keeps Python workers light, and gives them tasks with their
-  needs; ``shipped`` checks those inside them.
+  rows go; ``grouping`` gives it fewer slots, ``arrow_batches`` bounds what a task gets at once; ``worker`` keeps Python
+  workers light, and gives them tasks with their needs; ``shipped`` checks those inside them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``read_rabbitmq_queue``: RabbitMQ queues, by the Python data source ``rabbitmq_queue``.

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark import StatusTracker, StorageLevel, TaskContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
@@ -55,6 +56,7 @@ _OUTPUT = pa.schema(
     ]
 )
 """A task's answer, a row for each handle. The first has the number of rows that came, and their bytes."""
+_ANSWER = from_arrow_schema(_OUTPUT)
 
 
 class SparkWork:
@@ -240,9 +242,7 @@ class SparkWork:
             rows = rows.localCheckpoint()
             needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
-        written = rows.mapInArrow(
-            checked_first(_slot_writer(task), needs), "handle string, stage int, attempt int, rows long, size long"
-        )
+        written = rows.mapInArrow(checked_first(_slot_writer(task), needs), _ANSWER)
         answers = written.collect()
         handles = [decode_handle(answer["handle"]) for answer in answers]
         self._sent.append((sum(answer["rows"] for answer in answers), sum(answer["size"] for answer in answers)))

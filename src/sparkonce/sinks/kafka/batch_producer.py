@@ -30,7 +30,7 @@ _Messages = np.ndarray[Any, np.dtype[np.void]]
 
 _EVENTS = rd.DELIVERIES | rd.LOG | rd.ERROR | rd.STATISTICS
 _SLICE_S = 0.05
-"""How long an abort, which ends with the last row's delivery, may wait before deliveries are taken note of."""
+"""The time that an abort may wait for the last row's delivery, before deliveries are taken note of."""
 
 _SEND_NOW_MS = 1
 """The brokers' threads notice in this time that they are not to wait for more rows (``linger.ms``)."""
