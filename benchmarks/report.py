@@ -41,7 +41,7 @@ def targets(results: dict[str, Any]) -> list[Target]:
     throughput, latency, memory = (results.get(name, []) for name in ("throughput", "latency", "memory"))
     for size in dict.fromkeys(run["row_bytes"] for run in throughput):
         runs = [run for run in throughput if run["row_bytes"] == size]
-        for letter, bound in (("b", 0.75), ("c", 0.97)):
+        for letter, bound in (("b", 1.3 if size <= 100 else 1.25), ("c", 0.98)):
             ratios = paired(runs, "rows_per_s", "d", letter, lambda d, other: d / other)
             found.append(_at_least(f"{size} B: (d) ≥ {bound} of ({letter}) in rows/s", ratios, bound))
         commits = [run["phases_ms"]["finishing"] for run in runs if run["variant"] == "d"]
@@ -49,7 +49,7 @@ def targets(results: dict[str, Any]) -> list[Target]:
     for trigger in dict.fromkeys(run["trigger_ms"] for run in latency):
         runs = [run for run in latency if run["trigger_ms"] == trigger]
         more = paired(runs, "p50_ms", "d", "b", lambda d, b: d - b)
-        found.append(_at_most(f"trigger {trigger} ms: p50 of (d) ≤ (b) + 300 ms", more, 300.0, "ms"))
+        found.append(_at_most(f"trigger {trigger} ms: p50 of (d) ≤ (b) + 40 ms", more, 40.0, "ms"))
     if memory:
         extra = [run["extra_mib"] for run in memory]
         worst = _at_most("extra memory of a Python worker ≤ 300 MiB", extra, 300.0, "MiB")

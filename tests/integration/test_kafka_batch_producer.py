@@ -49,12 +49,14 @@ class Kafka:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.told = Told()
+        self.producers: list[BatchProducer] = []
         self._made = ExitStack()
 
     def producer(self, **settings: Any) -> BatchProducer:
         named = {name.replace("_", "."): value for name, value in settings.items()}
         producer = BatchProducer({**DEFAULTS, "bootstrap.servers": self.bootstrap, **named}, self.told)
         self._made.callback(end, producer)
+        self.producers.append(producer)
         return producer
 
     def begun(self, name: str, **settings: Any) -> BatchProducer:
@@ -126,6 +128,45 @@ def test_keys_and_values_arrive_as_they_are(kafka: Kafka, kind: pa.DataType, key
     found = [(record.key, record.value) for record in read_committed(kafka.bootstrap, topic)]
     assert found == [(as_bytes(key), as_bytes(text)) for key, text in zip(keys[1:9], TEXTS[1:9], strict=True)]
     assert kafka.told.acknowledged == 8
+
+
+def test_rows_without_a_key_go_to_one_partition_for_about_a_megabyte(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(partitions=3), kafka.producer()
+    piece = values(*["x" * 1000] * 300)
+    for _ in range(12):
+        assert producer.produce(topic, piece) == 300
+    deliver(producer)
+    partitions: dict[int, int] = defaultdict(int)
+    for record in read_committed(kafka.bootstrap, topic):
+        partitions[record.partition] += 1
+    assert sorted(partitions.values()) == [900, 900, 1800]
+
+
+def test_the_first_rows_without_a_key_are_one_batch_of_one_partition(kafka: Kafka) -> None:
+    topics = [kafka.topic(partitions=8) for _ in range(5)]
+    for topic in topics:
+        assert kafka.producer().produce(topic, values(*map(str, range(100)))) == 100
+    for producer in kafka.producers:
+        deliver(producer)
+    assert [len({record.partition for record in read_committed(kafka.bootstrap, topic)}) for topic in topics] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"partitioner": "random"}, {"sticky_partitioning_linger_ms": 0}], ids=["partitioner", "sticky"]
+)
+def test_a_setting_that_spreads_rows_is_followed(kafka: Kafka, settings: Mapping[str, Any]) -> None:
+    topic, producer = kafka.topic(partitions=4), kafka.producer(**settings)
+    assert producer.produce(topic, values(*map(str, range(1000)))) == 1000
+    deliver(producer)
+    assert {record.partition for record in read_committed(kafka.bootstrap, topic)} == set(range(4))
+
+
+def test_rows_with_and_without_keys_are_partitioned_as_ever(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(partitions=4), kafka.producer()
+    rows = pa.record_batch({"key": [None, *map(str, range(200))], "value": ["v"] * 201})
+    assert producer.produce(topic, rows) == 201
+    deliver(producer)
+    assert {record.partition for record in read_committed(kafka.bootstrap, topic)} == set(range(4))
 
 
 def as_bytes(text: str | None) -> bytes | None:
