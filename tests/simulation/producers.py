@@ -153,6 +153,9 @@ class ModelProducer:
     def trouble(self) -> str:
         return ""
 
+    def acknowledged(self, accepted: int) -> int:
+        return accepted
+
     def destroy(self) -> None:
         pass
 
