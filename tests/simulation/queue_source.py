@@ -83,7 +83,8 @@ class Oracle:
             self.broken(Violation.WRONG_STOP, repr(error)[:300])
 
     def all_done(self, batches: int, lost: frozenset[Place]) -> None:
-        """Every message is in a batch."""
+        """Every message is in a batch, after a fresh run, which has replaced those that still wake up."""
+        self.runs += 1
         there = {row for some in self.batches.values() for row in some}
         if len(there) != self._simulation.config.batches * MESSAGES_OF_A_BATCH:
             self.broken(Violation.MISSING, sorted(there))
