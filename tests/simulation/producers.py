@@ -153,6 +153,8 @@ class ModelProducer:
     def trouble(self) -> str:
         return ""
 
+    def begin_task(self) -> None: ...
+
     def acknowledged(self, accepted: int) -> int:
         return accepted
 

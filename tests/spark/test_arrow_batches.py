@@ -12,6 +12,7 @@ from pyspark.sql.functions import pandas_udf
 
 from spark.in_process import MARKS
 from sparkonce import FilesSink
+from sparkonce.driver.work import LargerRowsError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -34,12 +35,22 @@ def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessio
     return spark.newSession()
 
 
+class Recorded(ArrowBatches):
+    """Keeps the bounds of the newest batch."""
+
+    seen = ("", "")
+
+    def release(self, session: SparkSession) -> None:
+        self.seen = bounds(session)
+        super().release(session)
+
+
 class Query:
     """Batches of one query, without Spark's streaming."""
 
     def __init__(self, folder: Path, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
         self.sink = FilesSink(str(folder), guarantee=guarantee)
-        self.arrow = ArrowBatches()
+        self.arrow = Recorded()
         self.batches = 0
 
     def write(self, rows: DataFrame) -> tuple[Sequence[Handle], bool]:
@@ -66,25 +77,40 @@ def bounds(session: SparkSession) -> tuple[str, str]:
 def test_after_a_batch_of_small_rows_the_next_is_bound_by_their_number(session: SparkSession, tmp_path: Path) -> None:
     query = Query(tmp_path)
     query.write(numbers(session))
-    assert bounds(session) == (BY_BYTES, "10000")
+    assert query.arrow.seen == (BY_BYTES, "10000")
     handles, again = query.write(numbers(session, largest=100))
-    assert bounds(session) == (BY_ROWS, "10000")
+    assert query.arrow.seen == (BY_ROWS, "10000")
+    assert bounds(session) == (BY_BYTES, "10000"), "the query's own functions run before the next batch is bound"
     assert not again
     session.conf.set(RECORDS, "500")
     query.write(numbers(session))
-    assert bounds(session) == (BY_ROWS, "500")
+    assert query.arrow.seen == (BY_ROWS, "500")
+    assert bounds(session) == (BY_BYTES, "500")
     assert [handle.slot for handle in handles] == [0, 1, 2]
 
 
-def test_a_batch_with_a_row_that_is_too_large_is_written_once_more(session: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_with_a_row_that_is_too_large_is_to_be_written_once_more(session: SparkSession, tmp_path: Path) -> None:
     query = Query(tmp_path)
     query.write(numbers(session))
-    once, again = query.write(numbers(session, largest=10_000))
-    assert again, "the first copies of its slots are to be swept"
-    assert bounds(session) == (BY_BYTES, "10000")
-    assert len({handle.slot for handle in once}) == len(once) == 3
+    with pytest.raises(LargerRowsError):
+        query.write(numbers(session, largest=10_000))
+    query.write(numbers(session, largest=10_000))
+    assert query.arrow.seen == (BY_BYTES, "10000")
     query.write(numbers(session))
-    assert bounds(session) == (BY_BYTES, "10000"), "there may be such rows again"
+    assert query.arrow.seen == (BY_BYTES, "10000"), "there may be such rows again"
+
+
+def test_a_checked_column_is_never_null_where_it_was_not(session: SparkSession) -> None:
+    rows = numbers(session).withColumn("text", F.lit("small")).withColumn("raw", F.lit(b"small"))
+    assert not any(field.nullable for field in rows.schema.fields)
+    assert arrow_batches._checked(rows, 100).schema == rows.schema
+
+
+def test_the_widest_frame_of_a_batch_counts(session: SparkSession) -> None:
+    arrow = ArrowBatches()
+    arrow.learn([(ROWS, ROWS * 20), (ROWS, ROWS * 1000), (0, 0)])
+    arrow.bind([numbers(session)], may_fail=True)
+    assert bounds(session) == (BY_ROWS, str((1 << 20) // 1000))
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
@@ -94,7 +120,7 @@ def test_rows_that_cannot_be_taken_back_are_bound_by_bytes(
     query = Query(tmp_path, guarantee)
     for _ in range(2):
         query.write(numbers(session))
-        assert bounds(session) == (BY_BYTES, "10000")
+        assert query.arrow.seen == (BY_BYTES, "10000")
 
 
 def test_a_limit_of_the_user_stays(session: SparkSession, tmp_path: Path) -> None:
@@ -115,8 +141,8 @@ def test_batches_of_the_users_own_functions_and_nested_rows_are_bound_by_bytes(
     query = Query(tmp_path)
     query.write(numbers(session))
     query.write(numbers(session).withColumn("text", same("text")))
-    assert bounds(session) == (BY_BYTES, "10000")
+    assert query.arrow.seen == (BY_BYTES, "10000")
     query.write(numbers(session).withColumn("text", F.array("text")))
-    assert bounds(session) == (BY_BYTES, "10000")
+    assert query.arrow.seen == (BY_BYTES, "10000")
     query.write(numbers(session))
-    assert bounds(session) == (BY_ROWS, "10000")
+    assert query.arrow.seen == (BY_ROWS, "10000")

@@ -12,6 +12,7 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.driver.outage import Outage
+from sparkonce.driver.work import LargerRowsError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Claim, Commit
@@ -169,6 +170,18 @@ def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World
     lose_aborts(world, 1)
     world.start().run_batch(asked(0), work)
     assert open_at_begin == [0, 0]
+
+
+def test_a_batch_whose_rows_are_larger_than_expected_is_undone_and_written_at_once(world: World, clock: Clock) -> None:
+    world.server.fail("prepare", LargerRowsError("a row is larger"))
+    open_at_begin: list[int] = []
+    work = world.work(0)
+    work.before = lambda: open_at_begin.append(len(world.unfinished()))
+    lose_aborts(world, 1)
+    world.start().run_batch(asked(0), work)
+    assert open_at_begin == [0, 0]
+    assert clock.slept == []
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
 def lose_aborts(world: World, count: int) -> None:

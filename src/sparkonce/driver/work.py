@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
+
+
+class LargerRowsError(PrepareError):
+    """Rows are larger than the plan of this write was made for. The next write of the batch is made for any."""
 
 
 class BatchWork(Protocol):
@@ -24,6 +29,9 @@ class BatchWork(Protocol):
             sinks: The sinks to write to, by name, each with the run as it is to know it.
             only: See `effects.Write.only`.
             computed: If given, all rows are computed and kept first; it is called before the first transaction opens.
+
+        Raises:
+            LargerRowsError: if the batch is to be written once more.
 
         Returns:
             The handles, and whether a copy may have lost: a task or its whole stage tried again, a speculative task.

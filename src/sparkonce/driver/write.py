@@ -15,7 +15,7 @@ from sparkonce.driver.sinks import RunSinks
 from sparkonce.driver.stops import Trouble
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.validate import Validator
-from sparkonce.driver.work import BatchWork, check_handles
+from sparkonce.driver.work import BatchWork, LargerRowsError, check_handles
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.state import State, token_of
@@ -129,7 +129,7 @@ class BatchWriter:
                 late = f"it took {self._slow_s:.0f} s, and {took_s:.0f} s with all rows computed first"
                 lives = f"transactions of sink {self._life.sink} live {self._life.seconds:.0f} s"
                 return replace(event, too_old=f"{late}; {lives}")
-        elif is_outage(self._trouble.cause):
+        elif is_outage(self._trouble.cause) or isinstance(self._trouble.cause, LargerRowsError):
             self._slow_s, self._reason = None, event.reason
             return on.Unready()
         return event
@@ -163,7 +163,8 @@ class BatchWriter:
         if work.is_stopped():
             return None  # the write says so, in Spark's words
         cause = self._trouble.cause
-        if not self._outage.pause(str(cause) if isinstance(cause, errors.SparkonceError) else self._reason):
+        is_away = not isinstance(cause, LargerRowsError)
+        if is_away and not self._outage.pause(str(cause) if isinstance(cause, errors.SparkonceError) else self._reason):
             return on.PrepareFailed(reason=f"{self._reason} ({self._outage.in_vain()})")
         if self._log.went_on(state.view):
             return on.PrepareFailed(reason=self._reason, superseded=True)

@@ -3,7 +3,8 @@
 Spark sends 10,000 rows of any size, or stops at a number of bytes (``spark.sql.execution.arrow.maxBytesPerBatch``). It
 then adds up all columns again before each row, which took a quarter of its time for rows of 100 bytes
 (``ArrowWriter.sizeInBytes``). So after a large batch of small rows, the next one gets a number of rows in its place,
-and its plan raises an error at a row that is much larger. The batch is then written once more, with a number of bytes.
+and its plan raises an error at a row that is much larger. The driver then undoes what was written, and has the batch
+written once more, with a number of bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -47,6 +49,7 @@ class ArrowBatches:
         self._has_large_rows = False
         self._set: dict[str, str] = {}
         self._most_records = _NO_LIMIT
+        self._is_checked = False
 
     def bind(self, frames: Sequence[DataFrame], *, may_fail: bool) -> Sequence[DataFrame]:
         """Sets the bound of the Arrow batches of these frames, and returns the frames, with checks of their rows.
@@ -57,34 +60,47 @@ class ArrowBatches:
             frames: What one batch sends to Python, of one session.
             may_fail: Whether the batch can be written once more, if a row is larger than expected.
         """
-        if not frames:
+        self._is_checked = False
+        if not frames or not self._is_ours(conf := frames[0].sparkSession.conf):
             return frames
-        conf = frames[0].sparkSession.conf
-        if (size := conf.get(_BYTES, None)) is not None and size != self._set.get(_BYTES):
-            return frames
-        if (records := conf.get(_RECORDS)) != self._set.get(_RECORDS):
-            self._most_records = int(records) if int(records) > 0 else _NO_LIMIT
         chosen = min(self._most_records, _WANTED_BYTES * self._rows // max(1, self._bytes))
         small = self._rows >= _WORTH_IT_ROWS and chosen >= _FEWEST_RECORDS and not self._has_large_rows
         if may_fail and small and all(map(_can_be_counted, frames)):
-            self._set = {_BYTES: str(_NO_LIMIT), _RECORDS: str(chosen)}
-            frames = [_checked(rows, chosen) for rows in frames]
-        else:
-            self._set = {_BYTES: str(_WANTED_BYTES), _RECORDS: str(self._most_records)}
-        for name, value in self._set.items():
-            conf.set(name, value)
+            self._is_checked = True
+            self._put(conf, _NO_LIMIT, chosen)
+            return [_checked(rows, chosen) for rows in frames]
+        self._put(conf, _WANTED_BYTES, self._most_records)
         return frames
 
-    def learn(self, rows: int, size_bytes: int) -> None:
-        """Takes note of what a batch has sent to Python."""
-        self._rows, self._bytes = rows, size_bytes
+    def release(self, session: SparkSession) -> None:
+        """Bounds what else the session sends to Python by bytes: the query's own functions of the next batch."""
+        if self._is_checked and self._is_ours(session.conf):
+            self._put(session.conf, _WANTED_BYTES, self._most_records)
+
+    def learn(self, sent: Sequence[tuple[int, int]]) -> None:
+        """Takes note of what a batch has sent to Python: the rows of each frame, and their bytes."""
+        self._rows = sum(rows for rows, _ in sent)
+        self._bytes = max((self._rows * size // rows for rows, size in sent if rows), default=0)
 
     def met_large_rows(self, error: Exception) -> bool:
         """Tells if a job failed at a row that is larger than expected. Later batches are then bound by bytes."""
-        if self._has_large_rows or _TOO_LARGE not in str(error):
+        if not self._is_checked or _TOO_LARGE not in str(error):
             return False
         self._has_large_rows = True
         return True
+
+    def _is_ours(self, conf: RuntimeConfig) -> bool:
+        """Tells if the bound of bytes is not the user's, and takes note of the user's number of rows."""
+        if conf.get(_BYTES, None) not in (None, self._set.get(_BYTES)):
+            return False
+        if (records := str(conf.get(_RECORDS))) != self._set.get(_RECORDS):
+            self._most_records = int(records) if int(records) > 0 else _NO_LIMIT
+        return True
+
+    def _put(self, conf: RuntimeConfig, size_bytes: int, records: int) -> None:
+        self._set = {_BYTES: str(size_bytes), _RECORDS: str(records)}
+        for name, value in self._set.items():
+            conf.set(name, value)
 
 
 def _can_be_counted(rows: DataFrame) -> bool:
@@ -97,10 +113,15 @@ def _can_be_counted(rows: DataFrame) -> bool:
 def _checked(rows: DataFrame, records: int) -> DataFrame:
     """Returns rows that raise an error where so many of them could be more than `_MOST_BYTES`."""
     variable = {field.name for field in rows.schema.fields if isinstance(field.dataType, _VARIABLE)}
+    never_null = {field.name for field in rows.schema.fields if not field.nullable}
     most = _MOST_BYTES // records // max(1, len(variable))
     columns = []
     for name in rows.columns:
         value = F.col(quoted(name))
         too_large = F.raise_error(F.lit(f"{_TOO_LARGE}: {name} has more than {most} bytes"))
-        columns.append(F.when(F.octet_length(value) > most, too_large).otherwise(value) if name in variable else value)
+        if name in variable:
+            value = F.when(F.octet_length(value) > most, too_large).otherwise(value)
+            if name in never_null:  # files are to have the same schema
+                value = F.coalesce(value, F.lit("").cast(rows.schema[name].dataType))
+        columns.append(value)
     return rows.select(*[column.alias(name) for column, name in zip(columns, rows.columns, strict=True)])

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkonce.driver.work import LargerRowsError
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
@@ -108,22 +109,18 @@ class SparkWork:
         try:
             with computed_once(self._df, asked) as batch:
                 planned = [self._plan(share, share.of(batch), sinks) for share in asked]
-                try:
-                    written = self._write_planned(planned, only, computed, may_fail=exact)
-                except Exception as error:
-                    if not self._arrow.met_large_rows(error):
-                        raise
-                    logger.info(
-                        "Batch %d has larger rows than the batch before, and is written once more.", self._batch
-                    )
-                    self._let_tasks_end()
-                    written = [*self._write_planned(planned, only, computed, may_fail=False), ((), True)]
+                written = self._write_planned(planned, only, computed, may_fail=exact)
         except Exception as error:
             if any(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values()):
                 self._let_tasks_end()
+            if self._arrow.met_large_rows(error):
+                logger.info("Batch %d has larger rows than the batch before, and is written once more.", self._batch)
+                raise LargerRowsError("A row is larger than those of the batch before.") from None
             if isinstance(error, SparkonceError):
                 raise
             raise short_error(error) from None
+        finally:
+            self._arrow.release(self._df.sparkSession)
         return [handle for handles, _ in written for handle in handles], any(again for _, again in written)
 
     def _write_planned(
@@ -135,14 +132,14 @@ class SparkWork:
         may_fail: bool,
     ) -> Sequence[_Written]:
         frames: Sequence[DataFrame] = self._arrow.bind([rows for rows, _ in planned], may_fail=may_fail)
+        self._sent = []
         if computed is not None:
             frames = self._run([partial(rows.localCheckpoint, storageLevel=StorageLevel.DISK_ONLY) for rows in frames])
             computed()
-        self._sent = []
         tasks = [each for _, each in planned]
         jobs = [partial(self._write_rows, rows, each, only) for rows, each in zip(frames, tasks, strict=True)]
         written = self._run(jobs)
-        self._arrow.learn(sum(rows for rows, _ in self._sent), sum(size for _, size in self._sent))
+        self._arrow.learn(self._sent)
         return written
 
     def _run(self, jobs: Sequence[Callable[[], _Result]]) -> Sequence[_Result]:

@@ -159,6 +159,10 @@ class BatchProducer:
             self._on_partition, self._at = size_bytes, self._at + 1
         return partitions[self._at % len(partitions)]
 
+    def forget_partitions(self) -> None:
+        """Forgets the leaders of partitions, so that they are asked for again."""
+        self._partitions.clear()
+
     def poll(self, timeout_s: float) -> None:
         """Waits for an event, and tells the listener of all that are there.
 

@@ -324,6 +324,12 @@ class PooledProducer:
             self.producer.destroy()
         del self.producer
 
+    def begin_task(self) -> None:
+        """Begins to count for a task, which learns the topics' leaders anew if another task has used the producer."""
+        if isinstance(self.producer, BatchProducer) and self.reports.acknowledged:
+            self.producer.forget_partitions()
+        self.reports.acknowledged = 0
+
     def acknowledged(self, accepted: int) -> int:
         """Returns how many rows have arrived of those that librdkafka accepted, once none is in flight."""
         if isinstance(self.producer, BatchProducer):

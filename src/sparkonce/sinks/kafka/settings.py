@@ -75,7 +75,9 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
         if name in plain:
             raise _refused(name, plain[name], why)
     if not is_true(plain.get("delivery.report.only.error", True)):
-        raise _refused("delivery.report.only.error", False, "A report for every row is slow and not needed: use True.")
+        raise _refused(
+            "delivery.report.only.error", False, "The writer asks for reports itself: leave the setting out."
+        )
     settings = {**DEFAULTS, **plain}
     if is_true(settings["enable.idempotence"]):
         _check_acks(settings, "Idempotent producers need every replica's acknowledgement")

@@ -127,7 +127,7 @@ class KafkaWriter(SinkWriter):
         if lease is None:
             raise PrepareError("A Kafka writer can begin one transaction only.")
         self._pooled = self._pool.wait(lease, self._limits.initialise_s)
-        self._pooled.reports.acknowledged = 0
+        self._pooled.begin_task()
         if self._transactional:
             try:
                 self._pooled.producer.begin_transaction()
@@ -154,7 +154,7 @@ class KafkaWriter(SinkWriter):
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
-                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and "partition" in chunk.columns.schema.names:
                     raise _no_such_partition(chunk) from None
                 raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
