@@ -23,8 +23,6 @@ from sparkonce.spark.work import SparkWork
 
 pytestmark = MARKS
 
-ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _folder_sink_travels() -> Iterator[None]:
@@ -44,16 +42,6 @@ def test_a_file_url_leads_spark_and_the_log_to_one_folder(spark: SparkSession, t
     once.close()
     assert {one.name for one in (tmp_path / name).iterdir()} >= {"metadata", "offsets", "sparkonce"}
     gc.collect()
-
-
-def test_how_much_spark_sends_at_a_time_is_set_unless_the_user_has_set_it(spark: SparkSession) -> None:
-    session = spark.newSession()
-    work = SparkWork(session.range(1), 0, ())
-    work._bound_arrow_batches()
-    assert session.conf.get(ARROW_BYTES) == "1m"
-    session.conf.set(ARROW_BYTES, "3m")
-    work._bound_arrow_batches()
-    assert session.conf.get(ARROW_BYTES) == "3m"
 
 
 SLOTS = 3
