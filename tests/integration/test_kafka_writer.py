@@ -97,7 +97,7 @@ def owner() -> Owner:
 
 @pytest.fixture(params=["by batch", "by row"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How rows go to librdkafka: by the batch, or one by one where that cannot be."""
+    """Sends rows to librdkafka by the batch, or one by one as where that cannot be."""
     monkeypatch.setattr(producer_module, "takes_batches", lambda _: request.param == "by batch")
     return str(request.param)
 
