@@ -31,11 +31,12 @@ class Variant(str, Enum):
     SPARK = "spark's kafka sink"
     AT_LEAST_ONCE = "sparkonce at-least-once"
     EXACTLY_ONCE = "sparkonce exactly-once"
+    FLINK = "flink exactly-once"
 
     @property
     def letter(self) -> str:
         """Short name in tables."""
-        return "abcd"[list(Variant).index(self)]
+        return "abcde"[list(Variant).index(self)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,13 @@ def machine() -> Iterator[Bench]:
 
 @contextmanager
 def running(
-    bench: Bench, variant: Variant, rows: DataFrame, *, trigger: str = "0 seconds", max_row_bytes: int | None = None
+    bench: Bench,
+    variant: Variant,
+    rows: DataFrame,
+    *,
+    trigger: str = "0 seconds",
+    max_row_bytes: int | None = None,
+    compression: str = "",
 ) -> Iterator[Running]:
     """Runs a query into a topic of its own; both are gone when the block is left.
 
@@ -127,6 +134,7 @@ def running(
         rows: A streaming DataFrame with ``key`` and ``value``.
         trigger: Spark's processing time.
         max_row_bytes: If rows are larger than the defaults of brokers and producers allow.
+        compression: Kafka's ``compression.type``; empty for none.
     """
     name = f"bench-{variant.letter}-{time.time_ns()}"
     larger = {} if max_row_bytes is None else {"max.message.bytes": str(max_row_bytes)}
@@ -139,6 +147,8 @@ def running(
             settings: dict[str, Any] = {"bootstrap.servers": bench.bootstrap}
             if max_row_bytes is not None:
                 settings["message.max.bytes"] = max_row_bytes
+            if compression:
+                settings["compression.type"] = compression
             sink = KafkaSink(settings, topic=name, guarantee=guarantee)
             ours = ExactlyOnce(sink, checkpoint=str(bench.folder / name), display=False)
             query = ours.start(rows, trigger={"processingTime": trigger}, query_name=name)
@@ -149,6 +159,8 @@ def running(
                 # Spark keeps a query's producer for later ones with the same settings, and a flush waits for all that
                 # it holds: rows left from a query stopped before, whose topic is gone, hold it up for two minutes.
                 writer = writer.option("kafka.client.id", name)
+                if compression:
+                    writer = writer.option("kafka.compression.type", compression)
             else:
                 writer = writer.format("noop")
             query = writer.trigger(processingTime=trigger).start()

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import Bench, Variant, machine, running
+from loads import generated
 from processes import daemons, workers
-from throughput import generated
 
 BATCH_ROWS = {100: 2_000_000, 1000: 300_000}
 WARM_BATCHES = 25

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from bench import Bench, Variant, running
+from loads import generated
 from processes import end_workers, memory_mib, workers
 from session import PARTITIONS
-from throughput import generated
 
 LIMIT_S = 300.0
 MEASURED_BATCHES = 3

@@ -1,10 +1,11 @@
 """Measures what exactly-once costs, beside Spark's own Kafka sink, on this machine.
 
     python3 dev.py run python benchmarks/run.py [--quick] [--only throughput|latency|memory] [--rounds 3]
+        [--load "topic, 100 B"] [--variant bde]
 
 Starts a broker and a Spark of its own. The variants run in turn within every round, so that a machine whose speed
 changes does not favour one; ratios are taken within a round, and their median over the rounds is what counts. Prints
-tables, and writes everything to ``benchmarks/results/latest.json`` (or ``--output``).
+tables, and writes everything to ``benchmarks/results/<commit>.json`` (or ``--output``).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -27,19 +29,22 @@ import latency
 import memory
 import throughput
 from bench import Bench, Variant, machine
+from loads import Load
 from report import show, targets
 from session import CORES, PARTITIONS
-from throughput import Load
 
 KINDS = ("throughput", "latency", "memory")
 LOADS = (
-    Load(row_bytes=100, batch_rows=2_000_000, warm=2, measured=5),
-    Load(row_bytes=1000, batch_rows=300_000, warm=2, measured=5),
+    Load(name="made, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5),
+    Load(name="made, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5),
+    Load(name="topic, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values"),
+    Load(name="topic, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5, shape="values"),
+    Load(name="keys, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="keys"),
+    Load(name="lz4, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values", compression="lz4"),
+    Load(name="windows, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="windows"),
 )
-QUICK_LOADS = (
-    Load(row_bytes=100, batch_rows=500_000, warm=2, measured=2),
-    Load(row_bytes=1000, batch_rows=100_000, warm=2, measured=2),
-)
+"""Rows that Spark makes; and topics, in upper case with and without keys and compression, and as sums of windows."""
+
 TRIGGERS_MS = (1000, 200)
 # Bytes of a row, rows of a batch.
 SIZES = ((100, 250_000), (100, 1_000_000), (100, 4_000_000), (100_000, 16_000), (1_000_000, 800))
@@ -70,17 +75,19 @@ def main() -> int:
 
 def _measure_throughput(bench: Bench, given: argparse.Namespace, results: dict[str, Any]) -> None:
     runs = results["throughput"] = []
-    for load in QUICK_LOADS if given.quick else LOADS:
+    for load in given.load:
         # The first round does not count: until their compilers are done, broker and Spark get faster with every run,
         # to the good of whatever comes later.
         for number in range(-1, given.rounds):
-            for variant in _in_turn(number):
+            for variant in _in_turn(number, given.variant):
+                if variant is Variant.FLINK and (number < 0 or load.shape == "generated"):
+                    continue  # it has a JVM of its own, which it warms up itself, and reads topics
                 found = throughput.measure(bench, variant, load)
                 if number < 0:
-                    _progress.print(f"warming  ({variant.letter}) {load.row_bytes} B", highlight=False)
+                    _progress.print(f"warming  ({variant.letter}) {load.name}", highlight=False)
                     continue
-                runs.append({"round": number, "variant": variant.letter, **asdict(load), **found})
-                _tell(number, variant, f"{load.row_bytes} B: {found['rows_per_s']:,.0f} rows/s")
+                runs.append({"round": number, "variant": variant.letter, "load": load.name, **asdict(load), **found})
+                _tell(number, variant, f"{load.name}: {found['rows_per_s']:,.0f} rows/s")
 
 
 def _measure_latency(bench: Bench, given: argparse.Namespace, results: dict[str, Any]) -> None:
@@ -106,7 +113,7 @@ def _measure_memory(bench: Bench, given: argparse.Namespace, results: dict[str, 
 _MEASURE = {"throughput": _measure_throughput, "latency": _measure_latency, "memory": _measure_memory}
 
 
-def _in_turn(number: int, variants: tuple[Variant, ...] = tuple(Variant)) -> tuple[Variant, ...]:
+def _in_turn(number: int, variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
     """Every round begins with another one, so that none always follows the same."""
     first = number % len(variants)
     return variants[first:] + variants[:first]
@@ -119,6 +126,7 @@ def _tell(number: int, variant: Variant, what: str) -> None:
 def _machine() -> dict[str, Any]:
     names = ("sparkonce", "pyspark", "pyarrow", "confluent-kafka")
     return {
+        "commit": _commit(),
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),
         "spark_cores": CORES,
@@ -129,15 +137,33 @@ def _machine() -> dict[str, Any]:
     }
 
 
+def _commit() -> str:
+    """The commit, with a word if there are changes to it."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, prog="benchmarks/run.py"
     )
     parser.add_argument("--quick", action="store_true", help="shorter runs and one round: to see that it works")
     parser.add_argument("--only", action="append", choices=KINDS, help="one kind of measurement; may be repeated")
+    names, letters = {load.name: load for load in LOADS}, {variant.letter: variant for variant in Variant}
+    parser.add_argument("--load", action="append", choices=tuple(names), help="one load; may be repeated")
+    parser.add_argument("--variant", default="abcde", help="letters of the variants to compare in throughput")
     parser.add_argument("--rounds", type=int, help="how often everything is measured; 3 by default")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "latest.json")
+    parser.add_argument("--output", type=Path, help="benchmarks/results/<commit>.json by default")
     given = parser.parse_args()
+    if unknown := set(given.variant) - letters.keys():
+        parser.error(f"--variant={given.variant}: there is no variant {sorted(unknown)}; there are {sorted(letters)}.")
+    given.variant = tuple(letters[letter] for letter in dict.fromkeys(given.variant))
+    chosen = [names[name] for name in given.load or names]
+    given.load = [
+        replace(load, batch_rows=load.batch_rows // 4, measured=2) if given.quick else load for load in chosen
+    ]
+    given.output = given.output or Path(__file__).parent / "results" / f"{_commit()}.json"
     given.only = given.only or KINDS
     given.rounds = given.rounds or (1 if given.quick else 3)
     return given

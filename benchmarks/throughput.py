@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
-from bench import PARTITIONS, Bench, Running, Variant, running
+import flink
+from bench import Bench, Running, Variant, running
+from loads import Load, filled
 from processes import CpuClock, end_workers
 
 BATCH_LIMIT_S = 120.0
-_DIGITS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What every variant gets.
-
-    Attributes:
-        row_bytes: Size of a value. There is no key.
-        batch_rows: Rows of a batch.
-        warm: Batches that do not count, at the start of every query.
-        measured: Batches that count.
-    """
-
-    row_bytes: int
-    batch_rows: int
-    warm: int
-    measured: int
 
 
 def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
-    """Runs one variant through warm and measured batches."""
-    rows = generated(bench, load.row_bytes, load.batch_rows)
+    """Runs one variant through warm and measured batches; Flink through the whole topic."""
+    if variant is Variant.FLINK:
+        return flink.measure(bench, load, filled(bench, load))
+    rows = load.rows(bench)
     clock = CpuClock(bench.jvm_pid, bench.broker_pid)
     try:
-        with clock.ticking(), running(bench, variant, rows) as run:
+        with clock.ticking(), running(bench, variant, rows, compression=load.compression) as run:
             # One more: its start is the end of the last measured one, all pauses between batches included.
             last = load.warm + load.measured
             run.wait_for_batch(last, BATCH_LIMIT_S * (last + 1))
             return _summary(run, clock, load)
     finally:
         end_workers(bench.jvm_pid)
-
-
-def generated(bench: Bench, row_bytes: int, batch_rows: int) -> DataFrame:
-    """A stream that costs little to make: a number, filled up with zeros in front and a constant behind."""
-    source = (
-        bench.spark.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", batch_rows)
-        .option("numPartitions", PARTITIONS)
-        .option("startTimestamp", 1)
-        .load()
-    )
-    number = F.lpad(F.col("value").cast("string"), _DIGITS, "0" * _DIGITS)
-    return source.select(F.concat(number, F.lit("x" * (row_bytes - _DIGITS))).alias("value"))
 
 
 def _summary(run: Running, clock: CpuClock, load: Load) -> dict[str, Any]:

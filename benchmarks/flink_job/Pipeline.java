@@ -1,0 +1,237 @@
+import java.lang.management.ManagementFactory;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Locale;
+import java.util.Map;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
+import org.apache.flink.api.common.functions.MapFunction;
+import org.apache.flink.api.common.serialization.SerializationSchema;
+import org.apache.flink.api.common.typeinfo.TypeInformation;
+import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.java.tuple.Tuple2;
+import org.apache.flink.configuration.CheckpointingOptions;
+import org.apache.flink.configuration.Configuration;
+import org.apache.flink.configuration.RestOptions;
+import org.apache.flink.configuration.RestartStrategyOptions;
+import org.apache.flink.configuration.TaskManagerOptions;
+import org.apache.flink.connector.base.DeliveryGuarantee;
+import org.apache.flink.connector.kafka.sink.KafkaRecordSerializationSchema;
+import org.apache.flink.connector.kafka.sink.KafkaSink;
+import org.apache.flink.connector.kafka.sink.KafkaSinkBuilder;
+import org.apache.flink.connector.kafka.source.KafkaSource;
+import org.apache.flink.connector.kafka.source.enumerator.initializer.OffsetsInitializer;
+import org.apache.flink.connector.kafka.source.reader.deserializer.KafkaRecordDeserializationSchema;
+import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
+import org.apache.flink.streaming.api.functions.windowing.ProcessWindowFunction;
+import org.apache.flink.streaming.api.windowing.assigners.TumblingEventTimeWindows;
+import org.apache.flink.streaming.api.windowing.windows.TimeWindow;
+import org.apache.flink.util.Collector;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListOffsetsOptions;
+import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.common.IsolationLevel;
+import org.apache.kafka.common.TopicPartition;
+
+/**
+ * Does what the benchmark's Spark queries do, with Flink: a topic into another, in upper case or as sums of windows.
+ *
+ * <p>Runs once to warm up, then once to be measured, each into a topic of its own. Prints one line of JSON: rows, and
+ * the seconds and CPU seconds from the first row read until all are visible to a read_committed reader.
+ */
+public class Pipeline {
+    static final AtomicLong FIRST = new AtomicLong();
+
+    public static void main(String[] arguments) throws Exception {
+        Map<String, String> given = new HashMap<>();
+        for (String argument : arguments) {
+            given.put(argument.substring(2, argument.indexOf('=')), argument.substring(argument.indexOf('=') + 1));
+        }
+        run(given, given.get("warm"));
+        System.out.println(run(given, given.get("target")));
+        System.exit(0);
+    }
+
+    static String run(Map<String, String> given, String target) throws Exception {
+        FIRST.set(0);
+        Path checkpoints = Files.createTempDirectory(Path.of(given.get("folder")), "flink");
+        Configuration conf = new Configuration();
+        conf.set(CheckpointingOptions.CHECKPOINTS_DIRECTORY, checkpoints.toUri().toString());
+        conf.set(TaskManagerOptions.NUM_TASK_SLOTS, Integer.parseInt(given.get("cores")));
+        conf.set(RestOptions.BIND_PORT, "0");
+        conf.set(RestartStrategyOptions.RESTART_STRATEGY, "disable");
+        int cores = Integer.parseInt(given.get("cores"));
+        StreamExecutionEnvironment job = StreamExecutionEnvironment.createLocalEnvironment(cores, conf);
+        job.setParallelism(cores);
+        job.enableCheckpointing(Long.parseLong(given.get("checkpoint-ms")));
+        boolean windows = given.get("shape").equals("windows");
+        DataStream<Tuple2<byte[], byte[]>> rows = job.fromSource(source(given), watermarks(windows), "source");
+        (windows ? sums(rows) : rows.map(new Upper())).sinkTo(sink(given, target));
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", given.get("bootstrap")))) {
+            long count = ends(admin, given.get("source"), IsolationLevel.READ_UNCOMMITTED);
+            AtomicLong visible = new AtomicLong();
+            Thread observer = new Thread(() -> {
+                try {
+                    while (visible.get() == 0) {
+                        if (!windows && ends(admin, target, IsolationLevel.READ_COMMITTED) >= count) {
+                            visible.set(System.nanoTime());
+                        }
+                        Thread.sleep(20);
+                    }
+                } catch (Exception error) {
+                    System.err.println("The observer ended: " + error);
+                }
+            });
+            double cpu = cpuSeconds();
+            observer.start();
+            job.execute("pipeline");
+            long ended = System.nanoTime();
+            observer.join(300);
+            visible.compareAndSet(0, ended);
+            observer.join();
+            double seconds = (visible.get() - FIRST.get()) / 1e9;
+            return String.format(
+                    Locale.ROOT, "{\"rows\": %d, \"seconds\": %.3f, \"cpu_s\": %.2f}", count, seconds,
+                    cpuSeconds() - cpu);
+        }
+    }
+
+    static double cpuSeconds() {
+        var system = (com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+        return system.getProcessCpuTime() / 1e9;
+    }
+
+    static long ends(Admin admin, String topic, IsolationLevel isolation) throws Exception {
+        Map<TopicPartition, OffsetSpec> asked = new HashMap<>();
+        int partitions = admin.describeTopics(java.util.List.of(topic)).allTopicNames().get().get(topic).partitions().size();
+        for (int number = 0; number < partitions; number++) {
+            asked.put(new TopicPartition(topic, number), OffsetSpec.latest());
+        }
+        long sum = 0;
+        for (var found : admin.listOffsets(asked, new ListOffsetsOptions(isolation)).all().get().values()) {
+            sum += found.offset();
+        }
+        return sum;
+    }
+
+    static long number(byte[] value) {
+        long number = 0;
+        for (int place = 0; place < 10; place++) {
+            number = number * 10 + (value[place] - '0');
+        }
+        return number;
+    }
+
+    static WatermarkStrategy<Tuple2<byte[], byte[]>> watermarks(boolean windows) {
+        if (!windows) {
+            return WatermarkStrategy.noWatermarks();
+        }
+        return WatermarkStrategy.<Tuple2<byte[], byte[]>>forBoundedOutOfOrderness(Duration.ofSeconds(1))
+                .withTimestampAssigner((row, before) -> number(row.f1));
+    }
+
+    static TypeInformation<Tuple2<byte[], byte[]>> rows() {
+        return Types.TUPLE(Types.PRIMITIVE_ARRAY(Types.BYTE), Types.PRIMITIVE_ARRAY(Types.BYTE));
+    }
+
+    static KafkaSource<Tuple2<byte[], byte[]>> source(Map<String, String> given) {
+        return KafkaSource.<Tuple2<byte[], byte[]>>builder()
+                .setBootstrapServers(given.get("bootstrap"))
+                .setTopics(given.get("source"))
+                .setGroupId("pipeline")
+                .setStartingOffsets(OffsetsInitializer.earliest())
+                .setBounded(OffsetsInitializer.latest())
+                .setDeserializer(new Read(!given.get("shape").equals("values")))
+                .build();
+    }
+
+    static KafkaSink<Tuple2<byte[], byte[]>> sink(Map<String, String> given, String target) {
+        KafkaSinkBuilder<Tuple2<byte[], byte[]>> builder = KafkaSink.<Tuple2<byte[], byte[]>>builder()
+                .setBootstrapServers(given.get("bootstrap"))
+                .setRecordSerializer(KafkaRecordSerializationSchema.<Tuple2<byte[], byte[]>>builder()
+                        .setTopic(target)
+                        .setKeySerializationSchema(new Key())
+                        .setValueSerializationSchema(new Value())
+                        .build())
+                .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
+                .setTransactionalIdPrefix(target)
+                .setProperty("transaction.timeout.ms", "600000"); // Flink's own hour is beyond the broker's limit
+        if (!given.get("compression").isEmpty()) {
+            builder.setProperty("compression.type", given.get("compression"));
+        }
+        return builder.build();
+    }
+
+    static DataStream<Tuple2<byte[], byte[]>> sums(DataStream<Tuple2<byte[], byte[]>> rows) {
+        return rows.map(row -> Tuple2.of(new String(row.f0, StandardCharsets.US_ASCII), number(row.f1)))
+                .returns(Types.TUPLE(Types.STRING, Types.LONG))
+                .keyBy(row -> row.f0, Types.STRING)
+                .window(TumblingEventTimeWindows.of(Duration.ofSeconds(20)))
+                .reduce((one, other) -> Tuple2.of(one.f0, one.f1 + other.f1), new Sum(), rows());
+    }
+
+    public static class Upper implements MapFunction<Tuple2<byte[], byte[]>, Tuple2<byte[], byte[]>> {
+        @Override
+        public Tuple2<byte[], byte[]> map(Tuple2<byte[], byte[]> row) {
+            byte[] value = row.f1;
+            for (int place = 0; place < value.length; place++) {
+                if (value[place] >= 'a' && value[place] <= 'z') {
+                    value[place] -= 32;
+                }
+            }
+            return row;
+        }
+    }
+
+    public static class Sum
+            extends ProcessWindowFunction<Tuple2<String, Long>, Tuple2<byte[], byte[]>, String, TimeWindow> {
+        @Override
+        public void process(
+                String key, Context context, Iterable<Tuple2<String, Long>> sums,
+                Collector<Tuple2<byte[], byte[]>> out) {
+            String text = context.window().getStart() + "," + sums.iterator().next().f1;
+            out.collect(Tuple2.of(key.getBytes(StandardCharsets.US_ASCII), text.getBytes(StandardCharsets.US_ASCII)));
+        }
+    }
+
+    public static class Read implements KafkaRecordDeserializationSchema<Tuple2<byte[], byte[]>> {
+        private final boolean keys;
+
+        Read(boolean keys) {
+            this.keys = keys;
+        }
+
+        @Override
+        public void deserialize(
+                ConsumerRecord<byte[], byte[]> record, Collector<Tuple2<byte[], byte[]>> out) {
+            if (FIRST.get() == 0) {
+                FIRST.compareAndSet(0, System.nanoTime());
+            }
+            out.collect(Tuple2.of(keys ? record.key() : new byte[0], record.value()));
+        }
+
+        @Override
+        public TypeInformation<Tuple2<byte[], byte[]>> getProducedType() {
+            return rows();
+        }
+    }
+
+    public static class Key implements SerializationSchema<Tuple2<byte[], byte[]>> {
+        @Override
+        public byte[] serialize(Tuple2<byte[], byte[]> row) {
+            return row.f0.length == 0 ? null : row.f0;
+        }
+    }
+
+    public static class Value implements SerializationSchema<Tuple2<byte[], byte[]>> {
+        @Override
+        public byte[] serialize(Tuple2<byte[], byte[]> row) {
+            return row.f1;
+        }
+    }
+}
