@@ -150,7 +150,8 @@ def test_each_lack_of_a_worker_is_named(changed: Mapping[str, Any], kind: str, t
 
 def on_a_worker(code: str, *, path: Path | None = None, more: Needs | None = None) -> str:
     """Returns what a new process prints that has the pickled function as ``write``, with no or another sparkonce."""
-    pickled = cloudpickle.dumps(checked_first(lambda rows: iter([sum(rows)]), more or needs(modules=[])))
+    write = cloudpickle.dumps(lambda rows: iter([sum(rows)]))
+    pickled = cloudpickle.dumps(checked_first(write, more or needs(modules=[])))
     before = "sys.modules['sparkonce'] = None" if path is None else f"sys.path.insert(0, {str(path)!r})"
     code = f"import sys, pickle; {before}; write = pickle.loads({pickled!r})\n{code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -33,8 +34,9 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
-from sparkonce.spark.checkpoints.planned import check_planned
+from sparkonce.spark.checkpoints.planned import check_planned, running_execution
 from sparkonce.spark.grouping import grouping_of
+from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
@@ -143,6 +145,7 @@ class ExactlyOnce:
         self._display = ProgressDisplay(None if display is None else flag("display", display))
         # By run, since a query that is started again with the same object must claim again.
         self._run: tuple[str, RunDriver] | None = None
+        self._kept = Kept()
         self._topics: SourceTopics | None = None
         self._started = False
         self._query: StreamingQuery | None = None
@@ -218,21 +221,26 @@ class ExactlyOnce:
         Raises:
             SparkonceError: if the query must stop.
         """
-        kept, patience_s = SparkCheckpoint(self._open(df)), self._timing.outage_patience_s
-        offsets = input_offsets(kept, batch, patience_s)
-        run = self._driver(df, offsets or ())
+        checkpoint, patience_s = SparkCheckpoint(self._open(df)), self._timing.outage_patience_s
+        offsets = input_offsets(checkpoint, batch, patience_s)
+        run_id, query = running_query(df)
+        run = self._driver(df, run_id, query, offsets or ())
         if offsets is None:
             raise ConfigurationError(
                 f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
-        check_planned(df.sparkSession, running_query(df)[1], batch, kept, offsets)
+        running = partial(running_execution, df.sparkSession, query)
+        check_planned(lambda: self._kept.get("execution", running), batch, checkpoint, offsets)
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
-        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=input_offsets(kept, batch - 1, patience_s))
+        asked = BatchAsked(
+            batch=batch, offsets=offsets, previous_offsets=input_offsets(checkpoint, batch - 1, patience_s)
+        )
         try:
             grouping = grouping_of(asked.previous_offsets, asked.offsets, self._rows_per_slot)
-            done = run.run_batch(asked, SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow))
+            work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
+            done = run.run_batch(asked, work)
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             raise without_causes(error) from None
@@ -293,8 +301,7 @@ class ExactlyOnce:
             bool(query.awaitTermination(_SHOWN_EVERY_S)) if self._display.is_live else query.awaitTermination() is None
         )
 
-    def _driver(self, df: DataFrame, offsets: Sequence[str]) -> RunDriver:
-        run, query = running_query(df)
+    def _driver(self, df: DataFrame, run: str, query: str, offsets: Sequence[str]) -> RunDriver:
         if self._run is not None and self._run[0] == run:
             return self._run[1]
         files = self._open(df)
@@ -322,7 +329,7 @@ class ExactlyOnce:
             reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
             topics=lambda recorded: topics.kept(recorded, offsets),
         )
-        self._run = (run, driver)
+        self._run, self._kept = (run, driver), Kept()
         return driver
 
     def _preflight(

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import starmap
 from typing import TypeAlias, TypeVar
 
-import pyarrow as pa
-from pyspark import StatusTracker, StorageLevel, TaskContext, inheritable_thread_target
+from pyspark import StatusTracker, StorageLevel, inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkonce.driver.work import LargerRowsError
 from sparkonce.errors import PrepareError, SparkonceError
-from sparkonce.executor import SinkTask, SlotTask, write_slot
+from sparkonce.executor import SinkTask, SlotTask
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.codec import decode_handle, encode_handle
+from sparkonce.protocol.codec import decode_handle
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
+from sparkonce.spark.kept import Kept
 from sparkonce.spark.pravega.sink import PravegaSink
 from sparkonce.spark.show.failures import short_error
+from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.tables.merging import quoted
 from sparkonce.spark.tables.sink import TableSink
 from sparkonce.spark.views import Share, arrow_schema, computed_once
-from sparkonce.spark.worker import checked_first, lighten_worker, needs_of
+from sparkonce.spark.worker import needs_of
 
 logger = logging.getLogger("sparkonce")
 
@@ -47,17 +48,6 @@ _Written: TypeAlias = tuple[Sequence[Handle], bool]
 _Planned: TypeAlias = tuple[DataFrame, Sequence[SinkTask]]
 """The rows of a job, and the sinks that they are written to."""
 _Result = TypeVar("_Result")
-_OUTPUT = pa.schema(
-    [
-        ("handle", pa.string()),
-        ("stage", pa.int32()),
-        ("attempt", pa.int32()),
-        ("rows", pa.int64()),
-        ("size", pa.int64()),
-    ]
-)
-"""A task's answer, a row for each handle. The first has the number of rows that came, and their bytes."""
-_ANSWER = from_arrow_schema(_OUTPUT)
 
 
 class SparkWork:
@@ -70,6 +60,7 @@ class SparkWork:
         grouping: Groups the partitions to fewer slots; None to leave them.
         max_refused: How many rows of the batch may go to a sink of dead letters.
         arrow: What is known of the query's rows from its batches before.
+        kept: What the batches before have made in the JVM.
     """
 
     def __init__(
@@ -80,8 +71,10 @@ class SparkWork:
         grouping: Grouping | None = None,
         max_refused: int = 0,
         arrow: ArrowBatches | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self._df = df
+        self._kept = kept or Kept()
         self._arrow = arrow or ArrowBatches()
         self._sent: list[tuple[int, int]] = []
         self._grouping = grouping
@@ -197,8 +190,11 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        schema = arrow_schema(df.schema)
-        tasks, selected = [], []
+        # A view may have other columns in each batch; the query's own rows have the same.
+        schema = arrow_schema(df.schema) if share.view else self._kept.get("schema", lambda: arrow_schema(df.schema))
+        tasks: list[SinkTask] = []
+        hashed: list[tuple[str, tuple[str, ...]]] = []
+        marks: list[str] = []
         for number, name in enumerate(name for name in sinks if name in share.sinks):
             sink, letters, mark = share.sinks[name], share.dead_letters.get(name, ""), ""
             letters = letters if letters in sinks else ""  # a replay has the sinks of its decision
@@ -212,7 +208,8 @@ class SparkWork:
             elif isinstance(sink, PravegaSink):
                 df = sink.checked(df)
             fingerprint = _FINGERPRINT.format(number)
-            selected += [row_hash(columns).alias(fingerprint), *([F.col(mark)] if mark else [])]
+            hashed.append((fingerprint, columns))
+            marks += [mark] if mark else []
             tasks.append(
                 SinkTask(
                     sink=sink,
@@ -224,7 +221,9 @@ class SparkWork:
                 )
             )
         needed = {column: None for task in tasks if task.fingerprint for column in task.columns}
-        rows = df.select(*[F.col(quoted(column)) for column in needed], *selected)
+        names = (*needed, *marks)
+        chosen = self._kept.get((names, *hashed), lambda: [*map(_column, names), *starmap(_fingerprint, hashed)])
+        rows = df.select(*chosen)
         if self._grouping is not None and self._grouping.is_worth_it(rows):
             rows = self._grouping.grouped(rows)
         return rows, tasks
@@ -239,8 +238,10 @@ class SparkWork:
             rows = rows.localCheckpoint()
             needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
-        written = rows.mapInArrow(checked_first(_slot_writer(task), needs), _ANSWER)
+        written = answers_of(rows, task, needs, self._kept)
         answers = written.collect()
+        if any(answer["batch"] != self._batch for answer in answers):
+            raise PrepareError(f"Spark's tasks wrote batch {self._batch} as another one.")
         handles = [decode_handle(answer["handle"]) for answer in answers]
         self._sent.append((sum(answer["rows"] for answer in answers), sum(answer["size"] for answer in answers)))
         slots = _slots_of(written)
@@ -301,40 +302,15 @@ def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
     )
 
 
-def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
-    def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        if context is None:
-            raise RuntimeError("Rows are written inside a Spark task only.")
-        copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
-        attempt = context.attemptNumber()
-        sent = [0, 0]
-        handles = write_slot(_counted(rows, sent), task, slot=context.partitionId(), copy=copy, attempt=attempt)
-        lighten_worker()
-        others = [0] * (len(handles) - 1)
-        yield pa.RecordBatch.from_pydict(
-            {
-                "handle": [encode_handle(handle) for handle in handles],
-                "stage": [context.stageId()] * len(handles),
-                "attempt": [attempt] * len(handles),
-                "rows": [sent[0], *others],
-                "size": [sent[1], *others],
-            },
-            schema=_OUTPUT,
-        )
-
-    return write
+def _column(name: str) -> Column:
+    return F.col(quoted(name))
 
 
-def _counted(rows: Iterator[pa.RecordBatch], sent: list[int]) -> Iterator[pa.RecordBatch]:
-    """Yields batches, and counts their rows and bytes."""
-    for batch in rows:
-        sent[0] += batch.num_rows
-        sent[1] += batch.nbytes
-        yield batch
+def _fingerprint(name: str, columns: Sequence[str]) -> Column:
+    return row_hash(columns).alias(name)
 
 
 def row_hash(columns: Sequence[str]) -> Column:
     """Returns a bigint of a row's values. ``xxhash64`` skips nulls, so several columns also say which are null."""
-    values = [F.col(quoted(column)) for column in columns]
+    values = [_column(column) for column in columns]
     return F.xxhash64(*values, *(value.isNull() for value in values if len(values) > 1))

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark import shipped
-from sparkonce.spark.shipped import Needs, build_of, check_once
+from sparkonce.spark.shipped import Needs, acknowledge_at_once, build_of, check_once
 from sparkonce.version import __version__
 
 # Workers get copies of its functions. A function that is pickled by reference needs its module on the worker.
@@ -70,14 +70,14 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def checked_first(write: Callable[[Any], Iterator[Any]], needs: Needs) -> Callable[[Any], Iterator[Any]]:
-    """Returns the function with a check of the worker before it is unpickled, once a worker process.
+def checked_first(pickled: bytes, needs: Needs) -> Callable[[Any], Iterator[Any]]:
+    """Returns a pickled function with a check of the worker before it is unpickled, once a worker process.
 
     An executor may have joined after the check at the start, and may lack what the function refers to.
     """
-    pickled = cloudpickle.dumps(write)
 
     def write_checked(rows: Any) -> Iterator[Any]:
+        acknowledge_at_once()
         check_once(needs)
         yield from cloudpickle.loads(pickled)(rows)
 

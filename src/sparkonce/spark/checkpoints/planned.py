@@ -7,7 +7,7 @@ checkpoint may then plan batch N with different offsets, and the file has those 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -22,12 +22,22 @@ _NONE_YET = "-"
 """The text that Spark writes for a source that has no offset yet."""
 
 
-def check_planned(spark: SparkSession, query: str, batch: int, kept: SparkCheckpoint, recorded: Sequence[str]) -> None:
-    """Refuses a batch whose rows are not those that the checkpoint's offsets name.
+def running_execution(spark: SparkSession, query: str) -> Any:
+    """Returns Spark's ``StreamExecution`` of a query's run, which stays the same for the run.
 
     Args:
         spark: The session.
         query: The query's id.
+    """
+    active = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return active.get(jvm().java.util.UUID.fromString(query))
+
+
+def check_planned(running: Callable[[], Any], batch: int, kept: SparkCheckpoint, recorded: Sequence[str]) -> None:
+    """Refuses a batch whose rows are not those that the checkpoint's offsets name.
+
+    Args:
+        running: Returns the query's `running_execution`.
         batch: The batch's number.
         kept: The query's checkpoint.
         recorded: The offsets of the batch there.
@@ -36,7 +46,7 @@ def check_planned(spark: SparkSession, query: str, batch: int, kept: SparkCheckp
         CheckpointMismatchError: with both offsets.
     """
     try:
-        planned = _planned(spark, query, batch)
+        planned = _planned(running(), batch)
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
@@ -50,10 +60,8 @@ def check_planned(spark: SparkSession, query: str, batch: int, kept: SparkCheckp
     )
 
 
-def _planned(spark: SparkSession, query: str, batch: int) -> tuple[str, ...] | None:
+def _planned(execution: Any, batch: int) -> tuple[str, ...] | None:
     """Returns the batch's end offsets in the query's memory, one a source; None if it is at another batch."""
-    active = spark._jsparkSession.sharedState().activeStreamingQueries()
-    execution = active.get(jvm().java.util.UUID.fromString(query))
     context = execution.getLatestExecutionContext()
     if context.batchId() != batch:
         return None

@@ -15,6 +15,7 @@ from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.fingerprints import fingerprints
+from sparkonce.spark.shipped import acknowledge_at_once
 from sparkonce.spark.worker import lighten_worker
 
 _FINGERPRINT = "__sparkonce_fingerprint"
@@ -64,6 +65,7 @@ class BatchTask:
         if context is None:
             raise PrepareError("Rows are written inside a Spark task only.")
         self._check_query(context)
+        acknowledge_at_once()
         if self.handover is None:
             for _ in rows:
                 pass  # a stateful query's state store needs the version, so its plan has to run

@@ -1,0 +1,95 @@
+"""Has Spark's tasks write the slots of a batch, in Python: the function that they run, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.util import PythonEvalType
+
+from sparkonce.executor import SlotTask, write_slot
+from sparkonce.protocol.codec import encode_handle
+from sparkonce.spark.kept import Kept
+from sparkonce.spark.shipped import Needs
+from sparkonce.spark.tables.merging import quoted
+from sparkonce.spark.worker import checked_first, lighten_worker
+
+_BATCH = "sparkonce.batch"
+_OUTPUT = pa.schema(
+    [
+        ("handle", pa.string()),
+        ("batch", pa.int64()),
+        ("stage", pa.int32()),
+        ("attempt", pa.int32()),
+        ("rows", pa.int64()),
+        ("size", pa.int64()),
+    ]
+)
+"""A task's answer, a row for each handle. The first has the number of rows that came, and their bytes."""
+_ANSWER = from_arrow_schema(_OUTPUT)
+
+
+def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, kept: Kept) -> DataFrame:
+    """Returns the answers of tasks that write these rows, for one collect in this thread.
+
+    The function that the tasks run stays the same, so that only a run's first batch makes it. They get the batch's
+    number by a local property, which Spark sends with each task.
+
+    Args:
+        rows: The rows.
+        task: The task of every slot.
+        needs: Of a worker.
+        kept: The function of the batch before. It is used again if it would be pickled to the same bytes.
+    """
+    session = rows.sparkSession
+    session.sparkContext.setLocalProperty(_BATCH, str(task.batch))
+    pickled = cloudpickle.dumps(_slot_writer(replace(task, batch=0)))
+
+    def function() -> Column:
+        function = pandas_udf(checked_first(pickled, needs), _ANSWER, PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        return function(*[F.col(quoted(name)) for name in rows.columns])
+
+    column = kept.get(("function", pickled, repr(needs)), function)
+    return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), session)
+
+
+def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
+    def write(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None or (number := context.getLocalProperty(_BATCH)) is None:
+            raise RuntimeError("Rows are written inside a Spark task of a batch only.")
+        batch = int(number)
+        copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
+        attempt = context.attemptNumber()
+        sent = [0, 0]
+        whole = replace(task, batch=batch)
+        handles = write_slot(_counted(rows, sent), whole, slot=context.partitionId(), copy=copy, attempt=attempt)
+        lighten_worker()
+        others = [0] * (len(handles) - 1)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "handle": [encode_handle(handle) for handle in handles],
+                "batch": [batch] * len(handles),
+                "stage": [context.stageId()] * len(handles),
+                "attempt": [attempt] * len(handles),
+                "rows": [sent[0], *others],
+                "size": [sent[1], *others],
+            },
+            schema=_OUTPUT,
+        )
+
+    return write
+
+
+def _counted(rows: Iterator[pa.RecordBatch], sent: list[int]) -> Iterator[pa.RecordBatch]:
+    """Yields batches, and counts their rows and bytes."""
+    for batch in rows:
+        sent[0] += batch.num_rows
+        sent[1] += batch.nbytes
+        yield batch

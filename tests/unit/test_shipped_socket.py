@@ -1,0 +1,55 @@
+"""A worker acknowledges what it was sent, so that the JVM sends the rows at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import IO
+
+import pytest
+
+from sparkonce.spark.shipped import acknowledge_at_once
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
+
+
+def connected(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    sent = stack.enter_context(socket.create_connection(listening.getsockname()))
+    return sent, stack.enter_context(listening.accept()[0])
+
+
+def main(infile: IO[bytes], work: Callable[[], None]) -> None:
+    """Has the name and the argument of the function that reads from the JVM in PySpark's worker."""
+    work()
+
+
+def acknowledges(received: socket.socket) -> bool:
+    return bool(received.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+
+
+def test_the_socket_of_pysparks_worker_acknowledges_at_once() -> None:
+    with ExitStack() as stack:
+        sent, received = connected(stack)
+        received.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        before = acknowledges(received)
+        infile = stack.enter_context(os.fdopen(os.dup(received.fileno()), "rb"))
+        main(infile, acknowledge_at_once)
+        assert (before, acknowledges(received)) == (False, True)
+        sent.sendall(b"rows")  # and is still open, for what the worker reads next
+        assert infile.read(4) == b"rows"
+
+
+def test_a_socket_of_another_kind_stays_as_it_is() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs, os.fdopen(os.dup(ours.fileno()), "rb") as infile:
+        main(infile, acknowledge_at_once)
+        theirs.sendall(b"rows")
+        assert infile.read(4) == b"rows"
+
+
+def test_elsewhere_there_is_nothing_to_do() -> None:
+    acknowledge_at_once()
