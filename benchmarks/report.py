@@ -14,6 +14,8 @@ from bench import Variant
 from processes import KINDS
 
 Runs = list[dict[str, Any]]
+_FEW_ROWS = 10_000
+"""Batches of fewer rows are measured by their time, not by rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,10 @@ def targets(results: dict[str, Any]) -> list[Target]:
     for load in dict.fromkeys(run["load"] for run in throughput):
         runs = [run for run in throughput if run["load"] == load]
         small = runs[0]["row_bytes"] <= 100
+        if runs[0]["batch_rows"] < _FEW_ROWS:
+            ratios = paired(runs, "add_batch_ms", "d", "b", lambda d, b: d / b)
+            found.append(_at_most(f"{load}: addBatch of (d) ≤ twice that of (b)", ratios, 2.0, ""))
+            continue
         for letter, bound in (("b", 1.3 if small else 1.25), ("c", 0.98), ("e", 0.6 if small else 0.75)):
             if ratios := paired(runs, "rows_per_s", "d", letter, lambda d, other: d / other):
                 found.append(_at_least(f"{load}: (d) ≥ {bound} of ({letter}) in rows/s", ratios, bound))

@@ -36,6 +36,7 @@ from session import CORES, PARTITIONS
 KINDS = ("throughput", "latency", "memory")
 LOADS = (
     Load(name="made, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5),
+    Load(name="made, 200 rows", row_bytes=100, batch_rows=200, warm=100, measured=80),
     Load(name="made, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5),
     Load(name="topic, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values"),
     Load(name="topic, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5, shape="values"),
@@ -43,7 +44,8 @@ LOADS = (
     Load(name="lz4, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values", compression="lz4"),
     Load(name="windows, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="windows"),
 )
-"""Rows that Spark makes; and topics, in upper case with and without keys and compression, and as sums of windows."""
+"""Rows that Spark makes, also in batches so small that only fixed costs count; and topics, in upper case with and
+without keys and compression, and as sums of windows."""
 
 TRIGGERS_MS = (1000, 200)
 # Bytes of a row, rows of a batch.
@@ -161,7 +163,7 @@ def _parse() -> argparse.Namespace:
     given.variant = tuple(letters[letter] for letter in dict.fromkeys(given.variant))
     chosen = [names[name] for name in given.load or names]
     given.load = [
-        replace(load, batch_rows=load.batch_rows // 4, measured=2) if given.quick else load for load in chosen
+        replace(load, batch_rows=max(200, load.batch_rows // 4), measured=2) if given.quick else load for load in chosen
     ]
     given.output = given.output or Path(__file__).parent / "results" / f"{_commit()}.json"
     given.only = given.only or KINDS

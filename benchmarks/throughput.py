@@ -36,13 +36,15 @@ def _summary(run: Running, clock: CpuClock, load: Load) -> dict[str, Any]:
     start, end = _began_s(progress[batches[0]]), _began_s(progress[batches[-1] + 1])
     rows = load.batch_rows * load.measured
     cpu = clock.used(start, end)
+    spark_ms = _medians([progress[batch]["durationMs"] for batch in batches])
     return {
         "rows": rows,
         "wall_s": end - start,
         "rows_per_s": rows / (end - start),
         "cpu_s": cpu,
         "cpu_us_per_row": sum(cpu.values()) / rows * 1e6,
-        "spark_ms": _medians([progress[batch]["durationMs"] for batch in batches]),
+        "spark_ms": spark_ms,
+        "add_batch_ms": spark_ms["addBatch"],
         "phases_ms": _phases_ms(run, batches),
     }
 
