@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.in_process import MARKS
 from sparkonce import FilesSink
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner
 from sparkonce.spark import slot_tasks, work
 from sparkonce.spark.kept import _MOST, Kept
+from sparkonce.spark.shipped import acknowledge_at_once
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
 
@@ -37,37 +40,72 @@ class Query:
 
         monkeypatch.setattr(slot_tasks, "pandas_udf", counted)
 
-    def write(self, batch: int, rows: DataFrame | None = None, claim: int = 0) -> list[str]:
-        """Writes two slots, and returns their files' names."""
+    def write(self, batch: int, rows: DataFrame | None = None, claim: int = 0) -> set[tuple[int, int]]:
+        """Writes two slots, and returns the batches and claims that their files belong to."""
         facts = self.sink.preflight("0123456789ab", None)
         owner = Owner(query="0123456789ab", token=Token(claim, "0" * 8), facts=facts)
         rows = self.spark.range(10, numPartitions=2) if rows is None else rows
         task = SparkWork(rows, batch, shares(views_of(self.sink)), kept=self.kept)
         handles, _ = task.write({self.sink.name: owner}, None)
         assert sum(handle.rows for handle in handles) == rows.count()
-        return [json.dumps(dict(handle.transaction or {}), default=str) for handle in handles]
+        found = [TransactionName.parse(str(handle["name"])) for handle in handles]
+        return {(name.batch, name.token.position) for name in found if name is not None}
 
 
 def test_later_batches_run_the_first_ones_function_under_their_own_numbers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = Query(spark, tmp_path, monkeypatch)
-    found = [query.write(batch) for batch in (7, 8, 9)]
+    assert [query.write(batch) for batch in (7, 8, 9)] == [{(7, 0)}, {(8, 0)}, {(9, 0)}]
     assert query.functions == 1
-    assert len({name for names in found for name in names}) == 6, found
 
 
 def test_another_owner_or_a_changed_sink_makes_another_function(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = Query(spark, tmp_path, monkeypatch)
-    query.write(7)
-    query.write(7, claim=1)
+    assert query.write(7) == {(7, 0)}
+    assert query.write(7, claim=1) == {(7, 1)}
     assert query.functions == 2
     vars(query.sink)["changed"] = True
     query.write(8, claim=1)
     query.write(9, claim=1)
     assert query.functions == 3
+
+
+def test_columns_that_come_later_are_written_too(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(spark, tmp_path, monkeypatch)
+    rows = spark.range(10, numPartitions=2)
+    query.write(7, rows)
+    query.write(8, rows.withColumn("later", F.lit("x")))
+    read = [pq.read_schema(file).names for file in tmp_path.rglob("*.parquet")]
+    staged = [pq.read_schema(file).names for file in tmp_path.rglob("*8.?.*") if file.is_file()]
+    assert ["id", "later"] in read + staged
+
+
+def test_what_the_user_adds_to_the_workers_makes_another_function(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(spark, tmp_path, monkeypatch)
+    query.write(7)
+    monkeypatch.setitem(spark.sparkContext.environment, "NEW", "1")
+    query.write(8)
+    monkeypatch.setattr(spark.sparkContext, "_python_includes", ["added.zip"])
+    query.write(9)
+    assert query.functions == 3
+
+
+def test_the_jvm_sends_rows_at_once_to_a_real_worker(spark: SparkSession) -> None:
+    def tell(rows: Any) -> Any:
+        told = acknowledge_at_once()
+        for _ in rows:
+            pass
+        yield pa.RecordBatch.from_pydict({"told": [told]})
+
+    answers = spark.range(2, numPartitions=2).mapInArrow(tell, "told boolean").collect()
+    assert [answer["told"] for answer in answers] == [True, True]
 
 
 def test_a_batch_that_its_tasks_took_for_another_is_not_prepared(

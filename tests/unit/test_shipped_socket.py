@@ -22,9 +22,9 @@ def connected(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
     return sent, stack.enter_context(listening.accept()[0])
 
 
-def main(infile: IO[bytes], work: Callable[[], None]) -> None:
+def main(infile: IO[bytes], work: Callable[[], bool]) -> bool:
     """Has the name and the argument of the function that reads from the JVM in PySpark's worker."""
-    work()
+    return work()
 
 
 def acknowledges(received: socket.socket) -> bool:
@@ -37,19 +37,29 @@ def test_the_socket_of_pysparks_worker_acknowledges_at_once() -> None:
         received.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         before = acknowledges(received)
         infile = stack.enter_context(os.fdopen(os.dup(received.fileno()), "rb"))
-        main(infile, acknowledge_at_once)
+        assert main(infile, acknowledge_at_once)
         assert (before, acknowledges(received)) == (False, True)
         sent.sendall(b"rows")  # and is still open, for what the worker reads next
         assert infile.read(4) == b"rows"
 
 
+def test_the_socket_still_waits_for_rows_where_the_user_has_set_a_time_limit() -> None:
+    with ExitStack() as stack:
+        _, received = connected(stack)
+        infile = stack.enter_context(os.fdopen(os.dup(received.fileno()), "rb"))
+        stack.callback(socket.setdefaulttimeout, None)
+        socket.setdefaulttimeout(30)
+        main(infile, acknowledge_at_once)
+        assert os.get_blocking(infile.fileno())
+
+
 def test_a_socket_of_another_kind_stays_as_it_is() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs, os.fdopen(os.dup(ours.fileno()), "rb") as infile:
-        main(infile, acknowledge_at_once)
+        assert not main(infile, acknowledge_at_once)
         theirs.sendall(b"rows")
         assert infile.read(4) == b"rows"
 
 
 def test_elsewhere_there_is_nothing_to_do() -> None:
-    acknowledge_at_once()
+    assert not acknowledge_at_once()

@@ -48,7 +48,7 @@ class ArrowBatches:
         self._rows = self._bytes = 0
         self._has_large_rows = False
         self._set: dict[str, str] = {}
-        self._there: dict[str, str | None] = {}
+        self._found: dict[str, str | None] = {}
         self._most_records = _NO_LIMIT
         self._is_checked = False
 
@@ -92,17 +92,17 @@ class ArrowBatches:
 
     def _is_ours(self, conf: RuntimeConfig) -> bool:
         """Tells if the bound of bytes is not the user's, and takes note of the user's number of rows."""
-        self._there = {_BYTES: conf.get(_BYTES, None), _RECORDS: str(conf.get(_RECORDS))}
-        if self._there[_BYTES] not in (None, self._set.get(_BYTES)):
+        self._found = {_BYTES: conf.get(_BYTES, None), _RECORDS: str(conf.get(_RECORDS))}
+        if self._found[_BYTES] not in (None, self._set.get(_BYTES)):
             return False
-        if (records := str(self._there[_RECORDS])) != self._set.get(_RECORDS):
+        if (records := str(self._found[_RECORDS])) != self._set.get(_RECORDS):
             self._most_records = int(records) if int(records) > 0 else _NO_LIMIT
         return True
 
     def _put(self, conf: RuntimeConfig, size_bytes: int, records: int) -> None:
         self._set = {_BYTES: str(size_bytes), _RECORDS: str(records)}
         for name, value in self._set.items():
-            if value != self._there[name]:
+            if value != self._found[name]:
                 conf.set(name, value)
 
 

@@ -260,6 +260,7 @@ class ExactlyOnce:
         takes some seconds, and their open transactions are aborted.
         """
         self._display.end()
+        self._kept = Kept()
         if self._run is not None:
             self._run[1].end()
 
@@ -279,6 +280,7 @@ class ExactlyOnce:
             known = self._run
             try:
                 if known is not None and known[0] == run:
+                    self._kept = Kept()
                     known[1].end()
             finally:
                 _ends.pop(run, None)

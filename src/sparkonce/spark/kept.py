@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 _Made = TypeVar("_Made")
-_MOST = 64
+_MOST = 16
+_MISSING = object()
 
 
 class Kept:
@@ -16,9 +17,10 @@ class Kept:
         self._made: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Returns what was made for this key, or makes it. Keys must not come anew with every batch for long."""
-        if key not in self._made:
+        """Returns what was made for this key, or makes it. Threads may call it; two may both make the same."""
+        made = self._made.get(key, _MISSING)
+        if made is _MISSING:
             if len(self._made) >= _MOST:
                 self._made.clear()
-            self._made[key] = make()
-        return cast(_Made, self._made[key])
+            self._made[key] = made = make()
+        return cast(_Made, made)

@@ -77,22 +77,35 @@ def check_once(needs: Needs) -> None:
     vars(sys.modules["sparkonce"]).setdefault("_checked", set()).add(key)
 
 
-def acknowledge_at_once() -> None:
-    """Has the JVM send a task's first rows at once, where they come over TCP: they came 40 ms late in every task.
+def acknowledge_at_once() -> bool:
+    """Has the JVM send a task's first rows at once, where they come over TCP. Returns True if it does.
 
     The JVM sends the function, then the rows. Its socket holds small pieces back until what was sent before is
-    acknowledged (Nagle's algorithm, RFC 896), and a receiver that sends nothing delays that (tcp(7): TCP_QUICKACK).
+    acknowledged (Nagle's algorithm, RFC 896). A receiver that sends nothing waits 40 ms with that, unless it is told
+    not to (tcp(7): TCP_QUICKACK).
     """
     frame: Any = sys._getframe()
     while frame is not None:
         # PySpark's worker gives its function no socket. Its ``main`` reads from one.
         if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
             with suppress(AttributeError, OSError):  # another system; a socket of another kind
-                descriptor = os.dup(frame.f_locals["infile"].fileno())
-                with socket.socket(fileno=descriptor) as rows:
-                    rows.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            return
+                _acknowledge(frame.f_locals["infile"].fileno())
+                return True
+            return False
         frame = frame.f_back
+    return False
+
+
+def _acknowledge(descriptor: int) -> None:
+    blocking = os.get_blocking(descriptor)
+    rows = socket.socket(fileno=descriptor)
+    try:
+        rows.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    finally:
+        rows.detach()  # the worker still reads from it
+        os.set_blocking(
+            descriptor, blocking
+        )  # where ``socket.setdefaulttimeout`` was called, the new object changed it
 
 
 def build_of(package: str) -> str:

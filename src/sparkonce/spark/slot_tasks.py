@@ -47,15 +47,17 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, kept: Kept) -> Dat
         needs: Of a worker.
         kept: The function of the batch before. It is used again if it would be pickled to the same bytes.
     """
-    session = rows.sparkSession
-    session.sparkContext.setLocalProperty(_BATCH, str(task.batch))
+    session, context = rows.sparkSession, rows.sparkSession.sparkContext
+    context.setLocalProperty(_BATCH, str(task.batch))
     pickled = cloudpickle.dumps(_slot_writer(replace(task, batch=0)))
 
     def function() -> Column:
         function = pandas_udf(checked_first(pickled, needs), _ANSWER, PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
         return function(*[F.col(quoted(name)) for name in rows.columns])
 
-    column = kept.get(("function", pickled, repr(needs)), function)
+    # PySpark puts the Python files that were added, and the environment of workers, into the function.
+    given = repr((needs, context._python_includes, context.environment))
+    column = kept.get(("function", pickled, given), function)
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), session)
 
 
@@ -64,18 +66,17 @@ def _slot_writer(task: SlotTask):  # type: ignore[no-untyped-def]
         context = TaskContext.get()
         if context is None or (number := context.getLocalProperty(_BATCH)) is None:
             raise RuntimeError("Rows are written inside a Spark task of a batch only.")
-        batch = int(number)
         copy = f"{context.stageId()}.{context.taskAttemptId()}.{context.attemptNumber()}"
         attempt = context.attemptNumber()
         sent = [0, 0]
-        whole = replace(task, batch=batch)
+        whole = replace(task, batch=int(number))
         handles = write_slot(_counted(rows, sent), whole, slot=context.partitionId(), copy=copy, attempt=attempt)
         lighten_worker()
         others = [0] * (len(handles) - 1)
         yield pa.RecordBatch.from_pydict(
             {
                 "handle": [encode_handle(handle) for handle in handles],
-                "batch": [batch] * len(handles),
+                "batch": [whole.batch] * len(handles),
                 "stage": [context.stageId()] * len(handles),
                 "attempt": [attempt] * len(handles),
                 "rows": [sent[0], *others],

@@ -190,8 +190,8 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        # A view may have other columns in each batch; the query's own rows have the same.
-        schema = arrow_schema(df.schema) if share.view else self._kept.get("schema", lambda: arrow_schema(df.schema))
+        # A view may have other columns in each batch. So may rows that the user's own function gives.
+        schema = self._kept.get(("schema", df._jdf.schema().json()), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
         hashed: list[tuple[str, tuple[str, ...]]] = []
         marks: list[str] = []

@@ -28,18 +28,23 @@ def running_execution(spark: SparkSession, query: str) -> Any:
     Args:
         spark: The session.
         query: The query's id.
+
+    Raises:
+        LookupError: if Spark does not know it.
     """
     active = spark._jsparkSession.sharedState().activeStreamingQueries()
-    return active.get(jvm().java.util.UUID.fromString(query))
+    if (found := active.get(jvm().java.util.UUID.fromString(query))) is None:
+        raise LookupError(f"Spark does not run query {query}.")
+    return found
 
 
-def check_planned(running: Callable[[], Any], batch: int, kept: SparkCheckpoint, recorded: Sequence[str]) -> None:
+def check_planned(running: Callable[[], Any], batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str]) -> None:
     """Refuses a batch whose rows are not those that the checkpoint's offsets name.
 
     Args:
         running: Returns the query's `running_execution`.
         batch: The batch's number.
-        kept: The query's checkpoint.
+        checkpoint: The query's.
         recorded: The offsets of the batch there.
 
     Raises:
@@ -50,11 +55,11 @@ def check_planned(running: Callable[[], Any], batch: int, kept: SparkCheckpoint,
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
-    if planned is None or planned == tuple(recorded) or not kept.is_by_place(batch):
+    if planned is None or planned == tuple(recorded) or not checkpoint.is_by_place(batch):
         return
     raise CheckpointMismatchError(
         f"The running query has planned batch {batch} with the offsets {list(planned)}, and "
-        f"{kept.files.location}/offsets/{batch} has {list(recorded)}: another driver runs on this checkpoint.",
+        f"{checkpoint.files.location}/offsets/{batch} has {list(recorded)}: another driver runs on this checkpoint.",
         next_step="Stop the other driver, and start this query again: it resumes with the offsets in the checkpoint. "
         "Nothing is written twice, and no row is lost.",
     )
