@@ -103,9 +103,8 @@ def _acknowledge(descriptor: int) -> None:
         rows.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
     finally:
         rows.detach()  # the worker still reads from it
-        os.set_blocking(
-            descriptor, blocking
-        )  # where ``socket.setdefaulttimeout`` was called, the new object changed it
+        # The new object has changed it if the user has called ``socket.setdefaulttimeout``.
+        os.set_blocking(descriptor, blocking)
 
 
 def build_of(package: str) -> str:
