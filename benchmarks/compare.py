@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ _END_WITHIN_S = 60.0
 
 def main() -> int:
     given = _parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
     console = Console(width=None if sys.stdout.isatty() else 120)
     with ExitStack() as stack:
         sources = [stack.enter_context(_source(commit)) for commit in given.commits]

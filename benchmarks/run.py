@@ -36,7 +36,7 @@ from session import CORES, PARTITIONS
 KINDS = ("throughput", "latency", "memory")
 LOADS = (
     Load(name="made, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5),
-    Load(name="made, 200 rows", row_bytes=100, batch_rows=200, warm=100, measured=80),
+    Load(name="made, 200 rows", row_bytes=100, batch_rows=200, warm=60, measured=40),
     Load(name="made, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5),
     Load(name="topic, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values"),
     Load(name="topic, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5, shape="values"),
