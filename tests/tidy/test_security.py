@@ -19,7 +19,8 @@ RUNS_WHAT_IT_READS = {
 
 MAY_RUN = {
     "sinks/write_ahead/sink.py": "packs the user's own function for Spark's workers; no file holds it",
-    "spark/worker.py": "packs the writers behind a check of the worker; no file holds them",
+    "spark/slot_tasks.py": "packs the writers for Spark's workers; no file holds them",
+    "spark/worker.py": "unpacks the writers behind a check of the worker; no file holds them",
     "spark/plans.py": "looks into a function that this process has pickled for the plan; no file holds it",
     "spark/job/script.py": "runs the program that the user names, as `python` would",
     "testing/scene.py": "tries whether a sink can be pickled as Spark does it, on one line",

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -30,11 +29,10 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
-from sparkonce.spark.checkpoints.planned import check_planned, running_execution
+from sparkonce.spark.checkpoints.planned import check_planned
 from sparkonce.spark.grouping import grouping_of
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
@@ -128,8 +126,7 @@ class ExactlyOnce:
                 f"accept_lost_batches={self._accept_lost!r}: no sink is called {', '.join(sorted(unknown))}.",
                 next_step=f"Give names of {sorted(self._sinks)}, as StaleServerError did.",
             )
-        self._groups = groups(group_offsets)
-        self._check_groups()
+        self._groups = groups(group_offsets, self._sinks)
         self._timing = Timing(
             outage_patience_s=number("outage_patience_s", outage_patience_s, above=0),
             sweep_every_s=number("sweep_every_s", sweep_every_s, least=0),
@@ -230,13 +227,11 @@ class ExactlyOnce:
                 f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
-        running = partial(running_execution, df.sparkSession, query)
-        check_planned(lambda: self._kept.get("execution", running), batch, checkpoint, offsets)
+        check_planned(df.sparkSession, query, batch, checkpoint, offsets, self._kept)
         if self._topics is not None and run.state.view.decision(batch) is None:
             self._topics.check_same()
-        asked = BatchAsked(
-            batch=batch, offsets=offsets, previous_offsets=input_offsets(checkpoint, batch - 1, patience_s)
-        )
+        before = input_offsets(checkpoint, batch - 1, patience_s)
+        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
         try:
             grouping = grouping_of(asked.previous_offsets, asked.offsets, self._rows_per_slot)
             work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
@@ -370,18 +365,6 @@ class ExactlyOnce:
                 f"This ExactlyOnce runs already, as query {self._query.id}: one object, and one checkpoint, serve one "
                 "query.",
                 next_step="Stop that one first, or make another ExactlyOnce with a checkpoint of its own.",
-            )
-
-    def _check_groups(self) -> None:
-        for group in self._groups:
-            name = group.in_transaction_of
-            sink = self._sinks.get(name or "")
-            if name is None or (isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE):
-                continue
-            raise ConfigurationError(
-                f"in_transaction_of={name!r} names no KafkaSink that is {Guarantee.EXACTLY_ONCE.value}; the sinks are "
-                f"{sorted(self._sinks)}.",
-                next_step="Name one, or leave in_transaction_of out: offsets are then committed after each batch.",
             )
 
     def _check_columns(self, df: DataFrame) -> Sequence[ShareSample]:

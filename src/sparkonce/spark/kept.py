@@ -11,7 +11,7 @@ _MISSING = object()
 
 
 class Kept:
-    """What is made once in a run of a query, by what it was made of. Another run may have another JVM."""
+    """Objects that are made once in a run of a query, by what they were made of. Another run may have another JVM."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}

@@ -78,7 +78,7 @@ def check_once(needs: Needs) -> None:
 
 
 def acknowledge_at_once() -> bool:
-    """Has the JVM send a task's first rows at once, where they come over TCP. Returns True if it does.
+    """Lets the JVM send a task's first rows at once, where they come over TCP, and tells if it does.
 
     The JVM sends the function, then the rows. Its socket holds small pieces back until what was sent before is
     acknowledged (Nagle's algorithm, RFC 896). A receiver that sends nothing waits 40 ms with that, unless it is told

@@ -1,4 +1,4 @@
-"""Has Spark's tasks write the slots of a batch, in Python: the function that they run, and their answers."""
+"""Lets Spark's tasks write the slots of a batch, in Python: the function that they run, and their answers."""
 
 from __future__ import annotations
 

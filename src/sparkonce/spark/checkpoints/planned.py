@@ -7,7 +7,8 @@ checkpoint may then plan batch N with different offsets, and the file has those 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 from sparkonce.checkpoint.spark import SparkCheckpoint, canonical
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.spark.jvm import items, jvm
+from sparkonce.spark.kept import Kept
 
 logger = logging.getLogger("sparkonce")
 
@@ -22,36 +24,24 @@ _NONE_YET = "-"
 """The text that Spark writes for a source that has no offset yet."""
 
 
-def running_execution(spark: SparkSession, query: str) -> Any:
-    """Returns Spark's ``StreamExecution`` of a query's run, which stays the same for the run.
+def check_planned(
+    spark: SparkSession, query: str, batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str], kept: Kept
+) -> None:
+    """Refuses a batch whose rows are not those that the checkpoint's offsets name.
 
     Args:
         spark: The session.
         query: The query's id.
-
-    Raises:
-        LookupError: if Spark does not know it.
-    """
-    active = spark._jsparkSession.sharedState().activeStreamingQueries()
-    if (found := active.get(jvm().java.util.UUID.fromString(query))) is None:
-        raise LookupError(f"Spark does not run query {query}.")
-    return found
-
-
-def check_planned(running: Callable[[], Any], batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str]) -> None:
-    """Refuses a batch whose rows are not those that the checkpoint's offsets name.
-
-    Args:
-        running: Returns the query's `running_execution`.
         batch: The batch's number.
         checkpoint: The query's.
         recorded: The offsets of the batch there.
+        kept: Of the query's run.
 
     Raises:
         CheckpointMismatchError: with both offsets.
     """
     try:
-        planned = _planned(running(), batch)
+        planned = _planned(kept.get("execution", partial(_execution, spark, query)), batch)
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
@@ -63,6 +53,14 @@ def check_planned(running: Callable[[], Any], batch: int, checkpoint: SparkCheck
         next_step="Stop the other driver, and start this query again: it resumes with the offsets in the checkpoint. "
         "Nothing is written twice, and no row is lost.",
     )
+
+
+def _execution(spark: SparkSession, query: str) -> Any:
+    """Returns Spark's ``StreamExecution`` of the query, which stays the same for the run."""
+    active = spark._jsparkSession.sharedState().activeStreamingQueries()
+    if (found := active.get(jvm().java.util.UUID.fromString(query))) is None:
+        raise LookupError(f"Spark does not run query {query}.")
+    return found
 
 
 def _planned(execution: Any, batch: int) -> tuple[str, ...] | None:

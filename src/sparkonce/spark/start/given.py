@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,6 +12,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
 from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets
 from sparkonce.spark.jvm import field, jvm
 from sparkonce.spark.start.checkpoint import CheckpointLocation
@@ -129,11 +132,13 @@ def accepted(given: object) -> dict[str, int]:
     return {name: whole_number(f"accept_lost_batches[{name!r}]", batch, least=0) for name, batch in batches.items()}
 
 
-def groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets, ...]:
-    """Returns the consumer groups that are to follow the query.
+def groups(
+    given: GroupOffsets | Sequence[GroupOffsets], sinks: Mapping[str, TwoPhaseCommitSink]
+) -> tuple[GroupOffsets, ...]:
+    """Returns the consumer groups that are to follow the query into these sinks.
 
     Raises:
-        ConfigurationError: if one is something else.
+        ConfigurationError: if one is something else, or names a sink that has no transactions of Kafka.
     """
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     for group in found:
@@ -143,6 +148,15 @@ def groups(given: GroupOffsets | Sequence[GroupOffsets]) -> tuple[GroupOffsets, 
                 next_step="Give GroupOffsets('group', {'bootstrap.servers': 'broker:9092'}), or a list of them.",
                 setting="group_offsets",
             )
+        name = group.in_transaction_of
+        sink = sinks.get(name or "")
+        if name is None or (isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE):
+            continue
+        raise ConfigurationError(
+            f"in_transaction_of={name!r} names no KafkaSink that is {Guarantee.EXACTLY_ONCE.value}; the sinks are "
+            f"{sorted(sinks)}.",
+            next_step="Name one, or leave in_transaction_of out: offsets are then committed after each batch.",
+        )
     return found
 
 
