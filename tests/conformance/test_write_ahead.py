@@ -90,6 +90,8 @@ class TestNeither(WriteAheadSuite):
 
 @pytest.mark.drawn(17, "other promises of a function")
 class TestWholeBatches(WriteAheadSuite):
+    loses_whole_batches = True
+
     @pytest.fixture(autouse=True)
     def _target(self, tmp_path: Path) -> None:
         self.root, self.target = tmp_path, AppendingTarget(tmp_path / "target")
