@@ -26,7 +26,7 @@ _filled: dict[tuple[str, int], tuple[str, int]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What every variant gets.
+    """Rows that every variant gets.
 
     Attributes:
         name: In tables.

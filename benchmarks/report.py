@@ -45,8 +45,8 @@ def targets(results: dict[str, Any]) -> list[Target]:
         runs = [run for run in throughput if run["load"] == load]
         small = runs[0]["row_bytes"] <= 100
         if runs[0]["batch_rows"] < _FEW_ROWS:
-            ratios = paired(runs, "add_batch_ms", "d", "b", lambda d, b: d / b)
-            found.append(_at_most(f"{load}: addBatch of (d) ≤ twice that of (b)", ratios, 2.0, ""))
+            if ratios := paired(runs, "add_batch_ms", "d", "b", lambda d, b: d / b):
+                found.append(_at_most(f"{load}: addBatch of (d) ≤ twice that of (b)", ratios, 2.0, ""))
             continue
         for letter, bound in (("b", 1.3 if small else 1.25), ("c", 0.98), ("e", 0.6 if small else 0.75)):
             if ratios := paired(runs, "rows_per_s", "d", letter, lambda d, other: d / other):
