@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from eventually import eventually
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.testing.kafka import Transaction, list_transactions
@@ -28,3 +30,22 @@ def await_markers(bootstrap: str, query: str = "") -> None:
         return transactions_of(bootstrap, query, *ENDING) if query else list_transactions(bootstrap, states=ENDING)
 
     eventually(lambda: not ending(), "the broker has written its markers")
+
+
+def await_aborted(bootstrap: str, query: str) -> None:
+    """Waits until the broker has aborted all of a query's transactions that are past their timeout.
+
+    Raises:
+        AssertionError: if it has not in time; says what is left, and in which state.
+    """
+    left: dict[str, Transaction] = {}
+
+    def none_is_left() -> bool:
+        left.clear()
+        left.update(transactions_of(bootstrap, query, "Ongoing", *ENDING))
+        return not left
+
+    try:
+        eventually(none_is_left, "the broker has aborted what is past its timeout")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; left at {time.time():.3f}: {list(left.values())}") from None

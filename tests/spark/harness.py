@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventually import LIMIT_S
-from kafka_transactions import await_markers, transactions_of
+from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import Run
 from spark.watching import Watcher
@@ -172,6 +172,10 @@ class AnyJob:
     def transactions(self, *states: str) -> dict[str, Transaction]:
         """The query's own transactions on the broker, in one of these states, or in any."""
         return transactions_of(self.bootstrap, self.query, *states)
+
+    def await_aborted(self) -> None:
+        """Waits until the broker has aborted the query's transactions that are past their timeout."""
+        await_aborted(self.bootstrap, self.query)
 
     def records(self) -> list[Record]:
         """Reads the topic, read_committed, once all that was to end there has ended."""

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_transactions import await_markers, transactions_of
+from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.checkpoint.local import LocalFiles
@@ -176,6 +176,10 @@ class Stream:
     def transactions(self, *states: str) -> dict[str, Transaction]:
         """Lists the query's own on the server."""
         return transactions_of(self.bootstrap, self._query(), *states)
+
+    def await_aborted(self) -> None:
+        """Waits until the broker has aborted the query's transactions that are past their timeout."""
+        await_aborted(self.bootstrap, self._query())
 
     def _query(self) -> str:
         return short_query(SparkCheckpoint(LocalFiles(self.checkpoint)).query_id() or "")

@@ -12,7 +12,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at, ended
 from spark.injuries import Proof, Verdict, proof
@@ -214,7 +213,7 @@ def test_a_plan_that_draws_anew_at_least_once(stream: Stream, verdict: Verdict) 
 @proof
 def test_a_batch_that_takes_longer_than_its_transactions(stream: Stream, verdict: Verdict) -> Proof:
     verdict.of(explained(stream, timeout=1000, reader=COMMITTED), "every batch is done within 1 second")
-    slow = call_at(Phase.DECIDING, 1, lambda: aborted_by_kafka(stream))
+    slow = call_at(Phase.DECIDING, 1, stream.await_aborted)
     yield
     with pytest.raises(TransactionTooOldError):
         run(stream, settings={"transaction.timeout.ms": 1000}, listener=slow)
@@ -237,13 +236,9 @@ def test_a_driver_that_stays_away(stream: Stream, verdict: Verdict) -> Proof:
     yield
     with pytest.raises(CrashError):
         run(stream, settings={"transaction.timeout.ms": 1000}, listener=crash_at(Phase.FINISHING, 1))
-    aborted_by_kafka(stream)
+    stream.await_aborted()
     run(stream)
     assert stream.keys() == IDS
-
-
-def aborted_by_kafka(stream: Stream) -> None:
-    eventually(lambda: not stream.transactions("Ongoing"), "Kafka aborts what is past its timeout")
 
 
 @pytest.mark.proves(

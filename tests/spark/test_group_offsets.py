@@ -169,7 +169,7 @@ def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(st
     }
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 1), **arguments)
-    eventually(lambda: not stream.transactions("Ongoing", "PrepareAbort"), "the broker has aborted them")
+    stream.await_aborted()
     assert group.read() == 400
     healed = stream.run(**arguments)
     assert [(done.batch, done.healed > 0) for done in healed] == [(1, True), (2, False)]

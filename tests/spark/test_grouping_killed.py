@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from eventually import LIMIT_S, eventually
+from eventually import LIMIT_S
 from spark.harness import PARTITIONS, Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
@@ -79,9 +79,7 @@ def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, 
         start_held(holds, list(points.values()), tmp_path / "killed.log").kill()
         before = {job: handles(job) for job in (*half_lost, decided)}
         for job in half_lost:
-            eventually(
-                lambda job=job: not job.transactions("Ongoing", "PrepareAbort"), "the broker has aborted the rest"
-            )
+            job.await_aborted()
             assert job.transactions("CompleteAbort")
         start_together(jobs, tmp_path / "next.log", master="local[3]", points=()).join()
         for job in jobs:

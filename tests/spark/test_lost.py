@@ -180,7 +180,7 @@ def test_a_driver_that_is_killed_while_it_heals_leaves_the_next_one_to_heal(kafk
         hold.release()
         again.wait(run.check)
         run.kill()
-        eventually(lambda: not job.transactions("Ongoing", "PrepareAbort"), "the broker has aborted that, too")
+        job.await_aborted()
         job.start(points=()).finish()
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
