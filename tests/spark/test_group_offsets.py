@@ -165,7 +165,7 @@ def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: S
 def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(stream: Stream, group: Group) -> None:
     arguments = {
         "group_offsets": group.offsets(in_transaction_of="kafka"),
-        "settings": {"transaction.timeout.ms": 2_000},
+        "settings": {"transaction.timeout.ms": 10_000},  # a first batch on a busy machine takes up to 5 s
     }
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 1), **arguments)
