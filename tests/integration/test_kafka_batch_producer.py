@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -318,6 +321,68 @@ def test_purged_rows_are_told(kafka: Kafka) -> None:
     assert kafka.told.acknowledged == 0
     assert sorted(size for *_, size in kafka.told.refused) == [3, 6]
     assert read_uncommitted(kafka.bootstrap, topic) == []
+
+
+def lent(producer: BatchProducer, topic: str, letter: str) -> int:
+    """Produces a thousand rows of 1,000 bytes, and forgets them. Returns the bytes of Arrow's memory that are kept."""
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    producer.produce(topic, values(*[letter * 1_000] * 1_000))
+    gc.collect()
+    return pa.total_allocated_bytes() - before
+
+
+def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would come into its place
+    before = pa.total_allocated_bytes()
+    deliver(producer)
+    assert before - pa.total_allocated_bytes() == kept
+    assert {record.value for record in read_committed(kafka.bootstrap, topic)} == {b"a" * 1_000}
+    assert len(others) == 5
+
+
+@pytest.mark.parametrize("columns", [{"key": "k"}, {"partition": None}], ids=["keys", "some without a partition"])
+def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka, columns: dict[str, Any]) -> None:
+    topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    more = {name: [value, value if value else 0] for name, value in columns.items()}
+    types = {"partition": pa.int32(), "key": pa.string()}
+    arrays = {name: pa.array(given, types[name]) for name, given in more.items()}
+    producer.produce(topic, pa.record_batch({"value": ["b", "c"], **arrays}))
+    assert lent(producer, topic, "d") == 0, "from now on all are copied: rows of a partition may pass each other"
+    before = pa.total_allocated_bytes()
+    deliver(producer)
+    assert pa.total_allocated_bytes() == before, "what was lent before is kept"
+    producer.destroy()
+    assert before - pa.total_allocated_bytes() == kept
+    assert len(read_committed(kafka.bootstrap, topic)) == 2_002
+
+
+def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    producer.purge()
+    deliver(producer)
+    before = pa.total_allocated_bytes()
+    producer.destroy()
+    assert before - pa.total_allocated_bytes() == kept
+
+
+def test_memory_outlives_a_producer_that_nobody_ends() -> None:
+    """Its threads go on reading: also while Python ends."""
+    script = """
+import gc, pyarrow as pa
+from sparkonce.sinks.kafka.batch_producer import BatchProducer
+producer = BatchProducer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True}, None)
+producer.produce("topic", pa.record_batch({"value": ["x" * 1_000] * 1_000, "partition": pa.array([0] * 1_000)}))
+del producer
+gc.collect()
+print(pa.total_allocated_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert int(done.stdout) >= 1_000_000
 
 
 def test_the_end_of_a_producer_leaves_its_transaction_open(kafka: Kafka) -> None:

@@ -10,7 +10,8 @@ On the executors:
 - ``writer``: fills one transaction.
 - ``rows``: turns Arrow columns into the arguments of a producer.
 - ``pooled_producer``: opens one producer of librdkafka; ``producer_pool`` keeps some ready.
-- ``batch_producer``: hands rows to librdkafka by the batch; ``librdkafka`` declares the functions that it calls.
+- ``batch_producer``: hands rows to librdkafka by the batch; ``librdkafka`` declares the functions that it calls;
+  ``loans`` keeps the rows' memory until they have arrived.
 - ``topic_limits``: asks how large rows of the topics that they name may be.
 - ``client_log``: thins out librdkafka's log.
 

@@ -24,6 +24,7 @@ from pyarrow import types
 from sparkonce.sinks.kafka import librdkafka as rd
 from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.sinks.kafka.librdkafka import Library, librdkafka
+from sparkonce.sinks.kafka.loans import Loans
 from sparkonce.sinks.kafka.rows import BY_ROW
 
 _Messages = np.ndarray[Any, np.dtype[np.void]]
@@ -92,6 +93,10 @@ class BatchProducer:
         self._partitions: dict[str, list[int]] = {}
         self._is_sticky = str(settings.get("partitioner", "")).endswith("_random") and _STICKY not in settings
         self._at, self._on_partition = secrets.randbelow(1 << 16), 0
+        self._loans = Loans()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
+        if not (settings.get("transactional.id") or settings.get("enable.idempotence")):
+            self._loans.keep()  # reports may come in another order than rows were given
         self._producer: int | None = self._made(settings)
         self._events = library.queue_get_main(self._handle)
         library.set_log_queue(self._handle, None)
@@ -101,7 +106,10 @@ class BatchProducer:
         return int(self._library.outq_len(self._handle))
 
     def produce(self, topic: str, rows: pa.RecordBatch) -> int:
-        """Queues rows, of which librdkafka copies key and value, and returns their number.
+        """Queues rows, and returns their number.
+
+        librdkafka reads the values from Arrow's memory, which is kept until they have arrived. It copies keys, and the
+        values of rows whose partition it chooses.
 
         Args:
             topic: The topic of all of them.
@@ -119,7 +127,7 @@ class BatchProducer:
                 _point(messages, address, size, rows.column(name))
         if _is_empty(rows, "partition"):
             chosen = self._next_partition(topic, int(messages["len"].sum())) if _is_empty(rows, "key") else None
-            return self._produce(topic, rd.CHOSEN_PARTITION if chosen is None else chosen, messages)
+            return self._produce(topic, rd.CHOSEN_PARTITION if chosen is None else chosen, messages, rows)
         # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
         # No row passes one without a partition, which may go to the same.
         partitions = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
@@ -127,13 +135,18 @@ class BatchProducer:
         order = np.lexsort((partitions, runs))
         starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1
         numbers, parts = partitions[order[[0, *starts]]], np.split(messages[order], starts)
-        return sum(self._produce(topic, int(number), part) for number, part in zip(numbers, parts, strict=True))
+        return sum(self._produce(topic, int(number), part, rows) for number, part in zip(numbers, parts, strict=True))
 
-    def _produce(self, topic: str, partition: int, messages: _Messages) -> int:
-        taken = self._library.produce_batch(
-            self._topic(topic), partition, rd.COPY_PAYLOAD, messages.ctypes.data, len(messages)
-        )
+    def _produce(self, topic: str, partition: int, messages: _Messages, rows: pa.RecordBatch) -> int:
+        handle, flags = self._topic(topic), rd.COPY_PAYLOAD
+        if partition == rd.CHOSEN_PARTITION:
+            self._loans.keep()  # these rows may go to any partition, before or behind those that have one
+        elif self._loans.in_order:
+            flags = 0
+            messages["private"] = self._loans.lend((topic, partition), rows, len(messages))
+        taken = self._library.produce_batch(handle, partition, flags, messages.ctypes.data, len(messages))
         if taken < len(messages):
+            self._loans.keep()
             code = int(messages["err"][np.flatnonzero(messages["err"])[0]])
             if code == KafkaError._QUEUE_FULL:
                 raise BufferError("Local: Queue full")
@@ -229,6 +242,8 @@ class BatchProducer:
             self._library.topic_destroy(self._topics.popitem()[1])
         self._library.queue_destroy(self._events)
         self._library.destroy(producer)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._loans))  # librdkafka has freed its rows
+        self._loans = Loans()
 
     @property
     def _handle(self) -> int:
@@ -284,8 +299,12 @@ class BatchProducer:
         """Counts rows of one partition that have one outcome, unless brokers tell of single rows (KIP-467)."""
         library = self._library
         if library.event_error(event) == rd.OK:
-            self._listener.on_acknowledged(library.event_message_count(event))
+            rows = library.event_message_count(event)
+            if self._loans.in_order and (first := library.event_message_next(event)):
+                self._loans.give_back(first.contents.private, rows)
+            self._listener.on_acknowledged(rows)
             return
+        self._loans.keep()
         while message := library.event_message_next(event):
             row = message.contents
             if row.err == rd.OK:
