@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 SAMPLE_EVERY_S = 1.0
-KINDS = ("spark jvm", "python workers", "broker", "driver python")
+KINDS = ("jvm", "python workers", "broker", "driver python")
 
 
 class CpuClock:

@@ -6,18 +6,15 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-import flink
 from bench import Bench, Running, Variant, running
-from loads import Load, filled
+from loads import Load
 from processes import CpuClock, end_workers
 
 BATCH_LIMIT_S = 120.0
 
 
 def measure(bench: Bench, variant: Variant, load: Load) -> dict[str, Any]:
-    """Runs one variant through warm and measured batches; Flink through the whole topic."""
-    if variant is Variant.FLINK:
-        return flink.measure(bench, load, filled(bench, load))
+    """Runs one variant of Spark through warm and measured batches."""
     rows = load.rows(bench)
     clock = CpuClock(bench.jvm_pid, bench.broker_pid)
     try:

@@ -1,3 +1,5 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -41,20 +43,22 @@ import org.apache.kafka.common.TopicPartition;
 /**
  * Does what the benchmark's Spark queries do, with Flink: a topic into another, in upper case or as sums of windows.
  *
- * <p>Runs once to warm up, then once to be measured, each into a topic of its own. Prints one line of JSON: rows, and
- * the seconds and CPU seconds from the first row read until all are visible to a read_committed reader.
+ * <p>Reads the names of topics, one in a line, and runs once into each. Prints one line of JSON for each: rows, and the
+ * seconds and CPU seconds from the first row read until all are visible to a read_committed reader.
  */
 public class Pipeline {
     static final AtomicLong FIRST = new AtomicLong();
     static final byte[] NO_KEY = {};
+    static final BufferedReader TARGETS = new BufferedReader(new InputStreamReader(System.in));
 
     public static void main(String[] arguments) throws Exception {
         Map<String, String> given = new HashMap<>();
         for (String argument : arguments) {
             given.put(argument.substring(2, argument.indexOf('=')), argument.substring(argument.indexOf('=') + 1));
         }
-        run(given, given.get("warm"));
-        System.out.println(run(given, given.get("target")));
+        for (String target; (target = TARGETS.readLine()) != null; ) {
+            System.out.println(run(given, target));
+        }
         System.exit(0);
     }
 
@@ -97,9 +101,10 @@ public class Pipeline {
             visible.compareAndSet(0, ended);
             observer.join();
             double seconds = (visible.get() - FIRST.get()) / 1e9;
+            double began = System.currentTimeMillis() / 1e3 - (System.nanoTime() - FIRST.get()) / 1e9;
             return String.format(
-                    Locale.ROOT, "{\"rows\": %d, \"seconds\": %.3f, \"cpu_s\": %.2f}", count, seconds,
-                    cpuSeconds() - cpu);
+                    Locale.ROOT, "{\"rows\": %d, \"began\": %.3f, \"seconds\": %.3f, \"cpu_s\": %.2f}", count, began,
+                    seconds, cpuSeconds() - cpu);
         }
     }
 

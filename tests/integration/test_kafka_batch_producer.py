@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import secrets
 import subprocess
 import sys
@@ -172,6 +173,24 @@ def test_rows_with_and_without_keys_are_partitioned_as_ever(kafka: Kafka) -> Non
     assert {record.partition for record in read_committed(kafka.bootstrap, topic)} == set(range(4))
 
 
+def test_equal_keys_go_where_kafka_s_own_producers_put_them(kafka: Kafka) -> None:
+    ours, theirs = kafka.topic(partitions=7), kafka.topic(partitions=7)
+    chance = random.Random(7)
+    keys = [b"", *(chance.randbytes(chance.randrange(0, 60)) for _ in range(500))]
+    producer = kafka.producer()
+    producer.produce(ours, pa.record_batch({"key": pa.array(keys, pa.binary()), "value": ["v"] * len(keys)}))
+    deliver(producer)
+    other = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
+    for key in keys:
+        other.produce(theirs, b"v", key)
+    assert other.flush(WAIT_S) == 0
+    found, wanted = (
+        sorted((record.key, record.partition) for record in read_committed(kafka.bootstrap, topic))
+        for topic in (ours, theirs)
+    )
+    assert found == wanted
+
+
 def as_bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
@@ -327,7 +346,7 @@ def lent(producer: BatchProducer, topic: str, letter: str) -> int:
     """Produces a thousand rows of 1,000 bytes, and forgets them. Returns the bytes of Arrow's memory that are kept."""
     gc.collect()
     before = pa.total_allocated_bytes()
-    producer.produce(topic, values(*[letter * 1_000] * 1_000))
+    producer.produce(topic, values(*[letter * 1_000] * 1_000, partition=[0] * 1_000))
     gc.collect()
     return pa.total_allocated_bytes() - before
 
@@ -343,14 +362,11 @@ def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived
     assert len(others) == 5
 
 
-@pytest.mark.parametrize("columns", [{"key": "k"}, {"partition": None}], ids=["keys", "some without a partition"])
-def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka, columns: dict[str, Any]) -> None:
-    topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000)
+@pytest.mark.parametrize("partitioner", ["consistent", "random"])
+def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka, partitioner: str) -> None:
+    topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000, partitioner=partitioner)
     assert (kept := lent(producer, topic, "a")) >= 1_000_000
-    more = {name: [value, value if value else 0] for name, value in columns.items()}
-    types = {"partition": pa.int32(), "key": pa.string()}
-    arrays = {name: pa.array(given, types[name]) for name, given in more.items()}
-    producer.produce(topic, pa.record_batch({"value": ["b", "c"], **arrays}))
+    producer.produce(topic, pa.record_batch({"key": ["k", "k"], "value": ["b", "c"]}))
     assert lent(producer, topic, "d") == 0, "from now on all are copied: rows of a partition may pass each other"
     before = pa.total_allocated_bytes()
     deliver(producer)

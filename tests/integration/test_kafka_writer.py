@@ -224,7 +224,7 @@ def test_a_partition_that_the_topic_does_not_have_is_told_with_the_column_that_a
     rows = pa.record_batch({"value": ["there", "nowhere"], "partition": pa.array([1, 3], pa.int32())})
     with pytest.raises(PrepareError, match=rf"{topic}', whose column 'partition' is 3: .*Unknown partition") as told:
         finish(writer, rows)
-    assert "Drop the column 'partition'" in told.value.next_step
+    assert "column 'partition'" in told.value.next_step
     writer.abort()
     assert kafka.read(topic) == []
 

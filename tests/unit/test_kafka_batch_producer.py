@@ -20,6 +20,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import batch_producer, librdkafka, producer_pool
 from sparkonce.sinks.kafka.batch_producer import BatchProducer, _point, takes_batches
+from sparkonce.sinks.kafka.loans import Loans
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec
 from sparkonce.sinks.kafka.settings import DEFAULTS
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -314,7 +315,8 @@ def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told: Told) -> Non
         event_message_next=lambda _: next(waiting, None),
         topic_name=lambda _: b"t",
     )
-    BatchProducer._tell_deliveries(SimpleNamespace(_library=library, _listener=told), 1)  # type: ignore[arg-type]
+    producer: Any = SimpleNamespace(_library=library, _listener=told, _loans=Loans())
+    BatchProducer._tell_deliveries(producer, 1)
     assert told.acknowledged == 1
     assert told.refused == [
         (KafkaError.INVALID_RECORD, "t", 2, 5),

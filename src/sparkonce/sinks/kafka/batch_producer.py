@@ -8,9 +8,7 @@ deliveries by the reports of the brokers.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
-from pyarrow import types
 
 from sparkonce.sinks.kafka import librdkafka as rd
 from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.sinks.kafka.librdkafka import Library, librdkafka
 from sparkonce.sinks.kafka.loans import Loans
-from sparkonce.sinks.kafka.rows import BY_ROW
+from sparkonce.sinks.kafka.partitioner import Numbers, Partitioner
+from sparkonce.sinks.kafka.rows import BY_ROW, bounds
 
 _Messages = np.ndarray[Any, np.dtype[np.void]]
 
@@ -40,8 +38,6 @@ _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 """A setting that confluent-kafka reads in Python."""
 
 _LOOK_AGAIN_S = 0.004
-_STICKY = "sticky.partitioning.linger.ms"
-_BYTES_ON_PARTITION = 1 << 20
 _METADATA_LIMIT_S = 1.0
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
@@ -90,9 +86,7 @@ class BatchProducer:
         self._library: Library = library
         self._listener = listener
         self._topics: dict[str, int] = {}
-        self._partitions: dict[str, list[int]] = {}
-        self._is_sticky = str(settings.get("partitioner", "")).endswith("_random") and _STICKY not in settings
-        self._at, self._on_partition = secrets.randbelow(1 << 16), 0
+        self._partitioner = Partitioner(settings)
         self._loans = Loans()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
         if not (settings.get("transactional.id") or settings.get("enable.idempotence")):
@@ -125,12 +119,11 @@ class BatchProducer:
         for name, address, size in (("value", "payload", "len"), ("key", "key", "key_len")):
             if name in rows.schema.names:
                 _point(messages, address, size, rows.column(name))
-        if _is_empty(rows, "partition"):
-            chosen = self._next_partition(topic, int(messages["len"].sum())) if _is_empty(rows, "key") else None
-            return self._produce(topic, rd.CHOSEN_PARTITION if chosen is None else chosen, messages, rows)
+        partitions = self._partitions(topic, rows, messages)
+        if isinstance(partitions, int):
+            return self._produce(topic, partitions, messages, rows)
         # A call for each partition: librdkafka never frees a row that names a partition of its own that is not there.
-        # No row passes one without a partition, which may go to the same.
-        partitions = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
+        # No row passes one whose partition librdkafka chooses, which may go to the same.
         runs = np.cumsum(np.diff(partitions == rd.CHOSEN_PARTITION, prepend=False))
         order = np.lexsort((partitions, runs))
         starts = np.flatnonzero(np.diff(runs[order]) | np.diff(partitions[order])) + 1
@@ -153,28 +146,35 @@ class BatchProducer:
             raise KafkaException(KafkaError(code))
         return int(taken)
 
-    def _next_partition(self, topic: str, size_bytes: int) -> int | None:
-        """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
+    def _partitions(self, topic: str, rows: pa.RecordBatch, messages: _Messages) -> Numbers | int:
+        """Returns the partition of each row, or the one of all; `CHOSEN_PARTITION` where librdkafka is to choose."""
+        unnamed = np.ones(len(messages), bool)
+        if not _is_empty(rows, "partition"):
+            unnamed = rows.column("partition").is_null().to_numpy(zero_copy_only=False)
+            named: Numbers = pc.fill_null(rows.column("partition"), rd.CHOSEN_PARTITION).to_numpy()
+            if not unnamed.any():
+                return named
+        if self._partitioner.chooses and not self._partitioner.knows(topic):
+            self._learn(topic)
+        keyless, chosen = unnamed & (messages["key"] == 0), None
+        if keyless.any():
+            chosen = self._partitioner.without_key(topic, int(messages["len"][keyless].sum()))
+        free = rd.CHOSEN_PARTITION if chosen is None else chosen
+        if keyless.all():
+            return free
+        hashed = None if _is_empty(rows, "key") else self._partitioner.by_key(topic, rows.column("key"))
+        partitions = np.where(keyless, free, rd.CHOSEN_PARTITION if hashed is None else hashed)
+        return partitions if unnamed.all() else np.where(unnamed, partitions, named)
 
-        librdkafka chooses one for each row until it knows the leaders, and asks for each row whether there is one. None
-        where it has to choose: the brokers did not answer, or a setting says how.
-        """
-        if not self._is_sticky:
-            return None
-        if topic not in self._partitions:
-            with contextlib.suppress(KafkaException):
-                self.list_topics(topic, _METADATA_LIMIT_S)
-        partitions = self._partitions.setdefault(topic, [])
-        if not partitions:
-            return None
-        self._on_partition += size_bytes
-        if self._on_partition > _BYTES_ON_PARTITION:
-            self._on_partition, self._at = size_bytes, self._at + 1
-        return partitions[self._at % len(partitions)]
+    def _learn(self, topic: str) -> None:
+        try:
+            self.list_topics(topic, _METADATA_LIMIT_S)
+        except KafkaException:
+            self._partitioner.learn(topic, 0, ())  # librdkafka goes on asking
 
     def forget_partitions(self) -> None:
         """Forgets the leaders of partitions, so that they are asked for again."""
-        self._partitions.clear()
+        self._partitioner.forget()
 
     def poll(self, timeout_s: float) -> None:
         """Waits for an event, and tells the listener of all that are there.
@@ -227,7 +227,7 @@ class BatchProducer:
         try:
             for told in found.contents.topics[: found.contents.topic_count]:
                 led = [one.number for one in told.partitions[: told.count] if one.leader >= 0]
-                self._partitions[rd.text(told.name)] = led
+                self._partitioner.learn(rd.text(told.name), told.count, led)
         finally:
             self._library.metadata_destroy(found)
 
@@ -320,14 +320,11 @@ def _is_empty(rows: pa.RecordBatch, name: str) -> bool:
 
 def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> None:
     """Points messages into the buffers of a column of texts or bytes. A null is no address; an empty text is one."""
-    wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
-    kind = np.dtype(np.int64 if wide else np.int32)
-    _, ends, data = column.buffers()
-    bounds = np.frombuffer(ends, kind, len(column) + 1, column.offset * kind.itemsize)
+    limits, data = bounds(column)
     start = data.address if data is not None and data.address else ctypes.addressof(_empty)
-    messages[address] = bounds[:-1]
+    messages[address] = limits[:-1]
     messages[address] += np.uint64(start)
-    messages[size] = bounds[1:] - bounds[:-1]
+    messages[size] = np.diff(limits)
     if column.null_count:
         nulls = column.is_null().to_numpy(zero_copy_only=False)
         messages[address][nulls] = messages[size][nulls] = 0

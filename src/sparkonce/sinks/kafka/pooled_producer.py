@@ -64,8 +64,8 @@ _TOO_LARGE = (
     "out."
 )
 UNKNOWN_PARTITION = (
-    "Drop the column 'partition', which rows of a Kafka source have: the key then chooses the partition. Or give "
-    "the topic more partitions."
+    "If the rows have a column 'partition', as those of a Kafka source do, drop it: the key then chooses the "
+    "partition. Or give the topic more partitions."
 )
 
 
@@ -124,7 +124,7 @@ class Reports:
             return
         where = f"topic {topic!r}"
         if error.code() == KafkaError._UNKNOWN_PARTITION:
-            where += f", whose column 'partition' is {partition}"
+            where += f", partition {partition}"
             self.advice = self.advice or UNKNOWN_PARTITION
         if len(self.refusals) < _REMEMBERED_ERRORS:
             self.refusals.append(f"{where}: {one_line(error.str())}")

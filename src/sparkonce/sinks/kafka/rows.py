@@ -20,7 +20,7 @@ from sparkonce.sink import Refused
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 1 << 20
-"""A chunk's values are in memory twice, in Arrow and in librdkafka's queue; of `BY_ROW` also as Python's bytes."""
+"""librdkafka reads a chunk's values from Arrow's memory, or copies them; of `BY_ROW` they are Python's bytes, too."""
 
 BY_ROW = frozenset({"headers", "timestamp"})
 """The columns that librdkafka takes with single rows only."""
@@ -110,6 +110,14 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
             next_step="Give the sink topic='…', or the rows a column 'topic' (string).",
         )
     return chosen
+
+
+def bounds(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.integer]], pa.Buffer | None]:
+    """Returns where texts or bytes begin and the last one ends, and the memory that this counts in."""
+    wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
+    kind = np.dtype(np.int64 if wide else np.int32)
+    _, ends, data = column.buffers()
+    return np.frombuffer(ends, kind, len(column) + 1, column.offset * kind.itemsize), data
 
 
 def to_chunks(

@@ -1,0 +1,99 @@
+"""Chooses the partitions of rows by their keys, as Kafka's own producers do, for a whole Arrow batch at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkonce.sinks.kafka.rows import bounds
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+_BY_HASH = "murmur2_random"
+_STICKY = "sticky.partitioning.linger.ms"
+_BYTES_ON_PARTITION = 1 << 20
+_SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
+
+
+class Partitioner:
+    """Chooses partitions, where the settings leave the choice to Kafka's usual rule.
+
+    librdkafka chooses them one by one: it locks the topic for each row, and cannot be lent memory of rows whose
+    partition it will choose. What it would choose is the same here, so that equal keys stay together.
+
+    Args:
+        settings: librdkafka's.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        name = str(settings.get("partitioner", ""))
+        self._hashes = name == _BY_HASH
+        self._is_sticky = name.endswith("_random") and _STICKY not in settings
+        self._at, self._on_partition = secrets.randbelow(1 << 16), 0
+        self._counts: dict[str, int] = {}
+        self._led: dict[str, Sequence[int]] = {}
+
+    @property
+    def chooses(self) -> bool:
+        """Tells if it chooses any row's partition."""
+        return self._hashes or self._is_sticky
+
+    def knows(self, topic: str) -> bool:
+        """Tells if it has been told of a topic."""
+        return topic in self._counts
+
+    def learn(self, topic: str, count: int, led: Sequence[int]) -> None:
+        """Takes note of how many partitions a topic has, 0 if that is not known, and of those that have a leader."""
+        self._counts[topic], self._led[topic] = count, led
+
+    def forget(self) -> None:
+        """Forgets all topics, so that they are asked for again."""
+        self._counts.clear()
+        self._led.clear()
+
+    def without_key(self, topic: str, size_bytes: int) -> int | None:
+        """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
+
+        librdkafka chooses one for each row until it knows the leaders, and asks for each row whether there is one. None
+        where it has to choose: the brokers did not answer, or a setting says how.
+        """
+        led = self._led.get(topic)
+        if not self._is_sticky or not led:
+            return None
+        self._on_partition += size_bytes
+        if self._on_partition > _BYTES_ON_PARTITION:
+            self._on_partition, self._at = size_bytes, self._at + 1
+        return led[self._at % len(led)]
+
+    def by_key(self, topic: str, keys: pa.Array) -> Numbers | None:
+        """Returns a partition for each key, whatever for a null. None where librdkafka has to choose."""
+        count = self._counts.get(topic)
+        if not self._hashes or not count:
+            return None
+        return ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(count)).astype(np.int32)
+
+
+def murmur2(column: pa.Array) -> Numbers:
+    """Returns the hash of each text, as ``org.apache.kafka.common.utils.Utils.murmur2`` has it, unsigned."""
+    limits, data = bounds(column)
+    starts, sizes = limits[:-1].astype(np.int64), np.diff(limits)
+    octets = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    hashes = _SEED ^ sizes.astype(np.uint32)
+    words = np.ndarray(max(0, len(octets) - 3), "<u4", octets, strides=(1,)) if len(octets) > 3 else octets
+    rows, wanted = np.arange(len(sizes)), sizes >> 2
+    for number in range(int(wanted.max(initial=0))):
+        rows = rows[wanted[rows] > number]
+        word = words[starts[rows] + 4 * number] * _FACTOR
+        word = (word ^ (word >> np.uint32(24))) * _FACTOR
+        hashes[rows] = (hashes[rows] * _FACTOR) ^ word
+    rest, behind = sizes & 3, starts + (sizes & ~3)
+    for place in (2, 1, 0):
+        rows = np.flatnonzero(rest > place)
+        hashes[rows] ^= octets[behind[rows] + place].astype(np.uint32) << np.uint32(8 * place)
+    hashes[rows] *= _FACTOR
+    hashes = (hashes ^ (hashes >> np.uint32(13))) * _FACTOR
+    return hashes ^ (hashes >> np.uint32(15))
