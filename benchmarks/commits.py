@@ -1,0 +1,75 @@
+"""Measures how the time of a Kafka commit grows with the number of transactions.
+
+    python3 dev.py run python benchmarks/commits.py [--transactions 100] [--rounds 20]
+
+Writes one row in each transaction, into a topic of four partitions, and commits them as a driver does. One transaction
+and many take turns; the ratio is taken within a round, and its median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from contextlib import closing
+from statistics import median
+
+import pyarrow as pa
+
+from session import PARTITIONS
+from sparkonce import KafkaSink
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import Owner, WriterContext
+from sparkonce.testing.kafka import create_topic
+
+AIM = 20
+TOPIC = "commits"
+ROW = pa.record_batch({"value": ["a"]})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transactions", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=20)
+    given = parser.parse_args()
+    with Cluster(heap="1g", jvm_flags=()) as broker:
+        create_topic(broker.bootstrap, TOPIC, PARTITIONS)
+        sink = KafkaSink({"bootstrap.servers": broker.bootstrap}, topic=TOPIC)
+        query = secrets.token_hex(6)
+        owner = Owner(query=query, token=Token(0, secrets.token_hex(4)), facts=sink.preflight(query, None))
+        with closing(sink.committer()) as committer:
+            ratios: list[float] = []
+            took: dict[int, list[float]] = {1: [], given.transactions: []}
+            for number in range(-3, given.rounds):  # the first rounds warm the broker
+                for count in sorted(took, reverse=bool(number % 2)):
+                    handles = [written(sink, owner, (number + 3) * 1000 + count, slot) for slot in range(count)]
+                    start = time.perf_counter()
+                    ended = committer.commit(handles)
+                    seconds = time.perf_counter() - start
+                    if {one.outcome for one in ended} != {Outcome.COMMITTED}:
+                        raise RuntimeError(f"not all were committed: {ended}")
+                    took[count].append(seconds)
+                if number >= 0:
+                    ratios.append(took[given.transactions][-1] / took[1][-1])
+    for count, all_seconds in took.items():
+        print(f"{count} transactions: {median(all_seconds[3:]) * 1000:.1f} ms")
+    print(f"ratio {median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}); the aim is at most {AIM}")
+    return 0
+
+
+def written(sink: KafkaSink, owner: Owner, batch: int, slot: int) -> Handle:
+    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy=f"{slot}.0.0", columns=("value",)))
+    try:
+        writer.begin()
+        writer.write(ROW)
+        told = tuple(sorted(writer.prepare().items()))
+    finally:
+        writer.close()
+    return Handle(sink=sink.name, slot=slot, rows=1, opened_ms=int(time.time() * 1000), transaction=told)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
