@@ -23,7 +23,7 @@ from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
 from sparkonce.rig.kafka import Cluster
-from sparkonce.spark.start import first_batch, source_checks
+from sparkonce.spark.start import first_batch
 from sparkonce.testing.kafka import create_topic, produce
 
 # kafka-python leaves what could not shake hands to the garbage collector.
@@ -329,10 +329,7 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
     gc.collect()  # the sockets are not to surface in somebody else's test
 
 
-def test_what_is_seen_at_a_start_by_asking(
-    place: Place, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source_checks, "LIMIT_S", 3.0)
+def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
     rows = []
     for one in AFTER_START:
         rows.append((one, said(one, names, getattr(place, one.run) if one.run else None)))
