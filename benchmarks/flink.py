@@ -41,7 +41,7 @@ _WANTED = (
 def pipeline(bench: Bench, load: Load, source: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """Starts Flink's JVM for a topic, and gives a function that runs the job once, through the whole topic.
 
-    The JVM stays the same, since its compilers make it faster for several runs, as Spark's.
+    One JVM serves all runs, as one serves all queries of Spark: its compilers make it faster for several runs.
     """
     given = {
         "bootstrap": bench.bootstrap,
@@ -75,7 +75,7 @@ def _run(bench: Bench, jvm: subprocess.Popen[str], said: Path) -> dict[str, Any]
         raise RuntimeError("Flink's JVM has no pipes.")
     topic = f"bench-flink-{time.time_ns()}"
     create_topic(bench.bootstrap, topic, PARTITIONS)
-    clock, limit = CpuClock(bench.jvm_pid, bench.broker_pid), threading.Timer(LIMIT_S, jvm.kill)
+    clock, limit = CpuClock(jvm.pid, bench.broker_pid), threading.Timer(LIMIT_S, jvm.kill)
     try:
         limit.start()
         with clock.ticking():
@@ -89,7 +89,8 @@ def _run(bench: Bench, jvm: subprocess.Popen[str], said: Path) -> dict[str, Any]
         delete_topic(bench.bootstrap, topic)
     found = json.loads(told)
     rows, ended = found["rows"], found["began"] + found["seconds"]
-    cpu = {"jvm": found["cpu_s"], "broker": clock.used(found["began"], ended)["broker"]}
+    used = clock.used(found["began"], ended)
+    cpu = {kind: used[kind] for kind in ("jvm", "broker")}
     return {
         "rows": rows,
         "wall_s": found["seconds"],

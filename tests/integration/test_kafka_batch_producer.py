@@ -376,6 +376,24 @@ def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka, partit
     assert len(read_committed(kafka.bootstrap, topic)) == 2_002
 
 
+@pytest.mark.parametrize("value", ["false", "0", "f", False])
+def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka: Kafka, value: object) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, enable_idempotence=value)
+    assert lent(producer, topic, "a") == 0
+    deliver(producer)
+
+
+def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, partitioner="consistent")
+    producer.produce(topic, values("a"))
+    assert lent(producer, topic, "b") == 0
+    producer.begin_anew()
+    assert lent(producer, topic, "c") == 0, "rows are in flight, of which nothing is known"
+    deliver(producer)
+    producer.begin_anew()
+    assert lent(producer, topic, "d") >= 1_000_000
+
+
 def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
     assert (kept := lent(producer, topic, "a")) >= 1_000_000
@@ -387,7 +405,7 @@ def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: 
 
 
 def test_memory_outlives_a_producer_that_nobody_ends() -> None:
-    """Its threads go on reading: also while Python ends."""
+    """Its threads go on reading."""
     script = """
 import gc, pyarrow as pa
 from sparkonce.sinks.kafka.batch_producer import BatchProducer
@@ -435,6 +453,26 @@ def test_rows_wait_for_a_broker_that_does_not_answer(fragile: tuple[Kafka, Clust
     cluster.brokers[0].resume()
     deliver(producer)
     assert (kafka.told.acknowledged, kafka.told.refused) == (3, [])
+
+
+@KILLS_BROKER
+def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
+    """Also those above 64 KB, which librdkafka does not copy into its requests."""
+    kafka, cluster = fragile
+    topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)
+    producer.produce(topic, values("before"))
+    deliver(producer)
+    cluster.brokers[0].pause()
+    sizes = [10, 100_000, 10, 70_000] * 5
+    producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
+    others = []
+    while len(others) < 60:  # longer than a request waits; memory that is free now gets other letters
+        producer.flush(0.05)
+        others.append(values(*["z" * size for size in sizes]))
+    cluster.brokers[0].resume()
+    deliver(producer)
+    found = [record.value for record in read_committed(kafka.bootstrap, topic)]
+    assert found == [b"before", *(b"a" * size for size in sizes)]
 
 
 @KILLS_BROKER

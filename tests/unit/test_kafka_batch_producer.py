@@ -315,7 +315,7 @@ def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told: Told) -> Non
         event_message_next=lambda _: next(waiting, None),
         topic_name=lambda _: b"t",
     )
-    producer: Any = SimpleNamespace(_library=library, _listener=told, _loans=Loans())
+    producer: Any = SimpleNamespace(_library=library, _listener=told, _loans=Loans(1))
     BatchProducer._tell_deliveries(producer, 1)
     assert told.acknowledged == 1
     assert told.refused == [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from sparkonce.sinks.kafka import partitioner
 from sparkonce.sinks.kafka.partitioner import Partitioner, murmur2
 
 # Of Kafka's own UtilsTest (testMurmur2).
@@ -58,9 +60,31 @@ def test_another_partitioner_is_left_to_librdkafka(name: str) -> None:
 
 def test_of_a_topic_that_no_broker_told_of_nothing_is_chosen() -> None:
     chooser = Partitioner({"partitioner": "murmur2_random"})
-    chooser.learn("topic", 0, ())
+    assert not chooser.knows("topic")
+    chooser.learn_nothing("topic")
     assert chooser.knows("topic")
     assert chooser.by_key("topic", pa.array(["key"])) is None
     assert chooser.without_key("topic", 10) is None
     chooser.forget()
     assert not chooser.knows("topic")
+
+
+def test_a_topic_is_asked_for_again_after_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(partitioner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    chooser = Partitioner({"partitioner": "murmur2_random"})
+    chooser.learn("topic", 2, range(2))
+    clock[0] += 299
+    assert chooser.knows("topic")
+    clock[0] += 2
+    assert not chooser.knows("topic")
+    chooser.learn_nothing("topic")
+    assert chooser.knows("topic")
+    assert chooser.by_key("topic", pa.array(["key"])) is not None, "it goes on with what it knew"
+
+
+@pytest.mark.parametrize(("length", "chooses"), [(1024, True), (1025, False)])
+def test_very_long_keys_are_left_to_librdkafka(length: int, chooses: bool) -> None:
+    chooser = Partitioner({"partitioner": "murmur2_random"})
+    chooser.learn("topic", 2, range(2))
+    assert (chooser.by_key("topic", pa.array(["k", "k" * length])) is not None) == chooses

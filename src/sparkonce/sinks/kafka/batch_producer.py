@@ -9,6 +9,7 @@ deliveries by the reports of the brokers.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from sparkonce.sinks.kafka.librdkafka import Library, librdkafka
 from sparkonce.sinks.kafka.loans import Loans
 from sparkonce.sinks.kafka.partitioner import Numbers, Partitioner
 from sparkonce.sinks.kafka.rows import BY_ROW, bounds
+from sparkonce.sinks.kafka.translation import is_true
 
 _Messages = np.ndarray[Any, np.dtype[np.void]]
 
@@ -39,6 +41,8 @@ _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 
 _LOOK_AGAIN_S = 0.004
 _METADATA_LIMIT_S = 1.0
+_QUEUE_KBYTES = 1_048_576
+"""librdkafka's default of ``queue.buffering.max.kbytes``."""
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
 """The levels of Python's ``logging`` for those of syslog, as confluent-kafka has them."""
@@ -87,11 +91,11 @@ class BatchProducer:
         self._listener = listener
         self._topics: dict[str, int] = {}
         self._partitioner = Partitioner(settings)
-        self._loans = Loans()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
-        if not (settings.get("transactional.id") or settings.get("enable.idempotence")):
-            self._loans.keep()  # reports may come in another order than rows were given
+        is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
+        self._loans = Loans(_queue_bytes(settings), in_order=is_idempotent)
+        self._polling = threading.Lock()
         self._producer: int | None = self._made(settings)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
         self._events = library.queue_get_main(self._handle)
         library.set_log_queue(self._handle, None)
 
@@ -115,6 +119,8 @@ class BatchProducer:
         """
         if BY_ROW.intersection(rows.schema.names):
             raise ValueError(f"Rows with {sorted(BY_ROW)} cannot be sent by the batch.")
+        if not rows.num_rows:
+            return 0
         messages = np.zeros(rows.num_rows, rd.MESSAGE)
         for name, address, size in (("value", "payload", "len"), ("key", "key", "key_len")):
             if name in rows.schema.names:
@@ -135,8 +141,10 @@ class BatchProducer:
         if partition == rd.CHOSEN_PARTITION:
             self._loans.keep()  # these rows may go to any partition, before or behind those that have one
         elif self._loans.in_order:
-            flags = 0
-            messages["private"] = self._loans.lend((topic, partition), rows, len(messages))
+            memory = self._loans.room_for(rows.column("value"))
+            flags = rd.COPY_PAYLOAD if memory is None else 0
+            messages["private"] = self._loans.lend((topic, partition), memory, len(messages))
+            messages["private"] += np.arange(len(messages), dtype=np.uint64)
         taken = self._library.produce_batch(handle, partition, flags, messages.ctypes.data, len(messages))
         if taken < len(messages):
             self._loans.keep()
@@ -170,11 +178,13 @@ class BatchProducer:
         try:
             self.list_topics(topic, _METADATA_LIMIT_S)
         except KafkaException:
-            self._partitioner.learn(topic, 0, ())  # librdkafka goes on asking
+            self._partitioner.learn_nothing(topic)  # librdkafka goes on asking
 
-    def forget_partitions(self) -> None:
-        """Forgets the leaders of partitions, so that they are asked for again."""
+    def begin_anew(self) -> None:
+        """Forgets what earlier rows have taught: the leaders of partitions, and that a row has failed."""
         self._partitioner.forget()
+        if not len(self):
+            self._loans.renew()
 
     def poll(self, timeout_s: float) -> None:
         """Waits for an event, and tells the listener of all that are there.
@@ -182,12 +192,18 @@ class BatchProducer:
         Raises:
             KafkaException: if the producer has failed permanently.
         """
-        while event := self._library.queue_poll(self._handle and self._events, int(timeout_s * 1000)):
-            try:
-                self._tell(event)
-            finally:
-                self._library.event_destroy(event)
-            timeout_s = 0.0
+        # One thread at a time, so that reports are heard in their order. Another one is telling of what is there now.
+        if not self._polling.acquire(blocking=timeout_s > 0, timeout=timeout_s or -1):
+            return
+        try:
+            while event := self._library.queue_poll(self._handle and self._events, int(timeout_s * 1000)):
+                try:
+                    self._tell(event)
+                finally:
+                    self._library.event_destroy(event)
+                timeout_s = 0.0
+        finally:
+            self._polling.release()
 
     def flush(self, timeout_s: float) -> None:
         """Sends the queued rows, and waits until all are delivered or the time is over. Raises as `poll`."""
@@ -237,13 +253,14 @@ class BatchProducer:
 
     def destroy(self) -> None:
         """Ends the producer without a request to the broker."""
-        producer, self._producer = self._handle, None
+        with self._polling:
+            producer, self._producer = self._handle, None
         while self._topics:
             self._library.topic_destroy(self._topics.popitem()[1])
         self._library.queue_destroy(self._events)
         self._library.destroy(producer)
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._loans))  # librdkafka has freed its rows
-        self._loans = Loans()
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._loans))
+        self._loans.renew()  # librdkafka has freed its rows
 
     @property
     def _handle(self) -> int:
@@ -299,8 +316,8 @@ class BatchProducer:
         """Counts rows of one partition that have one outcome, unless brokers tell of single rows (KIP-467)."""
         library = self._library
         if library.event_error(event) == rd.OK:
-            rows = library.event_message_count(event)
-            if self._loans.in_order and (first := library.event_message_next(event)):
+            rows = library.event_message_count(event)  # the next call takes a row off
+            if first := library.event_message_next(event):
                 self._loans.give_back(first.contents.private, rows)
             self._listener.on_acknowledged(rows)
             return
@@ -312,6 +329,10 @@ class BatchProducer:
                 continue
             topic = library.topic_name(row.topic).decode()
             self._listener.on_refused(KafkaError(row.err), topic, row.partition, row.len + row.key_len)
+
+
+def _queue_bytes(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("queue.buffering.max.kbytes", _QUEUE_KBYTES)) * 1024
 
 
 def _is_empty(rows: pa.RecordBatch, name: str) -> bool:

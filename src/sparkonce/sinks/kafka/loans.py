@@ -5,64 +5,99 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 Place = tuple[str, int]
 """A topic and one of its partitions."""
 
 
 @dataclass(slots=True)
 class _Loan:
-    memory: object
-    rows: int
-    place: Place
+    """Rows of one call: the numbers of the next one to be reported and of the first behind them, and their memory."""
+
+    due: int
+    end: int
+    memory: pa.Buffer | None
 
 
 class Loans:
     """Memory that rows were lent from, until a report of their delivery gives it back.
 
-    An idempotent producer's rows for one partition arrive in the order in which it got them, and are reported so, many
-    in one report. So a report gives back the oldest loans of its partition. A row that fails, or a report that is not
-    about the oldest loan, ends that order: from then on all memory is kept until the producer has ended.
+    All rows are numbered. An idempotent producer sends the rows of a partition in the order in which it got them, and
+    reports them so, many at once: a report begins with the oldest row of its partition that is not reported. If one
+    begins with another row, or if a row fails, no memory is given back any more, before `renew`.
+
+    Args:
+        limit_bytes: Once so much memory is kept, rows are to be copied.
+        in_order: False for a producer that is not idempotent: it lends nothing.
     """
 
-    def __init__(self) -> None:
-        self._loans: dict[int, _Loan] = {}
-        self._lines: dict[Place, deque[int]] = {}
-        self._last = 0
-        self._in_order = True
+    def __init__(self, limit_bytes: int, *, in_order: bool = True) -> None:
+        self._limit_bytes = limit_bytes
+        self._may_lend = in_order
+        self._next = 1
+        self.renew()
 
-    def __len__(self) -> int:
-        """Returns the number of loans that are not given back."""
-        return len(self._loans)
+    def renew(self) -> None:
+        """Begins anew, once no row is in flight and each report has been given here."""
+        self.in_order = self._may_lend
+        self._lines: dict[Place, deque[_Loan]] = {}
+        self._due: dict[int, deque[_Loan]] = {}
+        self._kept: dict[int, list[pa.Buffer]] = {}
+        self.kept_bytes = 0
 
-    @property
-    def in_order(self) -> bool:
-        """Tells if more may be lent: False once memory is kept to the end."""
-        return self._in_order
+    def room_for(self, column: pa.Array) -> pa.Buffer | None:
+        """Returns the memory that texts or bytes lie in, all of which is kept with them; None if it is too much."""
+        memory: pa.Buffer | None = column.buffers()[2]
+        while memory is not None and memory.parent is not None:
+            memory = memory.parent  # all columns of a batch from Spark are one piece of memory
+        if memory is None or memory.address in self._kept or not self._kept:
+            return memory
+        return memory if self.kept_bytes + memory.size <= self._limit_bytes else None
 
-    def lend(self, place: Place, memory: object, rows: int) -> int:
-        """Keeps memory of rows that go to a partition, and returns the loan's number, which is not 0."""
-        self._last += 1
-        self._loans[self._last] = _Loan(memory, rows, place)
-        self._lines.setdefault(place, deque()).append(self._last)
-        return self._last
+    def lend(self, place: Place, memory: pa.Buffer | None, rows: int) -> int:
+        """Takes note of rows that go to a partition next, and keeps their memory; None if they are copied.
 
-    def give_back(self, number: int, rows: int) -> None:
-        """Counts delivered rows of one partition, the first of which belongs to this loan."""
-        if not self._in_order:
+        Returns:
+            The number of the first row. The others follow it.
+        """
+        loan = _Loan(self._next, self._next + rows, memory)
+        self._next = loan.end
+        line = self._lines.setdefault(place, deque())
+        if not line:
+            self._due[loan.due] = line
+        line.append(loan)
+        if memory is not None:
+            uses = self._kept.setdefault(memory.address, [])
+            self.kept_bytes += 0 if uses else memory.size
+            uses.append(memory)
+        return loan.due
+
+    def give_back(self, first: int, rows: int) -> None:
+        """Takes note that so many rows of one partition were delivered, beginning with this number."""
+        if not self.in_order:
             return
-        loan = self._loans.get(number)
-        line = self._lines[loan.place] if loan else deque()
-        if not line or line[0] != number:
+        line = self._due.pop(first, deque())
+        while rows and line:
+            loan = line[0]
+            told = min(rows, loan.end - loan.due)
+            loan.due, rows = loan.due + told, rows - told
+            if loan.due == loan.end:
+                self._release(line.popleft())
+        if rows:
             self.keep()
-        while rows and self._in_order:
-            oldest = self._loans[line[0]]
-            returned = min(rows, oldest.rows)
-            rows, oldest.rows = rows - returned, oldest.rows - returned
-            if not oldest.rows:
-                del self._loans[line.popleft()]
-            if rows and not line:
-                self.keep()
+        elif line:
+            self._due[line[0].due] = line
 
     def keep(self) -> None:
-        """Keeps all memory until the producer has ended: what is delivered cannot be told from what is not."""
-        self._in_order = False
+        """Gives nothing back from now on: what librdkafka still reads cannot be told from the rest."""
+        self.in_order = False
+
+    def _release(self, loan: _Loan) -> None:
+        if loan.memory is None:
+            return
+        uses = self._kept[loan.memory.address]
+        uses.pop()
+        if not uses:
+            del self._kept[loan.memory.address]
+            self.kept_bytes -= loan.memory.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 _BY_HASH = "murmur2_random"
 _STICKY = "sticky.partitioning.linger.ms"
 _BYTES_ON_PARTITION = 1 << 20
+_KNOWN_FOR_S = 300.0
+"""librdkafka's ``topic.metadata.refresh.interval.ms``: partitions may have been added since."""
+_LONGEST_KEY = 1024
+"""In bytes. A longer one costs a step of Python for each four of its bytes."""
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
@@ -36,6 +41,7 @@ class Partitioner:
         self._at, self._on_partition = secrets.randbelow(1 << 16), 0
         self._counts: dict[str, int] = {}
         self._led: dict[str, Sequence[int]] = {}
+        self._learnt_s: dict[str, float] = {}
 
     @property
     def chooses(self) -> bool:
@@ -43,17 +49,22 @@ class Partitioner:
         return self._hashes or self._is_sticky
 
     def knows(self, topic: str) -> bool:
-        """Tells if it has been told of a topic."""
-        return topic in self._counts
+        """Tells if it has been told of a topic within the time in which librdkafka itself asks again."""
+        return time.monotonic() - self._learnt_s.get(topic, -_KNOWN_FOR_S) < _KNOWN_FOR_S
 
     def learn(self, topic: str, count: int, led: Sequence[int]) -> None:
-        """Takes note of how many partitions a topic has, 0 if that is not known, and of those that have a leader."""
-        self._counts[topic], self._led[topic] = count, led
+        """Takes note of how many partitions a topic has, and of those that have a leader."""
+        self._counts[topic], self._led[topic], self._learnt_s[topic] = count, led, time.monotonic()
+
+    def learn_nothing(self, topic: str) -> None:
+        """Takes note that nobody answered: it is to go on with what it knows."""
+        self._learnt_s[topic] = time.monotonic()
 
     def forget(self) -> None:
         """Forgets all topics, so that they are asked for again."""
         self._counts.clear()
         self._led.clear()
+        self._learnt_s.clear()
 
     def without_key(self, topic: str, size_bytes: int) -> int | None:
         """Returns one partition for about a megabyte of rows without keys, as Kafka's own producers do (KIP-794).
@@ -70,9 +81,9 @@ class Partitioner:
         return led[self._at % len(led)]
 
     def by_key(self, topic: str, keys: pa.Array) -> Numbers | None:
-        """Returns a partition for each key, whatever for a null. None where librdkafka has to choose."""
+        """Returns a partition for each key; a null's means nothing. None where librdkafka has to choose."""
         count = self._counts.get(topic)
-        if not self._hashes or not count:
+        if not self._hashes or not count or np.diff(bounds(keys)[0]).max(initial=0) > _LONGEST_KEY:
             return None
         return ((murmur2(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(count)).astype(np.int32)
 

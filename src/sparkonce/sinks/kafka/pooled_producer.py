@@ -303,6 +303,7 @@ class PooledProducer:
     def flush(self, timeout_s: float) -> None:
         """Sends the queued rows, and waits for the answers."""
         self._serve("flush", timeout_s)
+        self.polled_s = time.monotonic()
 
     def _serve(self, method: str, timeout_s: float) -> None:
         """Calls ``poll`` or ``flush``, and keeps a fatal error, which the next such call of any thread raises.
@@ -327,7 +328,7 @@ class PooledProducer:
     def begin_task(self) -> None:
         """Begins to count for a task, which learns the topics' leaders anew if another task has used the producer."""
         if isinstance(self.producer, BatchProducer) and self.reports.acknowledged:
-            self.producer.forget_partitions()
+            self.producer.begin_anew()
         self.reports.acknowledged = 0
 
     def acknowledged(self, accepted: int) -> int:

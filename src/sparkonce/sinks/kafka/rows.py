@@ -20,7 +20,7 @@ from sparkonce.sink import Refused
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 1 << 20
-"""librdkafka reads a chunk's values from Arrow's memory, or copies them; of `BY_ROW` they are Python's bytes, too."""
+"""A chunk with a column of `BY_ROW` is in memory twice: in Arrow, and as Python's bytes."""
 
 BY_ROW = frozenset({"headers", "timestamp"})
 """The columns that librdkafka takes with single rows only."""
@@ -113,7 +113,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 
 
 def bounds(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.integer]], pa.Buffer | None]:
-    """Returns where texts or bytes begin and the last one ends, and the memory that this counts in."""
+    """Returns the places where texts or bytes begin, the end of the last one, and the buffer that they lie in."""
     wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
     kind = np.dtype(np.int64 if wide else np.int32)
     _, ends, data = column.buffers()

@@ -154,7 +154,7 @@ class KafkaWriter(SinkWriter):
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
-                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and "partition" in chunk.columns.schema.names:
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and _names_partitions(chunk):
                     raise _no_such_partition(chunk) from None
                 raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
@@ -325,6 +325,11 @@ def _queue_full(topic: str) -> PrepareError:
         f"librdkafka's queue is full (queue.buffering.max.kbytes) at a row for topic {topic!r}.",
         next_step="Raise queue.buffering.max.kbytes above the size of the largest row.",
     )
+
+
+def _names_partitions(chunk: Chunk) -> bool:
+    names = chunk.columns.schema.names
+    return "partition" in names and chunk.columns.column("partition").null_count < chunk.rows
 
 
 def _no_such_partition(chunk: Chunk) -> PrepareError:
