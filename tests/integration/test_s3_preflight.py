@@ -114,6 +114,22 @@ def test_versions_are_a_condition(bucket: Bucket) -> None:
     assert "old versions" in store.conditions()[-1]
 
 
+def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between: Between) -> None:
+    def take_all(request: Request) -> str | Reply:
+        return Reply(200, b"", (("ETag", '"any"'),)) if request.is_part and request.body == b"Sparkonce" else GO_ON
+
+    store = new_store(bucket, endpoint_url=between.url)
+    store.check()
+    assert not [one for one in store.conditions() if "SHA-256" in one], "this one refuses them"
+    between.act = take_all
+    store.check()
+    assert [one for one in store.conditions() if "SHA-256" in one]
+    between.act = lambda request: refusal(503, "SlowDown") if request.body == b"Sparkonce" else GO_ON
+    with pytest.raises(PreflightError, match="SlowDown"):
+        new_store(bucket, endpoint_url=between.url, attempts=1).check()
+    assert leftovers(bucket) == ([], [])
+
+
 def test_a_missing_bucket_is_named(s3: S3Server) -> None:
     with pytest.raises(PreflightError, match="no bucket 'nobodys'"):
         S3Store("s3://nobodys/out", s3.settings()).check()

@@ -43,6 +43,7 @@ ABSENT = Answer(status=404, code="404")
         (509, "509", Outcome.RETRY),
         (400, "RequestTimeout", Outcome.RETRY),
         (400, "BadDigest", Outcome.RETRY),
+        (400, "XAmzContentSHA256Mismatch", Outcome.RETRY),
         (409, "OperationAborted", Outcome.RETRY),
         (409, "ConditionalRequestConflict", Outcome.RETRY),
         (409, "409", Outcome.RETRY),

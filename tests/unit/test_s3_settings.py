@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import hashlib
 import logging
 import pickle
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.files.s3.settings import MIB, client, read_location, read_settings
@@ -95,6 +99,28 @@ def test_a_store_travels_with_its_settings_and_without_connections() -> None:
     client(store.settings)
     other = pickle.loads(pickle.dumps(store))  # noqa: S301 - pickled on the same line
     assert (other.location, other.settings) == (store.location, store.settings)
+
+
+def test_a_body_is_in_its_signature_behind_tls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it not, a store would take a part that a proxy behind the TLS damaged: no other checksum is sent."""
+    (tmp_path / "config").write_text("[default]\ns3 =\n  payload_signing_enabled = false\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    asked = {"Bucket": "b", "Key": "k", "UploadId": "u", "PartNumber": 1}
+    reached = client(read_settings({**SECRETS, "endpoint_url": "https://127.0.0.1:9", "region_name": "r"}))
+    signed: list[str] = []
+
+    def answer(request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        found = request.headers["X-Amz-Content-SHA256"]
+        signed.append(found.decode() if isinstance(found, bytes) else found)
+        return AWSResponse(request.url, 200, {}, None)
+
+    reached.meta.events.register("before-send.s3.UploadPart", answer)
+    try:
+        with suppress(AttributeError):  # the answer has no body
+            reached.upload_part(**asked, Body=bytearray(b"hello"))
+    finally:
+        reached.meta.events.unregister("before-send.s3.UploadPart", answer)
+    assert signed == [hashlib.sha256(b"hello").hexdigest()]
 
 
 def test_parts_grow_so_that_the_largest_file_fits() -> None:

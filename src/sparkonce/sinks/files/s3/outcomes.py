@@ -100,6 +100,7 @@ _MEANINGS = {
     "RequestTimeout": Meaning(_RETRY, "The store gave up waiting for the request."),
     "RequestTimeoutException": Meaning(_RETRY, "The store gave up waiting for the request."),
     "BadDigest": Meaning(_RETRY, "The request was damaged on its way."),
+    "XAmzContentSHA256Mismatch": Meaning(_RETRY, "The request was damaged on its way."),
     "OperationAborted": _CONFLICT,
     "ConditionalRequestConflict": _CONFLICT,
     "409": _CONFLICT,  # without a body

@@ -32,6 +32,13 @@ _NO_RULE = (
     "behind that is never started again costs money until it is aborted by hand"
 )
 
+_TAKES_DAMAGED = (
+    "nothing damages a request on its way, such as a faulty proxy: the store takes a body that differs from the "
+    "SHA-256 in its signature"
+)
+_TRIAL = b"sparkonce"
+_DAMAGED = b"Sparkonce"
+
 _METHODS: Mapping[str, str] = {
     "HeadBucket": "head_bucket",
     "ListObjectsV2": "list_objects_v2",
@@ -75,12 +82,32 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     upload = trial.ask("CreateMultipartUpload", Bucket=bucket, Key=key, **settings.object_options())["UploadId"]
     try:
         _try_upload(trial, settings, bucket, key, upload)
+        notes = (_TAKES_DAMAGED,) if _takes_damaged(trial, {"Bucket": bucket, "Key": key, "UploadId": upload}) else ()
     except BaseException:
         with suppress(PreflightError):  # the first error tells what is wrong
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
-    return look_around(client, bucket, prefix)
+    found = look_around(client, bucket, prefix)
+    return Findings(timeout_s=found.timeout_s, notes=(*notes, *found.notes))
+
+
+def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
+    """Returns whether the store takes a part whose bytes change after it was signed."""
+
+    def damage(request: Any, **_: Any) -> None:
+        if request.body == _TRIAL:  # another thread may be sending something else
+            request.body = _DAMAGED
+
+    events = trial.client.meta.events
+    events.register("before-send.s3.UploadPart", damage)
+    try:
+        answer = ask(trial.client.upload_part, **own, PartNumber=1, Body=bytearray(_TRIAL))
+    finally:
+        events.unregister("before-send.s3.UploadPart", damage)
+    if isinstance(answer, Answer) and (answer.status is None or answer.status >= 500):
+        raise trial.refused("UploadPart", answer)
+    return not isinstance(answer, Answer)
 
 
 def _remove_forsaken(trial: _Trial, bucket: str, objects: Sequence[Any], uploads: Sequence[Any]) -> None:
@@ -96,9 +123,9 @@ def _remove_forsaken(trial: _Trial, bucket: str, objects: Sequence[Any], uploads
 
 def _try_upload(trial: _Trial, settings: S3Settings, bucket: str, key: str, upload: str) -> None:
     own = {"Bucket": bucket, "Key": key, "UploadId": upload}
-    part = {"PartNumber": 1, "ETag": trial.ask("UploadPart", **own, PartNumber=1, Body=b"sparkonce")["ETag"]}
+    part = {"PartNumber": 1, "ETag": trial.ask("UploadPart", **own, PartNumber=1, Body=_TRIAL)["ETag"]}
     trial.ask("ListParts", **own)
-    trial.ask("PutObject", Bucket=bucket, Key=key, Body=b"sparkonce", **settings.encryption())
+    trial.ask("PutObject", Bucket=bucket, Key=key, Body=_TRIAL, **settings.encryption())
     try:
         trial.ask("HeadObject", Bucket=bucket, Key=key)
         if settings.if_none_match:
@@ -134,14 +161,17 @@ class _Trial:
         answer = ask(getattr(self.client, _METHODS[request]), **arguments)
         if not isinstance(answer, Answer):
             return answer
+        raise self.refused(request, answer)
+
+    def refused(self, request: str, answer: Answer) -> PreflightError:
         if answer.status is None:
-            raise PreflightError(
+            return PreflightError(
                 f"The store of bucket {self._bucket!r} at endpoint_url={self._settings.endpoint_url!r} (None is AWS) "
                 f"does not answer: {answer.reason}",
                 next_step="Correct endpoint_url and region_name, or see whether the store runs.",
                 setting="endpoint_url",
             )
-        raise _refused(self._bucket, request, answer)
+        return _refused(self._bucket, request, answer)
 
 
 def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:

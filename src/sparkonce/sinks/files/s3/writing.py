@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import logging
@@ -116,7 +115,6 @@ class Uploader:
 
     def _send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> str:
         # A part waits only for an earlier task of the same queue, so threads cannot wait for each other forever.
-        digest = hashlib.md5(body, usedforsecurity=False).digest()
         answer = ask(
             self.client.upload_part,
             Bucket=self.bucket,
@@ -124,7 +122,6 @@ class Uploader:
             UploadId=upload.result(),
             PartNumber=number,
             Body=body,
-            ContentMD5=base64.b64encode(digest).decode(),
         )
         if isinstance(answer, Answer):
             raise _not_whole(key, read(answer, "UploadPart"))
