@@ -8,6 +8,7 @@ is in memory, a date by its parts, a text after its length. Arrow and NumPy join
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from sparkonce.sinks._shared.pieces import cut, halves
 from sparkonce.sinks.mysql.encoding import LARGEST_PIECE_BYTES, check, nested_text
-from sparkonce.sinks.mysql.target import Column, kind_of
+from sparkonce.sinks.mysql.target import Column, has_utf8, kind_of
 
 _NULL = b"\x01"
 _UNSIGNED = 0x80
@@ -76,6 +77,10 @@ def _type(column: Column, kind: pa.DataType) -> tuple[int, int]:
             return _DATETIME, 0
         case "binary":
             return _BYTES, 0
+        # Such a column takes bytes as they are, once the server has seen that they are UTF-8. Those of a text it would
+        # read once more: 0.25 of 3.0 µs of its CPU a row of 120 bytes.
+        case "string" | "nested" if has_utf8(column):
+            return _BYTES, 0
         case _:  # texts, also those of decimals, which the server reads digit by digit
             return _TEXT, 0
 
@@ -104,7 +109,7 @@ def _cells(values: pa.Array, column: Column) -> Iterator[Cells]:
 
 
 def _numbers(values: pa.Array) -> np.ndarray[Any, Any]:
-    return np.asarray(pc.fill_null(values, 0))
+    return np.asarray(pc.fill_null(values, 0) if values.null_count else values)
 
 
 def _days(values: pa.Array, fields: list[Any]) -> np.ndarray[Any, Any]:
@@ -141,30 +146,28 @@ def _texts(values: pa.Array) -> Iterator[Cells]:
 
 
 def _fixed(values: pa.Array, made: np.ndarray[Any, Any]) -> Cells:
-    """Returns cells of the same size, each after a zero byte: not NULL."""
-    cells = np.zeros((len(values), 1 + made.dtype.itemsize), dtype=np.uint8)
-    cells[:, 1:] = np.ascontiguousarray(made).view(np.uint8).reshape(len(values), -1)
+    """Returns cells of the same size; those with NULL among them are complete, each after its flag."""
     if not values.null_count:
-        return cells
-    return pc.if_else(values.is_valid(), _array(cells), pa.scalar(None, pa.binary()))
+        return made
+    return pc.if_else(values.is_valid(), _side_by_side([made]), pa.scalar(None, pa.binary()))
 
 
 def _merged(cells: Sequence[Cells]) -> Iterator[pa.Array]:
     """Yields the cells with neighbours of fixed sizes side by side: joining costs by the cell."""
-    waiting: list[np.ndarray[Any, Any]] = []
-    for cell in cells:
-        if isinstance(cell, np.ndarray):
-            waiting.append(cell)
-            continue
-        if waiting:
-            yield _array(np.concatenate(waiting, axis=1))
-            waiting = []
-        yield cell
-    if waiting:
-        yield _array(np.concatenate(waiting, axis=1))
+    for is_fixed, group in groupby(cells, lambda cell: isinstance(cell, np.ndarray)):
+        neighbours = list(group)
+        yield from [_side_by_side(neighbours)] if is_fixed else neighbours
 
 
-def _array(cells: np.ndarray[Any, Any]) -> pa.Array:
-    count, width = cells.shape
-    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(cells)])
+def _side_by_side(cells: Sequence[np.ndarray[Any, Any]]) -> pa.Array:
+    """Returns cells of fixed sizes, each after a zero byte: not NULL."""
+    fields: list[Any] = []
+    for place, cell in enumerate(cells):
+        fields += [(f"flag{place}", "u1"), (f"cell{place}", cell.dtype)]
+    whole = np.zeros(len(cells[0]), fields)
+    for place, cell in enumerate(cells):
+        whole[f"cell{place}"] = cell
+    offsets = np.arange(len(whole) + 1, dtype=np.int32) * np.int32(whole.itemsize)
+    return pa.Array.from_buffers(
+        pa.binary(), len(whole), [None, pa.py_buffer(offsets), pa.py_buffer(whole.view(np.uint8))]
+    )
