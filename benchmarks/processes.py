@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -72,10 +72,12 @@ def end_workers(jvm_pid: int) -> None:
     """Ends Spark's Python workers, so that the next query begins with new ones; Spark forks them when it needs them."""
     ending = workers(jvm_pid)
     for worker in ending:
-        worker.terminate()
+        with suppress(psutil.NoSuchProcess):
+            worker.terminate()
     _, alive = psutil.wait_procs(ending, timeout=10)
     for worker in alive:
-        worker.kill()
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
 
 
 def memory_mib(pid: int, field: str) -> float:
