@@ -11,7 +11,7 @@ On the executors:
 - ``rows``: turns Arrow columns into the arguments of a producer.
 - ``pooled_producer``: opens one producer of librdkafka; ``producer_pool`` keeps some ready.
 - ``batch_producer``: hands rows to librdkafka by the batch; ``librdkafka`` declares the functions that it calls;
-  ``loans`` keeps the rows' memory until they have arrived.
+  ``loans`` keeps the rows' memory until they have arrived, ``partitioner`` chooses their partitions.
 - ``topic_limits``: asks how large rows of the topics that they name may be.
 - ``client_log``: thins out librdkafka's log.
 

@@ -20,7 +20,7 @@ _BYTES_ON_PARTITION = 1 << 20
 _KNOWN_FOR_S = 300.0
 """librdkafka's ``topic.metadata.refresh.interval.ms``: partitions may have been added since."""
 _LONGEST_KEY = 1024
-"""In bytes. A longer one costs a step of Python for each four of its bytes."""
+"""Bytes. A longer key would take a step of Python for each four of its bytes."""
 _SEED, _FACTOR = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
