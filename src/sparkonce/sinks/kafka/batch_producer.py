@@ -93,7 +93,7 @@ class BatchProducer:
         self._partitioner = Partitioner(settings)
         is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
         self._loans = Loans(_queue_bytes(settings), in_order=is_idempotent)
-        self._polling = threading.Lock()
+        self._polling = threading.Lock()  # the worker's keeper polls, too
         self._producer: int | None = self._made(settings)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
         self._events = library.queue_get_main(self._handle)
@@ -141,10 +141,11 @@ class BatchProducer:
         if partition == rd.CHOSEN_PARTITION:
             self._loans.keep()  # these rows may go to any partition, before or behind those that have one
         elif self._loans.in_order:
-            memory = self._loans.room_for(rows.column("value"))
-            flags = rd.COPY_PAYLOAD if memory is None else 0
-            messages["private"] = self._loans.lend((topic, partition), memory, len(messages))
+            with self._polling:
+                memory = self._loans.room_for(rows.column("value"))
+                messages["private"] = self._loans.lend((topic, partition), memory, len(messages))
             messages["private"] += np.arange(len(messages), dtype=np.uint64)
+            flags = rd.COPY_PAYLOAD if memory is None else 0
         taken = self._library.produce_batch(handle, partition, flags, messages.ctypes.data, len(messages))
         if taken < len(messages):
             self._loans.keep()
@@ -183,8 +184,9 @@ class BatchProducer:
     def begin_anew(self) -> None:
         """Forgets what earlier rows have taught: the leaders of partitions, and that a row has failed."""
         self._partitioner.forget()
-        if not len(self):
-            self._loans.renew()
+        with self._polling:
+            if not len(self):
+                self._loans.renew()
 
     def poll(self, timeout_s: float) -> None:
         """Waits for an event, and tells the listener of all that are there.
