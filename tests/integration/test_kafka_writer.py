@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from eventually import eventually
 from sparkonce.errors import OutageError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -26,6 +27,7 @@ from sparkonce.sinks.kafka import pooled_producer as producer_module
 from sparkonce.sinks.kafka import producer_pool as producers_module
 from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.kafka.rows import Chunk
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -211,6 +213,24 @@ def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafk
     named = rf"{topic}', partition \d: .*too large, with a key and value of 10000 bytes.* Next: .*max\.message\.bytes"
     with pytest.raises(PrepareError, match=named):
         finish(writer, *rows)
+    writer.abort()
+    assert kafka.read(topic) == []
+
+
+def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka takes no more rows then, and says "Erroneous state" before it reports which row was refused."""
+    topic = kafka.create_topic(partitions=2, max_message_bytes="5000")
+    writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
+    writer.begin()
+    poll = PooledProducer.poll
+    # What a call for the first partition has caused is not heard of before the call for the second one.
+    monkeypatch.setattr(PooledProducer, "poll", lambda self, timeout_s: timeout_s and poll(self, timeout_s))
+    writer.write(pa.record_batch({"value": ["x" * 10_000], "partition": pa.array([0], pa.int32())}))
+    fits = pa.record_batch({"value": ["fits"], "partition": pa.array([1], pa.int32())})
+    with pytest.raises(PrepareError, match=rf"{topic}', partition 0: .*too large"):
+        eventually(lambda: writer.write(fits), "the large row is refused", limit_s=WAIT_S)
     writer.abort()
     assert kafka.read(topic) == []
 

@@ -152,6 +152,8 @@ class KafkaWriter(SinkWriter):
             try:
                 self._accepted += _produce(pooled, chunk)
             except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    self._await_refusal(pooled)
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and _names_partitions(chunk):
@@ -275,6 +277,13 @@ class KafkaWriter(SinkWriter):
             f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."),
             next_step=pooled.reports.advice,
         )
+
+    def _await_refusal(self, pooled: PooledProducer) -> None:
+        """Raises what the brokers refused, if they did: librdkafka takes no row after that, and reports it later."""
+        deadline = time.monotonic() + _GRACE_S
+        while len(pooled.producer) and not pooled.reports.refused and time.monotonic() < deadline:
+            pooled.poll(0.1)
+        self._raise_refusal(pooled)
 
     def _too_slow(self, pooled: PooledProducer) -> OutageError:
         last = f" Last error: {pooled.reports.last_error}." if pooled.reports.last_error else ""
