@@ -25,6 +25,7 @@ from sparkonce.sinks.kafka.librdkafka import Library, librdkafka
 from sparkonce.sinks.kafka.loans import Loans
 from sparkonce.sinks.kafka.partitioner import Numbers, Partitioner
 from sparkonce.sinks.kafka.rows import BY_ROW, bounds
+from sparkonce.sinks.kafka.settings import queue_bytes
 from sparkonce.sinks.kafka.translation import is_true
 
 _Messages = np.ndarray[Any, np.dtype[np.void]]
@@ -41,8 +42,6 @@ _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 
 _LOOK_AGAIN_S = 0.004
 _METADATA_LIMIT_S = 1.0
-_QUEUE_KBYTES = 1_048_576
-"""librdkafka's default of ``queue.buffering.max.kbytes``."""
 
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
 """The levels of Python's ``logging`` for those of syslog, as confluent-kafka has them."""
@@ -92,7 +91,7 @@ class BatchProducer:
         self._topics: dict[str, int] = {}
         self._partitioner = Partitioner(settings)
         is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
-        self._loans = Loans(_queue_bytes(settings), in_order=is_idempotent)
+        self._loans = Loans(queue_bytes(settings), in_order=is_idempotent)
         self._polling = threading.Lock()  # the worker's keeper polls, too
         self._producer: int | None = self._made(settings)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
@@ -331,10 +330,6 @@ class BatchProducer:
                 continue
             topic = library.topic_name(row.topic).decode()
             self._listener.on_refused(KafkaError(row.err), topic, row.partition, row.len + row.key_len)
-
-
-def _queue_bytes(settings: Mapping[str, Any]) -> int:
-    return int(settings.get("queue.buffering.max.kbytes", _QUEUE_KBYTES)) * 1024
 
 
 def _is_empty(rows: pa.RecordBatch, name: str) -> bool:

@@ -94,7 +94,7 @@ def murmur2(column: pa.Array) -> Numbers:
     starts, sizes = limits[:-1].astype(np.int64), np.diff(limits)
     octets = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     hashes = _SEED ^ sizes.astype(np.uint32)
-    words = np.ndarray(max(0, len(octets) - 3), "<u4", octets, strides=(1,)) if len(octets) > 3 else octets
+    words = np.ndarray(len(octets) - 3, "<u4", octets, strides=(1,)) if len(octets) > 3 else octets
     rows, wanted = np.arange(len(sizes)), sizes >> 2
     for number in range(int(wanted.max(initial=0))):
         rows = rows[wanted[rows] > number]

@@ -23,6 +23,7 @@ __all__ = [
     "id_prefix",
     "lasting",
     "producer_settings",
+    "queue_bytes",
     "size_settings",
 ]
 
@@ -84,6 +85,11 @@ def producer_settings(user: Mapping[str, Any], guarantee: Guarantee) -> dict[str
     else:
         _check_without_idempotence(settings, guarantee)
     return settings
+
+
+def queue_bytes(settings: Mapping[str, Any]) -> int:
+    """Returns how many bytes of rows may wait in librdkafka: ``queue.buffering.max.kbytes``, or its default."""
+    return int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024
 
 
 def size_settings(user: Mapping[str, Any], facts: Mapping[str, str]) -> dict[str, int]:

@@ -31,6 +31,7 @@ from sparkonce.sinks.kafka.rows import (
     to_arguments,
     to_chunks,
 )
+from sparkonce.sinks.kafka.settings import queue_bytes
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
@@ -73,7 +74,7 @@ class WriterLimits:
         delivery_ms = settings.get("message.timeout.ms", settings.get("delivery.timeout.ms", 300_000))
         return cls(
             queued_rows=int(settings.get("queue.buffering.max.messages", 100_000)) or _NO_LIMIT,
-            queued_bytes=int(settings.get("queue.buffering.max.kbytes", 1_048_576)) * 1024,
+            queued_bytes=queue_bytes(settings),
             row_bytes=row_bytes,
             topic_bytes=min(row_bytes, topic_bytes or row_bytes),
             delivery_s=transaction_timeout_s or int(delivery_ms) / 1000,
