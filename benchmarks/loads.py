@@ -116,6 +116,8 @@ class _Counted:
 
     def on_stats(self, text: str) -> None: ...
 
+    def on_identity(self, producer_id: int, epoch: int) -> None: ...
+
 
 def _fill(bootstrap: str, topic: str, first: int, load: Load) -> None:
     from sparkonce.sinks.kafka.batch_producer import BatchProducer  # commits that are compared may lack it

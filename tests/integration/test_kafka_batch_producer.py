@@ -2,107 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import secrets
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
+from producer_scene import WAIT_S, Kafka, code, deliver, new_name, values, with_broker_to_kill
 
 from eventually import eventually
-from shared_servers import KILLS_BROKER, broker_to_kill
+from shared_servers import KILLS_BROKER
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sinks.kafka.batch_producer import BatchProducer
 from sparkonce.sinks.kafka.settings import DEFAULTS
-from sparkonce.testing.kafka import create_topic, describe_transactions, read_committed, read_uncommitted
+from sparkonce.testing.kafka import describe_transactions, read_committed, read_uncommitted
 
 pytestmark = pytest.mark.kafka
 
-WAIT_S = 30.0
 TEXTS = ["out of the slice", "a", None, "", "é", "x" * 300, None, "", "z", "also out"]
-
-
-class Told:
-    """Keeps what a producer tells."""
-
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self.refused: list[tuple[int, str, int, int]] = []
-
-    def on_acknowledged(self, rows: int) -> None:
-        self.acknowledged += rows
-
-    def on_refused(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
-        self.refused.append((error.code(), topic, partition, size))
-
-    def on_error(self, error: KafkaError) -> None: ...
-
-    def on_stats(self, text: str) -> None: ...
-
-
-class Kafka:
-    """Makes producers of one broker, and ends them."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-        self.told = Told()
-        self.producers: list[BatchProducer] = []
-        self._made = ExitStack()
-
-    def producer(self, **settings: Any) -> BatchProducer:
-        named = {name.replace("_", "."): value for name, value in settings.items()}
-        producer = BatchProducer({**DEFAULTS, "bootstrap.servers": self.bootstrap, **named}, self.told)
-        self._made.callback(end, producer)
-        self.producers.append(producer)
-        return producer
-
-    def begun(self, name: str, **settings: Any) -> BatchProducer:
-        """One with a transaction of this name, which is open."""
-        producer = self.producer(transactional_id=name, **settings)
-        producer.init_transactions(WAIT_S)
-        producer.begin_transaction()
-        return producer
-
-    def topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        name = new_name()
-        create_topic(self.bootstrap, name, partitions, config)
-        return name
-
-    def state(self, name: str) -> str:
-        return describe_transactions(self.bootstrap, [name])[name].state
-
-    def close(self) -> None:
-        self._made.close()
-
-
-def end(producer: BatchProducer) -> None:
-    with suppress(RuntimeError):
-        producer.destroy()
-
-
-def new_name() -> str:
-    return f"t-{secrets.token_hex(6)}"
-
-
-def deliver(producer: BatchProducer) -> None:
-    producer.flush(WAIT_S)
-    eventually(lambda: producer.poll(0) or not len(producer), "nothing waits", limit_s=WAIT_S)
-
-
-def values(*texts: str, partition: list[int | None] | None = None) -> pa.RecordBatch:
-    columns: dict[str, Any] = {"value": list(texts)}
-    return pa.record_batch(columns if partition is None else {**columns, "partition": pa.array(partition, pa.int32())})
-
-
-def code(raised: pytest.ExceptionInfo[KafkaException]) -> int:
-    return int(raised.value.args[0].code())
 
 
 @pytest.fixture
@@ -114,11 +33,8 @@ def kafka(broker: Cluster) -> Iterator[Kafka]:
 
 @pytest.fixture
 def fragile() -> Iterator[tuple[Kafka, Cluster]]:
-    cluster = broker_to_kill()
-    scene = Kafka(cluster.bootstrap)
-    yield scene, cluster
-    cluster.brokers[0].resume()
-    scene.close()
+    with with_broker_to_kill() as made:
+        yield made
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
@@ -342,105 +258,6 @@ def test_purged_rows_are_told(kafka: Kafka) -> None:
     assert read_uncommitted(kafka.bootstrap, topic) == []
 
 
-def lent(producer: BatchProducer, topic: str, letter: str) -> int:
-    """Produces a thousand rows of 1,000 bytes, and forgets them. Returns the bytes of Arrow's memory that are kept."""
-    gc.collect()
-    before = pa.total_allocated_bytes()
-    producer.produce(topic, values(*[letter * 1_000] * 1_000, partition=[0] * 1_000))
-    gc.collect()
-    return pa.total_allocated_bytes() - before
-
-
-def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
-    assert (kept := lent(producer, topic, "a")) >= 1_000_000
-    others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would come into its place
-    before = pa.total_allocated_bytes()
-    deliver(producer)
-    assert before - pa.total_allocated_bytes() == kept
-    assert {record.value for record in read_committed(kafka.bootstrap, topic)} == {b"a" * 1_000}
-    assert len(others) == 5
-
-
-@pytest.mark.parametrize("partitioner", ["consistent", "random"])
-def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka, partitioner: str) -> None:
-    topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000, partitioner=partitioner)
-    assert (kept := lent(producer, topic, "a")) >= 1_000_000
-    producer.produce(topic, pa.record_batch({"key": ["k", "k"], "value": ["b", "c"]}))
-    assert lent(producer, topic, "d") == 0, "from now on all are copied: rows of a partition may pass each other"
-    before = pa.total_allocated_bytes()
-    deliver(producer)
-    assert pa.total_allocated_bytes() == before, "what was lent before is kept"
-    producer.destroy()
-    assert before - pa.total_allocated_bytes() == kept
-    assert len(read_committed(kafka.bootstrap, topic)) == 2_002
-
-
-@pytest.mark.parametrize("value", ["false", "0", "f", False])
-def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka: Kafka, value: object) -> None:
-    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, enable_idempotence=value)
-    assert lent(producer, topic, "a") == 0
-    deliver(producer)
-
-
-def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, partitioner="consistent")
-    producer.produce(topic, values("a"))
-    assert lent(producer, topic, "b") == 0
-    producer.begin_anew()
-    assert lent(producer, topic, "c") == 0, "rows are in flight, of which nothing is known"
-    deliver(producer)
-    producer.begin_anew()
-    assert lent(producer, topic, "d") >= 1_000_000
-
-
-def test_loans_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
-    """The worker's keeper polls while a task produces."""
-    topic, producer = kafka.topic(), kafka.producer()
-    seen: dict[str, bool] = {}
-
-    class Watched:
-        def __init__(self, loans: Any) -> None:
-            self._loans = loans
-
-        def __getattr__(self, name: str) -> Any:
-            if name in {"room_for", "lend", "give_back", "renew"}:
-                seen[name] = seen.get(name, True) and producer._polling.locked()
-            return getattr(self._loans, name)
-
-    loans, producer._loans = producer._loans, Watched(producer._loans)  # type: ignore[assignment]
-    producer.produce(topic, values("a"))
-    deliver(producer)
-    producer.begin_anew()
-    producer._loans = loans
-    assert seen == {"room_for": True, "lend": True, "give_back": True, "renew": True}
-
-
-def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:
-    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
-    assert (kept := lent(producer, topic, "a")) >= 1_000_000
-    producer.purge()
-    deliver(producer)
-    before = pa.total_allocated_bytes()
-    producer.destroy()
-    assert before - pa.total_allocated_bytes() == kept
-
-
-def test_memory_outlives_a_producer_that_nobody_ends() -> None:
-    """Its threads go on reading."""
-    script = """
-import gc, pyarrow as pa
-from sparkonce.sinks.kafka.batch_producer import BatchProducer
-producer = BatchProducer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True}, None)
-producer.produce("topic", pa.record_batch({"value": ["x" * 1_000] * 1_000, "partition": pa.array([0] * 1_000)}))
-del producer
-gc.collect()
-print(pa.total_allocated_bytes())
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True)
-    assert int(done.stdout) >= 1_000_000
-
-
 def test_the_end_of_a_producer_leaves_its_transaction_open(kafka: Kafka) -> None:
     topic, name = kafka.topic(), new_name()
     producer = kafka.begun(name)
@@ -455,6 +272,17 @@ def test_an_abort_without_a_transaction_raises(kafka: Kafka) -> None:
     with pytest.raises(KafkaException) as raised:
         kafka.producer(transactional_id=new_name()).abort_transaction(WAIT_S)
     assert code(raised) == KafkaError._STATE
+
+
+def test_the_broker_knows_the_producer_id_and_epoch_that_are_told(kafka: Kafka) -> None:
+    name = new_name()
+    for _ in range(2):
+        kafka.begun(name).poll(0)
+    found = describe_transactions(kafka.bootstrap, [name])[name]
+    assert kafka.told.identities == [
+        (found.producer_id, found.producer_epoch - 1),
+        (found.producer_id, found.producer_epoch),
+    ]
 
 
 def test_metadata_comes_from_the_broker(kafka: Kafka) -> None:
@@ -475,26 +303,6 @@ def test_rows_wait_for_a_broker_that_does_not_answer(fragile: tuple[Kafka, Clust
     cluster.brokers[0].resume()
     deliver(producer)
     assert (kafka.told.acknowledged, kafka.told.refused) == (3, [])
-
-
-@KILLS_BROKER
-def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
-    """Also those above 64 KB, which librdkafka does not copy into its requests."""
-    kafka, cluster = fragile
-    topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)
-    producer.produce(topic, values("before"))
-    deliver(producer)
-    cluster.brokers[0].pause()
-    sizes = [10, 100_000, 10, 70_000] * 5
-    producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
-    others = []
-    while len(others) < 60:  # longer than a request waits; memory that is free now gets other letters
-        producer.flush(0.05)
-        others.append(values(*["z" * size for size in sizes]))
-    cluster.brokers[0].resume()
-    deliver(producer)
-    found = [record.value for record in read_committed(kafka.bootstrap, topic)]
-    assert found == [b"before", *(b"a" * size for size in sizes)]
 
 
 @KILLS_BROKER

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import secrets
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner, WriterContext
+from sparkonce.sinks.kafka import batch_producer
 from sparkonce.sinks.kafka import pooled_producer as producer_module
 from sparkonce.sinks.kafka import producer_pool as producers_module
 from sparkonce.sinks.kafka import writer as writer_module
@@ -304,6 +306,15 @@ def test_statistics_that_wait_to_be_served_are_no_rows(
     assert [record.value for record in kafka.read(topic)] == [b"a"]
 
 
+def test_statistics_tell_the_producer_id_where_the_log_does_not(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_producer, "_ACQUIRED", re.compile("other words"))
+    topic = kafka.create_topic()
+    kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a"]})))
+    assert [record.value for record in kafka.read(topic)] == [b"a"]
+
+
 def _without_first(produce: Callable[[producer_module.PooledProducer, Chunk], int]) -> Callable[..., int]:
     def lose_one(to: producer_module.PooledProducer, chunk: Chunk) -> int:
         return produce(to, replace(chunk, rows=chunk.rows - 1, columns=chunk.columns.slice(1)))
@@ -568,8 +579,8 @@ def test_a_writer_that_waits_long_for_rows_is_served_meanwhile(kafka: Kafka, own
     pooled = writer._pooled
     assert pooled is not None
     for _ in range(2):
-        pooled.reports.stats = ""
-        wait_until(lambda: pooled.reports.stats)
+        polled_s = pooled.polled_s
+        wait_until(lambda polled_s=polled_s: pooled.polled_s > polled_s)
     writer.abort()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,8 @@ class Told:
 
     def on_stats(self, text: str) -> None:
         self.stats = text
+
+    def on_identity(self, producer_id: int, epoch: int) -> None: ...
 
 
 Make = Callable[..., BatchProducer]
@@ -205,6 +208,16 @@ def test_librdkafkas_log_goes_to_the_logger(
 
     poll_until(producer, lambda: any("FAIL [for-the-log#producer" in line for line in said()), "a failure is logged")
     assert "FAIL" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("settings", "shown"), [({}, False), ({"debug": "broker"}, True)])
+def test_the_log_shows_what_is_asked_for(
+    make: Make, told: Told, caplog: pytest.LogCaptureFixture, settings: dict[str, str], shown: bool
+) -> None:
+    caplog.set_level(logging.DEBUG, "sparkonce.librdkafka")
+    producer = make(transactional_id="t", **settings)
+    poll_until(producer, lambda: told.errors and caplog.records, "an error is told and logged")
+    assert any(record.levelno == logging.DEBUG for record in caplog.records) == shown
 
 
 @pytest.mark.parametrize(

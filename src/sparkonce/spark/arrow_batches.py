@@ -42,10 +42,15 @@ _TOO_LARGE = "sparkonce expected smaller rows"
 
 
 class ArrowBatches:
-    """Chooses the bound of each batch from the batch before. One object serves one query."""
+    """Chooses the bound of each batch from the batch before. One object serves one query.
+
+    Attributes:
+        row_bytes: The size of a row in the newest batch that had rows, on average; None before.
+    """
 
     def __init__(self) -> None:
         self._rows = self._bytes = 0
+        self.row_bytes: int | None = None
         self._has_large_rows = False
         self._set: dict[str, str] = {}
         self._found: dict[str, str | None] = {}
@@ -82,6 +87,8 @@ class ArrowBatches:
         """Takes note of what a batch has sent to Python: the rows of each frame, and their bytes."""
         self._rows = sum(rows for rows, _ in sent)
         self._bytes = max((self._rows * size // rows for rows, size in sent if rows), default=0)
+        if self._rows:
+            self.row_bytes = self._bytes // self._rows
 
     def met_large_rows(self, error: Exception) -> bool:
         """Tells if a job failed at a row that is larger than expected. Later batches are then bound by bytes."""

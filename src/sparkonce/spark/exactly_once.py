@@ -33,9 +33,10 @@ from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned
-from sparkonce.spark.grouping import grouping_of
+from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
+from sparkonce.spark.plans import reads_plainly
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -84,7 +85,8 @@ class ExactlyOnce:
         sweep_every_s: The seconds between two checks of a thread for transactions that copies of this run have left
             open, while nothing suggests that there are any.
         rows_per_slot: Groups a batch's partitions to one slot for each so many rows that Kafka sources have read. By
-            default each partition is a slot, with a transaction in each sink.
+            default each partition is a slot, with a transaction in each sink; but small batches of plain queries are
+            one slot (docs/operations.md). 1 leaves all partitions alone.
         dead_letters: Takes the rows that a sink's system refuses, each with its reason; without it such a row stops the
             query. One sink, or ``{sink: other}`` for some of the sinks. It is part of the unit.
         max_refused: How many rows of a batch may be refused before the query stops all the same.
@@ -144,6 +146,7 @@ class ExactlyOnce:
         self._run: tuple[str, RunDriver] | None = None
         self._kept = Kept()
         self._topics: SourceTopics | None = None
+        self._is_plain = False
         self._started = False
         self._query: StreamingQuery | None = None
 
@@ -228,12 +231,14 @@ class ExactlyOnce:
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
         check_planned(df.sparkSession, query, batch, checkpoint, offsets, self._kept)
-        if self._topics is not None and run.state.view.decision(batch) is None:
+        decision = run.state.view.decision(batch)
+        if self._topics is not None and decision is None:
             self._topics.check_same()
         before = input_offsets(checkpoint, batch - 1, patience_s)
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
         try:
-            grouping = grouping_of(asked.previous_offsets, asked.offsets, self._rows_per_slot)
+            row_bytes = self._arrow.row_bytes if self._is_plain else None
+            grouping = grouping_of(before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
             work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
             done = run.run_batch(asked, work)
         except SparkonceError as error:
@@ -309,6 +314,8 @@ class ExactlyOnce:
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
+        whole = all(share.view is None for share in self._shares)
+        self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()
         if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)

@@ -1,4 +1,4 @@
-"""Groups a batch's partitions to fewer slots, by a number that follows from Spark's recorded offsets alone."""
+"""Groups a batch's partitions to fewer slots: by Spark's recorded offsets, or as the batch was decided."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from sparkonce.driver.ages import offsets_between
+from sparkonce.protocol.view import Decision
 from sparkonce.sources.rabbitmq.places import is_place
 from sparkonce.spark.jvm import class_name, items
+
+SMALL_ROWS, SMALL_BYTES = 5_000, 1 << 20
+"""A batch of so many rows, and of about so many bytes, is one slot. Another slot would cost 60 ms of CPU, as much as
+15,000 rows (docs/benchmark.md). Spark, too, merges what is smaller than a megabyte
+(``spark.sql.adaptive.coalescePartitions.minPartitionSize``)."""
 
 _KEPT_IN_ORDER = 4
 """The most members of a Scala set that keeps the order in which they came. Larger ones go by their members' hashes."""
@@ -25,16 +31,20 @@ class Grouping:
     Attributes:
         slots: Their number, at least 1.
         is_small: Whether a source has so few partitions that Spark may number them otherwise after a restart.
+        merges: Whether one task reads all partitions, one after another, without a shuffle.
     """
 
     slots: int
     is_small: bool = False
+    merges: bool = False
 
     def is_worth_it(self, rows: DataFrame) -> bool:
         """Tells if rows have more partitions than slots, and each slot has the same ones whenever they are run.
 
         True if only a run would tell how many partitions they have: there is a shuffle then.
         """
+        if self.merges:
+            return True
         plan = rows._jdf.queryExecution().executedPlan()
         if class_name(plan) == "AdaptiveSparkPlanExec":
             return True
@@ -46,17 +56,26 @@ class Grouping:
     def grouped(self, rows: DataFrame) -> DataFrame:
         """Sends all rows of a partition to one slot, in order, chosen by the partition's number.
 
-        Not ``coalesce``, which groups by where the partitions' data are: after a restart, or with other executors, the
-        same batch would have other slots. A partition is never divided, so a part of it that Spark computes again, with
-        other rows if the plan is not deterministic, is never mixed with the first.
+        Not ``coalesce``, except to one slot: it groups by where the partitions' data are. After a restart, or with
+        other executors, the same batch would have other slots. A partition is never divided, so a part of it that Spark
+        computes again, with other rows if the plan is not deterministic, is never mixed with the first.
         """
+        if self.merges:
+            return rows.coalesce(1)
         return rows.repartition(self.slots, F.spark_partition_id())
 
 
-def grouping_of(before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int | None) -> Grouping | None:
-    """Returns the grouping of a batch with these offsets: one slot for each so many rows read.
+def grouping_of(
+    before: Sequence[str] | None,
+    now: Sequence[str],
+    rows_per_slot: int | None,
+    row_bytes: int | None = None,
+    decided: int | None = None,
+) -> Grouping | None:
+    """Returns the grouping of a batch with these offsets: one slot if it is small, else one for each so many rows read.
 
-    The offsets of a batch are the same whenever it is run again, so the grouping is, too.
+    The offsets of a batch are the same whenever it is run again, so the grouping by them is, too. Once a batch is
+    decided as one slot, it stays one. Once it is decided as several, it is not small any more.
 
     Spark's Kafka source lists its partitions by a set. A small one has the order in which the brokers named them, and
     after a restart that in which the checkpoint does (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``).
@@ -64,16 +83,34 @@ def grouping_of(before: Sequence[str] | None, now: Sequence[str], rows_per_slot:
     Args:
         before: The offsets of the batch before, a line for each source; None if there are none.
         now: The batch's own.
-        rows_per_slot: The number of rows read that are worth a slot; None to leave each partition a slot.
+        rows_per_slot: The number of rows read that are worth a slot; None to leave each partition a slot, unless the
+            batch is small.
+        row_bytes: The size of the rows before, on average, if the plan `reads_plainly`; None if it does not, or if the
+            size is not known.
+        decided: The number of slots with which the batch was decided; None if it is not.
 
     Returns:
         The grouping; None if none is wanted, or the offsets do not count rows, as those of files.
     """
-    if rows_per_slot is None or (rows := offsets_between(before, now)) is None:
+    rows = offsets_between(before, now)
+    if decided == 1 or (decided is None and _is_small(rows, row_bytes, rows_per_slot or SMALL_ROWS)):
+        return Grouping(1, merges=row_bytes is not None)
+    if rows_per_slot is None or rows is None:
         return None
     kafka = [json.loads(source) for source in now if source != "-"]
     sizes = [sum(map(len, source.values())) for source in kafka if not any(map(is_place, source.values()))]
     return Grouping(max(1, -(-rows // rows_per_slot)), any(1 < size <= _KEPT_IN_ORDER for size in sizes))
+
+
+def _is_small(rows: int | None, row_bytes: int | None, most: int) -> bool:
+    if rows is None or row_bytes is None:
+        return False
+    return rows <= min(SMALL_ROWS, most) and rows * row_bytes <= SMALL_BYTES
+
+
+def slots_decided(decision: Decision | None) -> int | None:
+    """Returns the number of slots with which a batch was decided, the same for all its sinks; None if it is not."""
+    return None if decision is None else 1 + max((handle.slot for handle in decision.handles), default=0)
 
 
 def _has_the_sources_partitions(rdd: Any) -> bool:

@@ -7,6 +7,7 @@ of Spark 4.0.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -50,6 +51,9 @@ _STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLi
 _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
 _STATEFUL |= {"TransformWithStateInPySpark"}
 SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
+_PLAIN = {"EventTimeWatermark", "Filter", "Project", "SubqueryAlias"}
+_FUNCTION = re.compile("UDF|Invoke|CallMethod|NewInstance")
+"""Expressions that call what may take any time."""
 _PACKAGES = (
     ("org.apache.iceberg.", "iceberg"),
     ("org.apache.spark.sql.delta.", "delta"),
@@ -96,6 +100,21 @@ def plan_facts(plan: Any, stable: bool | Iterable[str] = False) -> PlanFacts:
         ),
         watermarks=kinds.count("EventTimeWatermark"),
     )
+
+
+def reads_plainly(plan: Any) -> bool:
+    """Tells if a query's rows come from Kafka as they are, but for columns and filters of Spark's own functions.
+
+    Such rows cost one task little. Those of other plans may cost it much: functions of the user, state, joins.
+
+    Args:
+        plan: The query's analyzed plan.
+    """
+    kinds = [class_name(node) for node in nodes(plan) if not is_leaf(node)]
+    plain = set(kinds) <= _PLAIN and not any(
+        _FUNCTION.search(one["class"]) for one in _expressions(json.loads(plan.toJSON()))
+    )
+    return plain and all(source.format == "kafka" for source in source_facts(plan))
 
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:

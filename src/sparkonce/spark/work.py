@@ -190,8 +190,9 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        # A view may have other columns in each batch. So may rows that the user's own function gives.
-        schema = self._kept.get(("schema", df._jdf.schema().json()), lambda: arrow_schema(df.schema))
+        # A view may have other columns in each batch.
+        told = None if share.view is None else df._jdf.schema().json()
+        schema = self._kept.get(("schema", told), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
         hashed: list[tuple[str, tuple[str, ...]]] = []
         marks: list[str] = []
@@ -222,8 +223,10 @@ class SparkWork:
             )
         needed = {column: None for task in tasks if task.fingerprint for column in task.columns}
         names = (*needed, *marks)
-        chosen = self._kept.get((names, *hashed), lambda: [*map(_column, names), *starmap(_fingerprint, hashed)])
-        rows = df.select(*chosen)
+        chosen = self._kept.get(
+            (names, *hashed), lambda: df._jcols(*map(_column, names), *starmap(_fingerprint, hashed))
+        )
+        rows = DataFrame(df._jdf.select(chosen), df.sparkSession)
         if self._grouping is not None and self._grouping.is_worth_it(rows):
             rows = self._grouping.grouped(rows)
         return rows, tasks
@@ -268,9 +271,9 @@ class SparkWork:
         Spark reruns a stage when an executor is lost with its shuffle files; it may notice only after this call. The
         tasks' attempts then count from 0 again, and a Python `TaskContext` does not name the stage's attempt.
         """
-        tracker = self._df.sparkSession.sparkContext.statusTracker()
+        tracker = self._df.sparkSession.sparkContext._jsc.statusTracker()  # PySpark's asks for much more of a stage
         found = [tracker.getStageInfo(stage) for stage in stages]
-        return any(stage is None or stage.currentAttemptId > 0 for stage in found)
+        return any(stage is None or stage.currentAttemptId() > 0 for stage in found)
 
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""

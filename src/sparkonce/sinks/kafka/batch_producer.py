@@ -9,6 +9,7 @@ deliveries by the reports of the brokers.
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -46,6 +47,12 @@ _METADATA_LIMIT_S = 1.0
 _LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
 """The levels of Python's ``logging`` for those of syslog, as confluent-kafka has them."""
 
+_ACQUIRED = re.compile(r"Acquired PID\{Id:(\d+),Epoch:(\d+)\}")
+"""librdkafka's word that it has a producer id, in its log ``eos``: rd_kafka_idemp_pid_update, the same since 1.0. Its
+statistics name the id too, but only at their next interval, and they cost much more."""
+
+_DEBUG = 7
+
 _empty = ctypes.create_string_buffer(1)
 
 
@@ -63,6 +70,9 @@ class Listener(Protocol):
 
     def on_stats(self, text: str) -> None:
         """Takes note of new statistics, as JSON."""
+
+    def on_identity(self, producer_id: int, epoch: int) -> None:
+        """Takes note of a producer id and epoch that a broker gave."""
 
 
 def takes_batches(settings: Mapping[str, Any]) -> bool:
@@ -92,6 +102,7 @@ class BatchProducer:
         self._partitioner = Partitioner(settings)
         is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
         self._loans = Loans(queue_bytes(settings), in_order=is_idempotent)
+        self._shows_debug = bool(settings.get("debug"))
         self._polling = threading.Lock()  # the worker's keeper polls, too
         self._producer: int | None = self._made(settings)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
@@ -282,7 +293,13 @@ class BatchProducer:
         library, text = self._library, ctypes.create_string_buffer(rd.TEXT_BYTES)
         conf = library.conf_new()
         library.conf_set_events(conf, _EVENTS)
-        given = {**settings, "delivery.report.only.error": False, "log.queue": True}
+        debug = [settings.get("debug"), settings.get("transactional.id") and "eos"]
+        given = {
+            **settings,
+            "debug": ",".join(filter(None, debug)) or None,
+            "delivery.report.only.error": False,
+            "log.queue": True,
+        }
         texts = [(name.encode(), str(value).encode()) for name, value in given.items() if value is not None]
         taken = all(library.conf_set(conf, *pair, text, rd.TEXT_BYTES) == rd.OK for pair in texts)
         producer = library.new(rd.PRODUCER, conf, text, rd.TEXT_BYTES) if taken else None
@@ -302,16 +319,22 @@ class BatchProducer:
         elif kind == rd.STATISTICS:
             self._listener.on_stats(library.event_stats(event).decode())
         elif kind == rd.LOG:
-            facility, line, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
-            library.event_log(event, ctypes.byref(facility), ctypes.byref(line), ctypes.byref(level))
-            name, what, said = map(rd.text, (library.name(self._handle), facility.value, line.value))
-            client_log.log(_LEVELS[level.value], "%s [%s] %s", what, name, said)
+            self._tell_log(event)
         elif kind == rd.ERROR:
             text, fatal = rd.text(library.event_error_string(event)), bool(library.event_error_is_fatal(event))
             error = KafkaError(library.event_error(event), text, fatal)
             if fatal:
                 raise KafkaException(error)
             self._listener.on_error(error)
+
+    def _tell_log(self, event: int) -> None:
+        facility, line, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+        self._library.event_log(event, ctypes.byref(facility), ctypes.byref(line), ctypes.byref(level))
+        if level.value < _DEBUG or self._shows_debug:
+            name, what, said = map(rd.text, (self._library.name(self._handle), facility.value, line.value))
+            client_log.log(_LEVELS[level.value], "%s [%s] %s", what, name, said)
+        if facility.value == b"GETPID" and (acquired := _ACQUIRED.search(rd.text(line.value))):
+            self._listener.on_identity(*map(int, acquired.groups()))
 
     def _tell_deliveries(self, event: int) -> None:
         """Counts rows of one partition that have one outcome, unless brokers tell of single rows (KIP-467)."""

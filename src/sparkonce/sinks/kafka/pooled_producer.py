@@ -20,9 +20,9 @@ from sparkonce.words import one_line
 INITIALISE_LIMIT_S = 60.0
 """The longest time that `PooledProducer.open` waits for an initialisation."""
 
-STATISTICS_INTERVAL_MS = 100
-"""A new producer's id is in its first statistics after initialisation. Statistics cost: every 20 ms they took 3 % of a
-task's CPU with 4 partitions, and they take more with more partitions."""
+STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
+"""A producer's id is in its first statistics after initialisation. Statistics cost: every 100 ms they took 17 % of a
+worker's CPU in batches of 200 rows, and they take more with more partitions. A `BatchProducer` tells the id before."""
 
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
@@ -84,7 +84,7 @@ class Reports:
         last_error: The newest error of the whole client, such as a lost connection; empty if there was none.
         away: True if rows did not arrive, or the transaction was aborted, because brokers were away.
         barred: True if the newest error of the whole client is a refused login.
-        stats: The newest statistics, as JSON. They are parsed only where they are needed.
+        identity: The producer id and epoch that a broker gave first; None before.
     """
 
     def __init__(self) -> None:
@@ -95,11 +95,16 @@ class Reports:
         self._largest = -1
         self.last_error = ""
         self.away = self.barred = False
-        self.stats = ""
+        self.identity: tuple[int, int] | None = None
 
     def on_stats(self, text: str) -> None:
-        """Keeps the statistics."""
-        self.stats = text
+        """Reads producer id and epoch (``eos``, see STATISTICS.md), if they are not known yet."""
+        if self.identity is None and (eos := json.loads(text)["eos"])["txn_state"] == "Ready":
+            self.on_identity(eos["producer_id"], eos["producer_epoch"])
+
+    def on_identity(self, producer_id: int, epoch: int) -> None:
+        """Keeps the first producer id and epoch: after an error that changes them, `PooledProducer.trouble` tells."""
+        self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
         """Keeps an error of the whole client."""
@@ -209,23 +214,26 @@ class PooledProducer:
         self.reports = Reports()
         self.polled_s = time.monotonic()
         identity = {"transactional.id": transactional_id} if transactional_id else {}
-        interval = {"statistics.interval.ms": STATISTICS_INTERVAL_MS if transactional_id else 0}
-        whole = {**settings, **identity, **interval}
+        whole = {**settings, **identity}
         try:
             self.producer = self._single(whole) if by_row or not takes_batches(whole) else self._batched(whole)
         except KafkaException as error:
             raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
 
     def _batched(self, settings: Mapping[str, Any]) -> BatchProducer | Producer:
-        return BatchProducer(settings, self.reports)
+        return BatchProducer({**settings, **self._statistics(SLOW_STATISTICS_MS)}, self.reports)
 
     def _single(self, settings: Mapping[str, Any]) -> BatchProducer | Producer:
         callbacks = {
             "stats_cb": self.reports.on_stats,
             "error_cb": self.reports.on_error,
             "on_delivery": self.reports.on_delivery,
+            **self._statistics(STATISTICS_MS),
         }
         return Producer({**settings, **callbacks, "logger": settings.get("logger", client_log)})
+
+    def _statistics(self, interval_ms: int) -> Mapping[str, int]:
+        return {"statistics.interval.ms": interval_ms if self.transactional_id else 0}
 
     @classmethod
     def open(cls, spec: ProducerSpec, worker: str, lane: int) -> PooledProducer:
@@ -266,17 +274,15 @@ class PooledProducer:
             self._nudge(_LAST_ATTEMPT_S)  # or the first rows would wait for it
 
     def _learn_identity(self, deadline: float) -> None:
-        """Reads producer id and epoch, which librdkafka tells in its statistics only (``eos``, see STATISTICS.md)."""
-        while self.producer_id < 0:
+        """Waits for producer id and epoch, which librdkafka tells in its log and its statistics only."""
+        self.poll(0)
+        while self.reports.identity is None:
             if self.reports.fatal or time.monotonic() > deadline:
                 self.destroy()
-                reason = self.reports.fatal or "no statistics named one in time"
+                reason = self.reports.fatal or "neither log nor statistics named one in time"
                 raise PrepareError(f"Kafka gave {self.transactional_id!r} no producer id: {reason}.")
             self.poll(0.1)
-            if self.reports.stats:
-                eos, self.reports.stats = json.loads(self.reports.stats)["eos"], ""
-                if eos["txn_state"] == "Ready":
-                    self.producer_id, self.epoch = eos["producer_id"], eos["producer_epoch"]
+        self.producer_id, self.epoch = self.reports.identity
 
     def _try_to_initialise(self, timeout_s: float) -> KafkaError | None:
         try:

@@ -45,13 +45,23 @@ def close(admin: Any) -> None:
     admin.close(jvm().java.time.Duration.ZERO)
 
 
-def answer(future: Any, limit_ms: int) -> Any:
+def milliseconds() -> Any:
+    """Returns Java's unit. Finding it takes some milliseconds."""
+    return jvm().java.util.concurrent.TimeUnit.MILLISECONDS
+
+
+def answer(future: Any, limit_ms: int, unit: Any = None) -> Any:
     """Waits for the result of a call.
+
+    Args:
+        future: Of the call.
+        limit_ms: The longest wait.
+        unit: `milliseconds`, where a caller keeps it.
 
     Raises:
         Py4JJavaError: if the call failed.
     """
-    return future.get(limit_ms, jvm().java.util.concurrent.TimeUnit.MILLISECONDS)
+    return future.get(limit_ms, unit or milliseconds())
 
 
 def java_list(values: Iterable[Any]) -> Any:

@@ -98,7 +98,9 @@ class SlotAdvice:
 
     def look(self, spark: SparkSession, asked: BatchAsked, done: BatchProgress) -> None:
         """Looks at a batch that is done."""
-        if not self._is_needed or done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
+        if not self._is_needed or done.transactions <= _ALWAYS_FINE:
+            return
+        if done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
             return
         rows = offsets_between(asked.previous_offsets, asked.offsets)
         if rows is None or rows >= _FEW_ROWS * done.transactions:

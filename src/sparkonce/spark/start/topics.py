@@ -18,8 +18,9 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts
 from sparkonce.sources.offsets import Offsets, kafka_offsets
 from sparkonce.spark.jvm import jvm
+from sparkonce.spark.kept import Kept
 from sparkonce.spark.plans import source_facts
-from sparkonce.spark.start.kafka_admin import admin_client, answer, close, java_list
+from sparkonce.spark.start.kafka_admin import admin_client, answer, close, java_list, milliseconds
 
 logger = logging.getLogger("sparkonce")
 
@@ -54,6 +55,7 @@ class SourceTopics:
     def __init__(self, sources: Sequence[SourceFacts]) -> None:
         self._sources = [dict(source.options or {}) for source in sources]
         self._admins: dict[int, Any] = {}
+        self._kept = Kept()
         self._known: dict[str, str] = {}
         self._changed = ""
         self._has_warned = False
@@ -184,8 +186,10 @@ class SourceTopics:
         if not names:
             return {}
         try:
-            answers = self._admin(number).describeTopics(java_list(names)).topicNameValues()
-            ids = {name: _id_of(answers.get(name)) for name in names}
+            asked = self._kept.get((number, *names), lambda: java_list(names))
+            answers = self._admin(number).describeTopics(asked).topicNameValues()
+            unit = self._kept.get("unit", milliseconds)
+            ids = {name: _id_of(answers.get(name), unit) for name in names}
         except Exception as error:  # noqa: BLE001 - of any kind: nothing is known, and nothing concluded
             if not self._has_warned:
                 logger.warning("The ids of topics %s cannot be asked for, and are not compared: %s", names, error)
@@ -199,9 +203,9 @@ class SourceTopics:
         return self._admins[number]
 
 
-def _id_of(described: Any) -> str:
+def _id_of(described: Any, unit: Any) -> str:
     try:
-        topic_id = str(answer(described, _LIMIT_MS).topicId().toString())
+        topic_id = str(answer(described, _LIMIT_MS, unit).topicId().toString())
     except Exception as error:
         if "UnknownTopicOrPartitionException" in str(error):
             return ""

@@ -1,0 +1,152 @@
+"""When librdkafka reads rows from Arrow's memory, and how long that memory is kept."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from producer_scene import WAIT_S, Kafka, deliver, values, with_broker_to_kill
+
+from shared_servers import KILLS_BROKER
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sinks.kafka.batch_producer import BatchProducer
+from sparkonce.testing.kafka import read_committed
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def kafka(broker: Cluster) -> Iterator[Kafka]:
+    scene = Kafka(broker.bootstrap)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def fragile() -> Iterator[tuple[Kafka, Cluster]]:
+    with with_broker_to_kill() as made:
+        yield made
+
+
+def lent(producer: BatchProducer, topic: str, letter: str) -> int:
+    """Produces a thousand rows of 1,000 bytes, and forgets them. Returns the bytes of Arrow's memory that are kept."""
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    producer.produce(topic, values(*[letter * 1_000] * 1_000, partition=[0] * 1_000))
+    gc.collect()
+    return pa.total_allocated_bytes() - before
+
+
+def test_rows_are_read_from_arrow_s_memory_which_is_kept_until_they_have_arrived(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    others = [values(*["z" * 1_000] * 1_000) for _ in range(5)]  # would come into its place
+    before = pa.total_allocated_bytes()
+    deliver(producer)
+    assert before - pa.total_allocated_bytes() == kept
+    assert {record.value for record in read_committed(kafka.bootstrap, topic)} == {b"a" * 1_000}
+    assert len(others) == 5
+
+
+@pytest.mark.parametrize("partitioner", ["consistent", "random"])
+def test_rows_whose_partition_librdkafka_chooses_are_copied(kafka: Kafka, partitioner: str) -> None:
+    topic, producer = kafka.topic(partitions=2), kafka.producer(linger_ms=30_000, partitioner=partitioner)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    producer.produce(topic, pa.record_batch({"key": ["k", "k"], "value": ["b", "c"]}))
+    assert lent(producer, topic, "d") == 0, "from now on all are copied: rows of a partition may pass each other"
+    before = pa.total_allocated_bytes()
+    deliver(producer)
+    assert pa.total_allocated_bytes() == before, "what was lent before is kept"
+    producer.destroy()
+    assert before - pa.total_allocated_bytes() == kept
+    assert len(read_committed(kafka.bootstrap, topic)) == 2_002
+
+
+@pytest.mark.parametrize("value", ["false", "0", "f", False])
+def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka: Kafka, value: object) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, enable_idempotence=value)
+    assert lent(producer, topic, "a") == 0
+    deliver(producer)
+
+
+def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, partitioner="consistent")
+    producer.produce(topic, values("a"))
+    assert lent(producer, topic, "b") == 0
+    producer.begin_anew()
+    assert lent(producer, topic, "c") == 0, "rows are in flight, of which nothing is known"
+    deliver(producer)
+    producer.begin_anew()
+    assert lent(producer, topic, "d") >= 1_000_000
+
+
+def test_loans_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
+    """The worker's keeper polls while a task produces."""
+    topic, producer = kafka.topic(), kafka.producer()
+    seen: dict[str, bool] = {}
+
+    class Watched:
+        def __init__(self, loans: Any) -> None:
+            self._loans = loans
+
+        def __getattr__(self, name: str) -> Any:
+            if name in {"room_for", "lend", "give_back", "renew"}:
+                seen[name] = seen.get(name, True) and producer._polling.locked()
+            return getattr(self._loans, name)
+
+    loans, producer._loans = producer._loans, Watched(producer._loans)  # type: ignore[assignment]
+    producer.produce(topic, values("a"))
+    deliver(producer)
+    producer.begin_anew()
+    producer._loans = loans
+    assert seen == {"room_for": True, "lend": True, "give_back": True, "renew": True}
+
+
+def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:
+    topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000)
+    assert (kept := lent(producer, topic, "a")) >= 1_000_000
+    producer.purge()
+    deliver(producer)
+    before = pa.total_allocated_bytes()
+    producer.destroy()
+    assert before - pa.total_allocated_bytes() == kept
+
+
+def test_memory_outlives_a_producer_that_nobody_ends() -> None:
+    """Its threads go on reading."""
+    script = """
+import gc, pyarrow as pa
+from sparkonce.sinks.kafka.batch_producer import BatchProducer
+producer = BatchProducer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True}, None)
+producer.produce("topic", pa.record_batch({"value": ["x" * 1_000] * 1_000, "partition": pa.array([0] * 1_000)}))
+del producer
+gc.collect()
+print(pa.total_allocated_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert int(done.stdout) >= 1_000_000
+
+
+@KILLS_BROKER
+def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
+    """Also those above 64 KB, which librdkafka does not copy into its requests."""
+    kafka, cluster = fragile
+    topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)
+    producer.produce(topic, values("before"))
+    deliver(producer)
+    cluster.brokers[0].pause()
+    sizes = [10, 100_000, 10, 70_000] * 5
+    producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
+    others = []
+    while len(others) < 60:  # longer than a request waits; memory that is free now gets other letters
+        producer.flush(0.05)
+        others.append(values(*["z" * size for size in sizes]))
+    cluster.brokers[0].resume()
+    deliver(producer)
+    found = [record.value for record in read_committed(kafka.bootstrap, topic)]
+    assert found == [b"before", *(b"a" * size for size in sizes)]
