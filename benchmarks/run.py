@@ -41,6 +41,7 @@ KINDS = ("throughput", "latency", "memory")
 LOADS = (
     Load(name="made, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5),
     Load(name="made, 200 rows", row_bytes=100, batch_rows=200, warm=60, measured=40),
+    Load(name="topic, 200 rows", row_bytes=100, batch_rows=200, warm=60, measured=40, shape="values"),
     Load(name="made, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5),
     Load(name="topic, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values"),
     Load(name="topic, 1 KB", row_bytes=1000, batch_rows=300_000, warm=2, measured=5, shape="values"),
@@ -48,8 +49,8 @@ LOADS = (
     Load(name="lz4, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values", compression="lz4"),
     Load(name="windows, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="windows"),
 )
-"""Rows that Spark makes, also in batches so small that only fixed costs count; and topics, in upper case with and
-without keys and compression, and as sums of windows."""
+"""Rows that Spark makes; batches so small that only fixed costs count; and topics, in upper case with and without keys and
+compression, and as sums of windows."""
 
 FLINK_WARM_RUNS = 3
 """Through the whole topic. After one, its compilers are not done: it made half the rows in a second of a fifth run."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.spark.grouping import Grouping, grouping_of
+from sparkonce.spark.grouping import SMALL_PARTITIONS, SMALL_ROWS, Grouping, grouping_of
 
 ONE = '{"t":{"0":100,"1":100}}'
 STREAM = '{"s":{"offset":100,"first":0}}'
@@ -51,13 +51,66 @@ def test_nothing_is_grouped_unless_it_is_asked_for() -> None:
     assert grouping_of([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
 
 
+SMALL = Grouping(1, merges=True)
+
+
+def told(*offsets: int) -> list[str]:
+    return [json.dumps({"t": {str(number): offset for number, offset in enumerate(offsets)}})]
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "row_bytes", "grouping"),
+    [
+        (SMALL_ROWS, None, 10, SMALL),
+        (SMALL_ROWS + 1, None, 10, None),
+        (1024, None, 1024, SMALL),
+        (1025, None, 1024, None),
+        (10, None, None, None),
+        (10, 10, 10, SMALL),
+        (11, 10, 10, Grouping(2)),
+        (10, 10, None, Grouping(1)),
+        (SMALL_ROWS + 1, 10_000, 10, Grouping(1)),
+    ],
+)
+def test_few_rows_are_one_slot_without_a_shuffle_if_their_size_is_known(
+    rows: int, given: int | None, row_bytes: int | None, grouping: Grouping | None
+) -> None:
+    assert grouping_of(told(7), told(7 + rows), given, row_bytes) == grouping
+
+
+@pytest.mark.parametrize(("partitions", "grouping"), [(SMALL_PARTITIONS, SMALL), (SMALL_PARTITIONS + 1, None)])
+def test_few_partitions_with_rows_are_one_slot(partitions: int, grouping: Grouping | None) -> None:
+    assert grouping_of(told(*[5] * 99), told(*[6] * partitions, *[5] * (99 - partitions)), None, 10) == grouping
+
+
+@pytest.mark.parametrize(
+    ("decided", "given", "row_bytes", "grouping"),
+    [
+        (1, None, 10, SMALL),
+        (1, None, None, Grouping(1)),
+        (1, 1, None, Grouping(1)),
+        (4, None, 10, None),
+        (4, 100, 10, Grouping(1)),
+        (2, 6, 10, Grouping(2)),
+    ],
+)
+def test_a_decided_batch_is_one_slot_only_if_it_was_then(
+    decided: int, given: int | None, row_bytes: int | None, grouping: Grouping | None
+) -> None:
+    assert grouping_of(told(0), told(10), given, row_bytes, decided) == grouping
+
+
+def test_one_slot_decides_also_where_offsets_count_no_rows() -> None:
+    assert grouping_of(['{"logOffset":3}'], ['{"logOffset":4}'], None, None, 1) == Grouping(1)
+
+
 @pytest.mark.parametrize(
     ("topics", "small"), [([1], False), ([2], True), ([4], True), ([2, 2], True), ([2, 3], False), ([5], False)]
 )
 def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics: Sequence[int], small: bool) -> None:
-    told = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
-    assert grouping_of([told], [told], 10) == Grouping(1, is_small=small)
-    assert grouping_of([told, MANY], [told, MANY], 10) == Grouping(1, is_small=small)
+    said = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
+    assert grouping_of([said], [said], 10) == Grouping(1, is_small=small)
+    assert grouping_of([said, MANY], [said, MANY], 10) == Grouping(1, is_small=small)
 
 
 def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency", partitions: int = 3) -> Any:
@@ -93,4 +146,5 @@ SHUFFLED = rdd("rdd.MapPartitionsRDD", rdd("sql.execution.ShuffledRowRDD", SOURC
 )
 def test_slots_are_grouped_where_they_stay_the_same(read: Any, grouping: Grouping, worth: bool) -> None:
     assert grouping.is_worth_it(rows("sql.execution.ProjectExec", read)) == worth
+    assert SMALL.is_worth_it(rows("sql.execution.ProjectExec", read))
     assert grouping.is_worth_it(rows("sql.execution.adaptive.AdaptiveSparkPlanExec", None))

@@ -36,7 +36,7 @@ from sparkonce.spark.checkpoints.planned import check_planned
 from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
-from sparkonce.spark.plans import reads_plainly
+from sparkonce.spark.plans import is_as_read, reads_plainly
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -237,7 +237,7 @@ class ExactlyOnce:
         before = input_offsets(checkpoint, batch - 1, patience_s)
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
         try:
-            row_bytes = self._arrow.row_bytes if self._is_plain else None
+            row_bytes = self._arrow.row_bytes if self._is_plain and (self._started or is_as_read(df)) else None
             grouping = grouping_of(before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
             work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
             done = run.run_batch(asked, work)

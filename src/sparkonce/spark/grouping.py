@@ -12,13 +12,15 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from sparkonce.driver.ages import offsets_between
 from sparkonce.protocol.view import Decision
+from sparkonce.sources.offsets import kafka_offsets
 from sparkonce.sources.rabbitmq.places import is_place
 from sparkonce.spark.jvm import class_name, items
 
-SMALL_ROWS, SMALL_BYTES = 5_000, 1 << 20
-"""A batch of so many rows, and of about so many bytes, is one slot. Another slot would cost 60 ms of CPU, as much as
-15,000 rows (docs/benchmark.md). Spark, too, merges what is smaller than a megabyte
-(``spark.sql.adaptive.coalescePartitions.minPartitionSize``)."""
+SMALL_ROWS, SMALL_BYTES, SMALL_PARTITIONS = 5_000, 1 << 20, 16
+"""A batch of at most so many rows, of about so many bytes, from so many partitions, is one slot. Each other slot would
+cost 60 ms of CPU, as much as 15,000 rows (docs/benchmark.md). Spark, too, merges what is smaller than a megabyte
+(``spark.sql.adaptive.coalescePartitions.minPartitionSize``). An executor keeps 64 consumers of partitions
+(``spark.kafka.consumer.cache.capacity``)."""
 
 _KEPT_IN_ORDER = 4
 """The most members of a Scala set that keeps the order in which they came. Larger ones go by their members' hashes."""
@@ -93,7 +95,8 @@ def grouping_of(
         The grouping; None if none is wanted, or the offsets do not count rows, as those of files.
     """
     rows = offsets_between(before, now)
-    if decided == 1 or (decided is None and _is_small(rows, row_bytes, rows_per_slot or SMALL_ROWS)):
+    is_small = rows is not None and rows <= (rows_per_slot or SMALL_ROWS) and _is_small(rows, row_bytes, before, now)
+    if decided == 1 or (decided is None and is_small):
         return Grouping(1, merges=row_bytes is not None)
     if rows_per_slot is None or rows is None:
         return None
@@ -102,10 +105,12 @@ def grouping_of(
     return Grouping(max(1, -(-rows // rows_per_slot)), any(1 < size <= _KEPT_IN_ORDER for size in sizes))
 
 
-def _is_small(rows: int | None, row_bytes: int | None, most: int) -> bool:
-    if rows is None or row_bytes is None:
+def _is_small(rows: int, row_bytes: int | None, before: Sequence[str] | None, now: Sequence[str]) -> bool:
+    if row_bytes is None or rows > SMALL_ROWS or rows * row_bytes > SMALL_BYTES:
         return False
-    return rows <= min(SMALL_ROWS, most) and rows * row_bytes <= SMALL_BYTES
+    first, last = kafka_offsets(before or ()), kafka_offsets(now)
+    places = [(topic, place) for topic, partitions in last.items() for place in partitions]
+    return sum(last[topic][at] > first.get(topic, {}).get(at, 0) for topic, at in places) <= SMALL_PARTITIONS
 
 
 def slots_decided(decision: Decision | None) -> int | None:

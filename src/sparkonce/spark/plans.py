@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import DataFrame
 
 from sparkonce.analysis.facts import PlanFacts, PythonFunction, SourceFacts
 from sparkonce.analysis.functions import suspects
@@ -115,6 +116,11 @@ def reads_plainly(plan: Any) -> bool:
         _FUNCTION.search(one["class"]) for one in _expressions(json.loads(plan.toJSON()))
     )
     return plain and all(source.format == "kafka" for source in source_facts(plan))
+
+
+def is_as_read(batch: DataFrame) -> bool:
+    """Tells if a batch is as Spark gave it to ``foreachBatch``, and not what the user's function has made of it."""
+    return class_name(batch._jdf.queryExecution().logical()) == "LogicalRDD"
 
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:

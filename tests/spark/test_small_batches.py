@@ -1,0 +1,125 @@
+"""A batch of few and small rows, straight from Kafka, is one slot: also when it is written again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
+from sparkonce import ExactlyOnce, KafkaSink
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.start import read_log
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.files import log_store
+from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Decision
+from sparkonce.rig.kafka import Cluster
+from sparkonce.spark import grouping
+
+pytestmark = MARKS
+
+IDS = [f"{number:03d}" for number in range(120)]
+EACH = 40
+"""Rows of a batch, from all four partitions."""
+SOON = {"transaction.timeout.ms": 10_000}
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    return Stream(spark, kafka, tmp_path, IDS)
+
+
+def touched(rows: DataFrame) -> DataFrame:
+    """By a function of the user's."""
+    return rows.withColumn("value", F.udf(lambda text: text, "string")("value"))
+
+
+def transactions(stream: Stream, plan: Callable[[DataFrame], DataFrame] = lambda rows: rows, **more: Any) -> list[int]:
+    """How many each batch had."""
+    found = [batch.transactions for batch in stream.run(plan, rows_per_batch=EACH, **more)]
+    assert stream.keys() == IDS
+    return found
+
+
+def decided(stream: Stream, batch: int) -> Decision:
+    found = read_log(DecisionLog(log_store(LocalFiles(stream.checkpoint)))).decision(batch)
+    assert found is not None
+    return found
+
+
+def test_the_first_batch_tells_how_large_rows_are_and_the_others_are_one_slot(stream: Stream) -> None:
+    assert transactions(stream, lambda rows: rows.where("key >= '000'").withColumn("value", F.upper("value"))) == [
+        4,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        touched,
+        lambda rows: rows.withColumn("value", F.explode(F.array("value"))),
+        lambda rows: rows.union(rows.where("false")),
+        lambda rows: rows.dropDuplicates(["key"]),
+    ],
+    ids=["a function of the user's", "more rows", "two sources", "state"],
+)
+def test_rows_that_may_cost_a_task_much_keep_their_slots(
+    stream: Stream, plan: Callable[[DataFrame], DataFrame]
+) -> None:
+    assert min(transactions(stream, plan)) > 1
+
+
+def test_a_view_keeps_its_slots(stream: Stream) -> None:
+    assert transactions(stream, sinks=lambda kafka: {kafka: lambda rows: rows.where("true")}) == [4, 4, 4]
+
+
+@pytest.mark.parametrize("name", ["SMALL_ROWS", "SMALL_BYTES"])
+def test_many_or_large_rows_keep_their_slots(stream: Stream, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, name, EACH - 1)
+    assert transactions(stream) == [4, 4, 4]
+
+
+def test_one_row_a_slot_leaves_partitions_alone(stream: Stream) -> None:
+    assert transactions(stream, rows_per_slot=1) == [4, 4, 4]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_rows_that_the_users_function_has_changed_keep_their_slots(stream: Stream, *, changes: bool) -> None:
+    sink = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
+    once = ExactlyOnce(sink, checkpoint=str(stream.checkpoint), display=False)
+
+    def write(rows: DataFrame, batch: int) -> None:
+        once(touched(rows) if changes else rows, batch)
+
+    writer = stream.records(EACH).writeStream.foreachBatch(write)
+    ended(writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True).start())
+    found = [batch.transactions for batch in once.progress()]
+    once.close()
+    assert stream.keys() == IDS
+    assert found == ([4, 4, 4] if changes else [4, 1, 1])
+
+
+@pytest.mark.parametrize(("before", "after", "slots"), [(None, 1, 1), (1, None, 4), (None, None, 1)])
+def test_a_batch_that_was_lost_has_the_slots_of_its_decision(
+    stream: Stream, before: int | None, after: int | None, slots: int
+) -> None:
+    """Also with another setting, and though nothing is known of the rows' size after a restart."""
+    crash = crash_at(Phase.FINISHING, 1)
+    with pytest.raises(CrashError):
+        stream.run(rows_per_batch=EACH, settings=SOON, rows_per_slot=before, listener=crash)
+    first = decided(stream, 1)
+    stream.await_aborted()
+    (healed, *_) = stream.run(rows_per_batch=EACH, rows_per_slot=after)
+    assert (healed.batch, healed.healed) == (1, slots)
+    again = decided(stream, 1)
+    assert {one.slot for one in again.handles} == set(range(slots))
+    assert sorted(one.evidence for one in again.handles) == sorted(one.evidence for one in first.handles)
+    assert again.handles != first.handles
+    assert stream.keys() == IDS
