@@ -49,8 +49,8 @@ LOADS = (
     Load(name="lz4, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="values", compression="lz4"),
     Load(name="windows, 100 B", row_bytes=100, batch_rows=2_000_000, warm=2, measured=5, shape="windows"),
 )
-"""Rows that Spark makes; batches so small that only fixed costs count; and topics, in upper case with and without keys and
-compression, and as sums of windows."""
+"""Rows that Spark makes; batches so small that only fixed costs count; and topics, in upper case with and without keys
+and compression, and as sums of windows."""
 
 FLINK_WARM_RUNS = 3
 """Through the whole topic. After one, its compilers are not done: it made half the rows in a second of a fifth run."""

@@ -190,9 +190,8 @@ class SparkWork:
 
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
-        # A view may have other columns in each batch.
-        told = None if share.view is None else df._jdf.schema().json()
-        schema = self._kept.get(("schema", told), lambda: arrow_schema(df.schema))
+        # A view may have other columns in each batch. So may rows that the user's own function gives.
+        schema = self._kept.get(("schema", df._jdf.schema().json()), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
         hashed: list[tuple[str, tuple[str, ...]]] = []
         marks: list[str] = []
