@@ -307,12 +307,13 @@ def test_statistics_that_wait_to_be_served_are_no_rows(
 
 
 def test_statistics_tell_the_producer_id_where_the_log_does_not(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(batch_producer, "_ACQUIRED", re.compile("other words"))
     topic = kafka.create_topic()
     kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a"]})))
     assert [record.value for record in kafka.read(topic)] == [b"a"]
+    assert "each producer waits for its statistics" in caplog.text
 
 
 def _without_first(produce: Callable[[producer_module.PooledProducer, Chunk], int]) -> Callable[..., int]:
@@ -578,9 +579,9 @@ def test_a_writer_that_waits_long_for_rows_is_served_meanwhile(kafka: Kafka, own
     writer.begin()
     pooled = writer._pooled
     assert pooled is not None
-    for _ in range(2):
-        polled_s = pooled.polled_s
-        wait_until(lambda polled_s=polled_s: pooled.polled_s > polled_s)
+    served: list[str] = []
+    pooled.reports.on_stats = served.append  # type: ignore[method-assign]
+    wait_until(lambda: len(served) > 1)
     writer.abort()
 
 

@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
-from spark.in_process import MARKS, CrashError, Stream, crash_at
+from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
+from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.work import row_hash
@@ -40,6 +41,27 @@ def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Clu
     assert [done.transactions for done in progress] == [3]
     assert stream.keys() == IDS
     assert stream.transactions("Ongoing") == {}
+
+
+def test_a_function_of_the_users_may_give_other_columns_in_each_batch(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    stream = Stream(spark, kafka, tmp_path, IDS)
+    once = ExactlyOnce(
+        KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target),
+        checkpoint=str(stream.checkpoint),
+        display=False,
+    )
+
+    def write(rows: DataFrame, batch: int) -> None:
+        once(rows.withColumn("partition", F.lit(3)) if batch else rows, batch)
+
+    writer = stream.records(600).writeStream.foreachBatch(write)
+    ended(writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True).start())
+    once.close()
+    assert stream.keys() == IDS
+    places = Counter(record.partition for record in read_committed(stream.bootstrap, stream.target))
+    assert places[3] >= 400
 
 
 @drawn

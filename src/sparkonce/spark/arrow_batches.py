@@ -45,7 +45,7 @@ class ArrowBatches:
     """Chooses the bound of each batch from the batch before. One object serves one query.
 
     Attributes:
-        row_bytes: The size of a row in the newest batch that had rows, on average; None before.
+        row_bytes: The size of a row in the run's newest batch that had rows, on average; None before.
     """
 
     def __init__(self) -> None:

@@ -32,11 +32,11 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
-from sparkonce.spark.checkpoints.planned import check_planned
+from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
 from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
-from sparkonce.spark.plans import is_as_read, reads_plainly
+from sparkonce.spark.plans import reads_plainly
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -86,7 +86,7 @@ class ExactlyOnce:
             open, while nothing suggests that there are any.
         rows_per_slot: Groups a batch's partitions to one slot for each so many rows that Kafka sources have read. By
             default each partition is a slot, with a transaction in each sink; but small batches of plain queries are
-            one slot (docs/operations.md). 1 leaves all partitions alone.
+            one slot (docs/operations.md), which 1 turns off.
         dead_letters: Takes the rows that a sink's system refuses, each with its reason; without it such a row stops the
             query. One sink, or ``{sink: other}`` for some of the sinks. It is part of the unit.
         max_refused: How many rows of a batch may be refused before the query stops all the same.
@@ -237,7 +237,7 @@ class ExactlyOnce:
         before = input_offsets(checkpoint, batch - 1, patience_s)
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
         try:
-            row_bytes = self._arrow.row_bytes if self._is_plain and (self._started or is_as_read(df)) else None
+            row_bytes = self._arrow.row_bytes if self._is_plain and is_as_planned(df, query, self._kept) else None
             grouping = grouping_of(before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
             work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
             done = run.run_batch(asked, work)
@@ -314,6 +314,7 @@ class ExactlyOnce:
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
+        self._arrow.row_bytes = None  # what an earlier run has decided is not known yet: no batch of it is small now
         whole = all(share.view is None for share in self._shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()

@@ -19,8 +19,8 @@ from sparkonce.spark.jvm import class_name, items
 SMALL_ROWS, SMALL_BYTES, SMALL_PARTITIONS = 5_000, 1 << 20, 16
 """A batch of at most so many rows, of about so many bytes, from so many partitions, is one slot. Each other slot would
 cost 60 ms of CPU, as much as 15,000 rows (docs/benchmark.md). Spark, too, merges what is smaller than a megabyte
-(``spark.sql.adaptive.coalescePartitions.minPartitionSize``). An executor keeps 64 consumers of partitions
-(``spark.kafka.consumer.cache.capacity``)."""
+(``spark.sql.adaptive.coalescePartitions.minPartitionSize``). A task holds a consumer for each partition
+until it ends, and an executor keeps 64 (``spark.kafka.consumer.cache.capacity``)."""
 
 _KEPT_IN_ORDER = 4
 """The most members of a Scala set that keeps the order in which they came. Larger ones go by their members' hashes."""
@@ -114,7 +114,7 @@ def _is_small(rows: int, row_bytes: int | None, before: Sequence[str] | None, no
 
 
 def slots_decided(decision: Decision | None) -> int | None:
-    """Returns the number of slots with which a batch was decided, the same for all its sinks; None if it is not."""
+    """Returns the number of slots with which a batch was decided, the most of any sink; None if it is not."""
     return None if decision is None else 1 + max((handle.slot for handle in decision.handles), default=0)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql import DataFrame
 
 from sparkonce.analysis.facts import PlanFacts, PythonFunction, SourceFacts
 from sparkonce.analysis.functions import suspects
@@ -53,7 +52,7 @@ _STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "Transform
 _STATEFUL |= {"TransformWithStateInPySpark"}
 SHUFFLES = {"Aggregate", "Deduplicate", "Join", "RepartitionByExpression"} | _STATEFUL
 _PLAIN = {"EventTimeWatermark", "Filter", "Project", "SubqueryAlias"}
-_FUNCTION = re.compile("UDF|Invoke|CallMethod|NewInstance")
+_FUNCTION = re.compile("UDF|Invoke|CallMethod|NewInstance|ApplyFunction|UserDefined")
 """Expressions that call what may take any time."""
 _PACKAGES = (
     ("org.apache.iceberg.", "iceberg"),
@@ -111,16 +110,13 @@ def reads_plainly(plan: Any) -> bool:
     Args:
         plan: The query's analyzed plan.
     """
-    kinds = [class_name(node) for node in nodes(plan) if not is_leaf(node)]
-    plain = set(kinds) <= _PLAIN and not any(
-        _FUNCTION.search(one["class"]) for one in _expressions(json.loads(plan.toJSON()))
+    operators = list(nodes(plan))
+    leaves = [node for node in operators if is_leaf(node)]  # those of subqueries, too, which Spark makes joins of
+    return (
+        {class_name(node) for node in operators if not is_leaf(node)} <= _PLAIN
+        and not any(_FUNCTION.search(one["class"]) for one in _expressions(json.loads(plan.toJSON())))
+        and [leaf.isStreaming() and source_of(leaf).format for leaf in leaves] == ["kafka"]
     )
-    return plain and all(source.format == "kafka" for source in source_facts(plan))
-
-
-def is_as_read(batch: DataFrame) -> bool:
-    """Tells if a batch is as Spark gave it to ``foreachBatch``, and not what the user's function has made of it."""
-    return class_name(batch._jdf.queryExecution().logical()) == "LogicalRDD"
 
 
 def source_facts(plan: Any) -> tuple[SourceFacts, ...]:

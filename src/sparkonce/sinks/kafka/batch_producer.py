@@ -102,7 +102,8 @@ class BatchProducer:
         self._partitioner = Partitioner(settings)
         is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
         self._loans = Loans(queue_bytes(settings), in_order=is_idempotent)
-        self._shows_debug = bool(settings.get("debug"))
+        # librdkafka raises its level to that of debug lines where it is asked for any.
+        self._shown = _DEBUG if settings.get("debug") else min(_DEBUG - 1, int(settings.get("log_level", _DEBUG - 1)))
         self._polling = threading.Lock()  # the worker's keeper polls, too
         self._producer: int | None = self._made(settings)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
@@ -293,7 +294,7 @@ class BatchProducer:
         library, text = self._library, ctypes.create_string_buffer(rd.TEXT_BYTES)
         conf = library.conf_new()
         library.conf_set_events(conf, _EVENTS)
-        debug = [settings.get("debug"), settings.get("transactional.id") and "eos"]
+        debug = [str(settings.get("debug") or ""), "eos" if settings.get("transactional.id") else ""]
         given = {
             **settings,
             "debug": ",".join(filter(None, debug)) or None,
@@ -330,7 +331,7 @@ class BatchProducer:
     def _tell_log(self, event: int) -> None:
         facility, line, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
         self._library.event_log(event, ctypes.byref(facility), ctypes.byref(line), ctypes.byref(level))
-        if level.value < _DEBUG or self._shows_debug:
+        if level.value <= self._shown:
             name, what, said = map(rd.text, (self._library.name(self._handle), facility.value, line.value))
             client_log.log(_LEVELS[level.value], "%s [%s] %s", what, name, said)
         if facility.value == b"GETPID" and (acquired := _ACQUIRED.search(rd.text(line.value))):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -16,6 +18,8 @@ from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka.batch_producer import BatchProducer, takes_batches
 from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.words import one_line
+
+log = logging.getLogger(__name__)
 
 INITIALISE_LIMIT_S = 60.0
 """The longest time that `PooledProducer.open` waits for an initialisation."""
@@ -85,6 +89,7 @@ class Reports:
         away: True if rows did not arrive, or the transaction was aborted, because brokers were away.
         barred: True if the newest error of the whole client is a refused login.
         identity: The producer id and epoch that a broker gave first; None before.
+        is_by_statistics: True if statistics told them.
     """
 
     def __init__(self) -> None:
@@ -96,10 +101,12 @@ class Reports:
         self.last_error = ""
         self.away = self.barred = False
         self.identity: tuple[int, int] | None = None
+        self.is_by_statistics = False
 
     def on_stats(self, text: str) -> None:
         """Reads producer id and epoch (``eos``, see STATISTICS.md), if they are not known yet."""
         if self.identity is None and (eos := json.loads(text)["eos"])["txn_state"] == "Ready":
+            self.is_by_statistics = True
             self.on_identity(eos["producer_id"], eos["producer_epoch"])
 
     def on_identity(self, producer_id: int, epoch: int) -> None:
@@ -283,6 +290,8 @@ class PooledProducer:
                 raise PrepareError(f"Kafka gave {self.transactional_id!r} no producer id: {reason}.")
             self.poll(0.1)
         self.producer_id, self.epoch = self.reports.identity
+        if self.reports.is_by_statistics and isinstance(self.producer, BatchProducer):
+            _warn_of_other_words()
 
     def _try_to_initialise(self, timeout_s: float) -> KafkaError | None:
         try:
@@ -366,6 +375,15 @@ class PooledProducer:
         said = one_line(reason.str())
         more = f" ({known})" if known and known not in said else ""
         return kind(f"Kafka {what}: {said}{more}.", code=reason.code())
+
+
+@cache
+def _warn_of_other_words() -> None:
+    """Warns once in a process: slots begin later, and nothing else is wrong."""
+    log.warning(
+        "librdkafka's log does not name producer ids in the words that are known, so each producer waits for its "
+        "statistics, a second or more. Next: Use the version of confluent-kafka that this sparkonce was tested with."
+    )
 
 
 def _fatal_reason(error: BaseException | KafkaError) -> str:

@@ -256,7 +256,7 @@ class WorkerProducers:
         pooled.destroy()
 
     def _look_after(self) -> None:
-        """Polls the producers that no task polls, since their statistics would pile up; ends the pools' idle ones."""
+        """Polls the producers that no task polls, or their events would pile up; ends the pools' idle ones."""
         for pooled in list(self._producers):
             if time.monotonic() - pooled.polled_s > POLL_EVERY_S:
                 try:

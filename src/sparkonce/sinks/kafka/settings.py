@@ -54,8 +54,8 @@ _LARGEST_MESSAGE_BYTES = 1_000_000_000
 
 _RESERVED: Mapping[str, str] = {
     "transactional.id": "Each writer makes its own ids: set the sink's prefix instead.",
-    "statistics.interval.ms": "The writer reads its producer id from the statistics: leave the setting out.",
-    "stats_cb": "The writer reads its producer id from the statistics: leave the setting out.",
+    "statistics.interval.ms": "The writer may read its producer id from the statistics: leave the setting out.",
+    "stats_cb": "The writer may read its producer id from the statistics: leave the setting out.",
     "error_cb": "The writer reads the errors itself: leave the setting out.",
     "on_delivery": "The writer checks the deliveries itself: leave the setting out.",
 }

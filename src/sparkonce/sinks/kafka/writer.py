@@ -193,7 +193,7 @@ class KafkaWriter(SinkWriter):
         pooled = self._open_producer()
         self._flush(pooled)
         # After flush nothing is in flight: a row counts as outstanding until its delivery report is served. Do not ask
-        # ``len(producer)`` again: it also counts statistics and errors that wait to be served.
+        # ``len(producer)`` again: it also counts statistics, errors and lines of its log that wait.
         acknowledged = pooled.acknowledged(self._accepted)
         if acknowledged != self._written:
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.checkpoint.spark import SparkCheckpoint, canonical
 from sparkonce.errors import CheckpointMismatchError
@@ -53,6 +53,19 @@ def check_planned(
         next_step="Stop the other driver, and start this query again: it resumes with the offsets in the checkpoint. "
         "Nothing is written twice, and no row is lost.",
     )
+
+
+def is_as_planned(batch: DataFrame, query: str, kept: Kept) -> bool:
+    """Tells if a batch is as Spark gave it to ``foreachBatch``, and not what the user's function has made of it.
+
+    Spark gives the rows of the plan that it executes (``ForeachBatchSink.addBatch``).
+    """
+    try:
+        execution = kept.get("execution", partial(_execution, batch.sparkSession, query))
+        return bool(batch._jdf.queryExecution().logical().rdd().id() == execution.lastExecution().toRdd().id())
+    except Exception as error:  # noqa: BLE001 - another plan has no rows of its own; Spark's own classes may change
+        logger.debug("A batch of query %s is not as Spark gave it: %s", query, error)
+        return False
 
 
 def _execution(spark: SparkSession, query: str) -> Any:

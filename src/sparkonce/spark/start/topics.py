@@ -56,6 +56,7 @@ class SourceTopics:
         self._sources = [dict(source.options or {}) for source in sources]
         self._admins: dict[int, Any] = {}
         self._kept = Kept()
+        self._unit: Any = None
         self._known: dict[str, str] = {}
         self._changed = ""
         self._has_warned = False
@@ -188,8 +189,8 @@ class SourceTopics:
         try:
             asked = self._kept.get((number, *names), lambda: java_list(names))
             answers = self._admin(number).describeTopics(asked).topicNameValues()
-            unit = self._kept.get("unit", milliseconds)
-            ids = {name: _id_of(answers.get(name), unit) for name in names}
+            self._unit = self._unit or milliseconds()
+            ids = {name: _id_of(answers.get(name), self._unit) for name in names}
         except Exception as error:  # noqa: BLE001 - of any kind: nothing is known, and nothing concluded
             if not self._has_warned:
                 logger.warning("The ids of topics %s cannot be asked for, and are not compared: %s", names, error)
