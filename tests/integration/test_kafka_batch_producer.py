@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from producer_scene import WAIT_S, Kafka, code, deliver, new_name, values, with_broker_to_kill
 
 from eventually import eventually
+from integration.producer_scene import WAIT_S, Kafka, code, deliver, new_name, values, with_broker_to_kill
 from shared_servers import KILLS_BROKER
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.settings import DEFAULTS
@@ -72,10 +72,11 @@ def test_the_first_rows_without_a_key_are_one_batch_of_one_partition(kafka: Kafk
 
 
 @pytest.mark.parametrize(
-    "settings", [{"partitioner": "random"}, {"sticky_partitioning_linger_ms": 0}], ids=["partitioner", "sticky"]
+    "settings", [{"partitioner": "random"}, {"partitioner": "murmur2_random"}], ids=["random", "by key"]
 )
 def test_a_setting_that_spreads_rows_is_followed(kafka: Kafka, settings: Mapping[str, Any]) -> None:
-    topic, producer = kafka.topic(partitions=4), kafka.producer(**settings)
+    """Otherwise librdkafka, too, sends all rows without a key of 10 ms to one partition."""
+    topic, producer = kafka.topic(partitions=4), kafka.producer(sticky_partitioning_linger_ms=0, **settings)
     assert producer.produce(topic, values(*map(str, range(1000)))) == 1000
     deliver(producer)
     assert {record.partition for record in read_committed(kafka.bootstrap, topic)} == set(range(4))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from producer_scene import WAIT_S, Kafka, deliver, values, with_broker_to_kill
 
+from integration.producer_scene import WAIT_S, Kafka, deliver, values, with_broker_to_kill
 from shared_servers import KILLS_BROKER
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.batch_producer import BatchProducer

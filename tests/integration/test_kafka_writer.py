@@ -307,13 +307,14 @@ def test_statistics_that_wait_to_be_served_are_no_rows(
 
 
 def test_statistics_tell_the_producer_id_where_the_log_does_not(
-    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kafka: Kafka, owner: Owner, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(batch_producer, "_ACQUIRED", re.compile("other words"))
+    producer_module._warn_of_other_words.cache_clear()
     topic = kafka.create_topic()
     kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, pa.record_batch({"value": ["a"]})))
     assert [record.value for record in kafka.read(topic)] == [b"a"]
-    assert "each producer waits for its statistics" in caplog.text
+    assert ("each producer waits for its statistics" in caplog.text) == (way == "by batch")
 
 
 def _without_first(produce: Callable[[producer_module.PooledProducer, Chunk], int]) -> Callable[..., int]:
@@ -574,14 +575,20 @@ def test_below_exactly_once_a_refused_row_fails_prepare_and_its_producer_is_not_
     assert prepare(sink, owner, pa.record_batch({"value": ["fits"]})) == {}
 
 
-def test_a_writer_that_waits_long_for_rows_is_served_meanwhile(kafka: Kafka, owner: Owner) -> None:
+def test_a_writer_that_waits_long_for_rows_is_served_meanwhile(
+    kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str] = []
+    read = producer_module.Reports.on_stats
+    monkeypatch.setattr(
+        producer_module.Reports, "on_stats", lambda reports, text: served.append(text) or read(reports, text)
+    )
     writer = open_writer(KafkaSink(kafka.settings, topic=kafka.create_topic()), owner)
     writer.begin()
     pooled = writer._pooled
     assert pooled is not None
-    served: list[str] = []
-    pooled.reports.on_stats = served.append  # type: ignore[method-assign]
-    wait_until(lambda: len(served) > 1)
+    before = len(served)
+    wait_until(lambda: len(served) > before + 1)
     writer.abort()
 
 

@@ -31,7 +31,9 @@ class _Admin:
         return dict.fromkeys(asked, future)
 
 
-@pytest.mark.parametrize("early", [KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION])
+@pytest.mark.parametrize(
+    "early", [KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._NOENT]
+)
 def test_a_broker_that_does_not_know_yet_that_it_leads_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, early: int
 ) -> None:

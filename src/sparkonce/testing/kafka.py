@@ -165,7 +165,8 @@ def end_offsets(
 ) -> dict[int, int]:
     """Returns the end of each partition: the last stable offset for READ_COMMITTED, else the high watermark.
 
-    A broker that does not know yet that it leads a new partition is asked again.
+    A broker that does not know yet that it leads a new partition is asked again. So is one that leads none for now,
+    since it was away.
 
     Args:
         bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
@@ -186,6 +187,7 @@ def end_offsets(
         raise KafkaException(metadata.error)
     asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in metadata.partitions}
     early = {KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.FENCED_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
+    early.add(KafkaError._NOENT)  # "No leaders found"
     while True:
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel[isolation], request_timeout=timeout_s)
         try:
