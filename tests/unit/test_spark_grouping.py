@@ -44,7 +44,7 @@ def test_a_slot_is_counted_for_each_ten_rows_read(before: list[str] | None, now:
 
 
 def test_a_stream_keeps_its_number() -> None:
-    assert grouping_of([STREAM], [STREAM], 10) == Grouping(1, is_small=False)
+    assert grouping_of([STREAM], [STREAM], 10) == Grouping(1, is_renumbered=False)
 
 
 def test_nothing_is_grouped_unless_it_is_asked_for() -> None:
@@ -109,8 +109,8 @@ def test_one_slot_decides_also_where_offsets_count_no_rows() -> None:
 )
 def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics: Sequence[int], small: bool) -> None:
     said = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
-    assert grouping_of([said], [said], 10) == Grouping(1, is_small=small)
-    assert grouping_of([said, MANY], [said, MANY], 10) == Grouping(1, is_small=small)
+    assert grouping_of([said], [said], 10) == Grouping(1, is_renumbered=small)
+    assert grouping_of([said, MANY], [said, MANY], 10) == Grouping(1, is_renumbered=small)
 
 
 def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency", partitions: int = 3) -> Any:
@@ -138,10 +138,10 @@ SHUFFLED = rdd("rdd.MapPartitionsRDD", rdd("sql.execution.ShuffledRowRDD", SOURC
     [
         (READ, Grouping(2), True),
         (READ, Grouping(3), False),
-        (READ, Grouping(2, is_small=True), False),
-        (READ, Grouping(1, is_small=True), True),
-        (SHUFFLED, Grouping(2, is_small=True), True),
-        (rdd("rdd.UnionRDD", SHUFFLED, READ), Grouping(2, is_small=True), False),
+        (READ, Grouping(2, is_renumbered=True), False),
+        (READ, Grouping(1, is_renumbered=True), True),
+        (SHUFFLED, Grouping(2, is_renumbered=True), True),
+        (rdd("rdd.UnionRDD", SHUFFLED, READ), Grouping(2, is_renumbered=True), False),
     ],
 )
 def test_slots_are_grouped_where_they_stay_the_same(read: Any, grouping: Grouping, worth: bool) -> None:

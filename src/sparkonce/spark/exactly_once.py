@@ -314,7 +314,7 @@ class ExactlyOnce:
         if self._run is not None:
             self._run[1].close()
         plan = running_plan(df.sparkSession, query)
-        self._arrow.row_bytes = None  # what an earlier run has decided is not known yet: no batch of it is small now
+        self._arrow.row_bytes = None  # so its first batch, which an earlier run may still decide, is not small
         whole = all(share.view is None for share in self._shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()

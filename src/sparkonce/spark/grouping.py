@@ -32,12 +32,12 @@ class Grouping:
 
     Attributes:
         slots: Their number, at least 1.
-        is_small: Whether a source has so few partitions that Spark may number them otherwise after a restart.
+        is_renumbered: Whether a source has so few partitions that Spark may number them otherwise after a restart.
         merges: Whether one task reads all partitions, one after another, without a shuffle.
     """
 
     slots: int
-    is_small: bool = False
+    is_renumbered: bool = False
     merges: bool = False
 
     def is_worth_it(self, rows: DataFrame) -> bool:
@@ -53,7 +53,7 @@ class Grouping:
         read = plan.execute()
         if int(read.getNumPartitions()) <= self.slots:
             return False
-        return self.slots == 1 or not (self.is_small and _has_the_sources_partitions(read))
+        return self.slots == 1 or not (self.is_renumbered and _has_the_sources_partitions(read))
 
     def grouped(self, rows: DataFrame) -> DataFrame:
         """Sends all rows of a partition to one slot, in order, chosen by the partition's number.

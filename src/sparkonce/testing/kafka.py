@@ -186,8 +186,12 @@ def end_offsets(
     if metadata.error is not None:
         raise KafkaException(metadata.error)
     asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in metadata.partitions}
-    early = {KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.FENCED_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
-    early.add(KafkaError._NOENT)  # "No leaders found"
+    early = {
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError._NOENT,  # "No leaders found"
+    }
     while True:
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel[isolation], request_timeout=timeout_s)
         try:

@@ -98,7 +98,7 @@ class SlotAdvice:
 
     def look(self, spark: SparkSession, asked: BatchAsked, done: BatchProgress) -> None:
         """Looks at a batch that is done."""
-        if not self._is_needed or done.transactions <= _ALWAYS_FINE:
+        if not self._is_needed or done.transactions <= _ALWAYS_FINE:  # asking for the cores takes milliseconds
             return
         if done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
             return
