@@ -1,4 +1,4 @@
-"""``sparkonce orphans --system kafka``: every open transaction of ours is listed, and nothing is changed."""
+"""``sparkonce transactions list --system kafka``: every open transaction of ours is listed, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_open_transactions_are_listed_with_their_age_and_what_they_hold_back(wit
 def test_a_cluster_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.sinks.kafka.orphans.ANSWER_WITHIN_S", 1.0)
     found = CliRunner().invoke(app, ["orphans", "--system", "kafka", "--settings", "bootstrap.servers=127.0.0.1:1"])
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "127.0.0.1:1" in found.output

@@ -182,7 +182,7 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
 def test_a_server_that_cannot_be_reached_is_said_without_a_secret(witness: Witness) -> None:
     settings = f"host=127.0.0.1 port={witness.server.port} user=nobody password=s3cr3t ssl_disabled=true"
     found = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", settings])
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert f"127.0.0.1:{witness.server.port}" in found.output
     assert "s3cr3t" not in found.output
 

@@ -169,7 +169,7 @@ def test_a_second_try_waits_for_the_first_ones_key_and_then_gives_up(server: Pos
     ask(server, "ALTER TABLE t ADD UNIQUE (id)")
     given = sink(server, commit="two_phase")
     first = prepare(given, rows(1))
-    with pytest.raises(PrepareError, match=r"55P03.*sparkonce orphans --system postgres"):
+    with pytest.raises(PrepareError, match=r"55P03.*sparkonce transactions list --system postgres"):
         prepare(given, rows(1))
     finish(given, first, commit=False)
     staged = sink(server)

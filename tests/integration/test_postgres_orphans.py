@@ -100,7 +100,7 @@ def test_the_command_lists_and_changes_nothing(server: PostgresServer) -> None:
 def test_a_server_that_cannot_be_reached_is_said_without_a_secret(server: PostgresServer) -> None:
     conninfo = f"host=127.0.0.1 port={server.port} dbname=none user=postgres password=s3cr3t"
     found = CliRunner().invoke(app, ["orphans", "--system", "postgres", "--settings", conninfo])
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "dbname=none" in found.output
     assert "s3cr3t" not in found.output
 

@@ -22,6 +22,8 @@ MAY_RUN = {
     "spark/slot_tasks.py": "packs the writers for Spark's workers; no file holds them",
     "spark/worker.py": "unpacks the writers behind a check of the worker; no file holds them",
     "spark/plans.py": "looks into a function that this process has pickled for the plan; no file holds it",
+    "operate/systems.py": "reads an operator's file with YAML's safe_load, which makes plain values alone",
+    "cli/output.py": "writes YAML, and reads none",
     "spark/job/script.py": "runs the program that the user names, as `python` would",
     "testing/scene.py": "tries whether a sink can be pickled as Spark does it, on one line",
     "testing/elsewhere.py": "gives a sink to another process through a pipe, as Spark does",
@@ -31,7 +33,8 @@ EVALUATES = {"eval", "exec", "compile", "__import__", "execfile"}
 IMPORTS_BY_NAME = {
     "lazy.py": "the names that a package itself lists",
     "spark/shipped.py": "the clients that the sinks list, on a worker",
-    "cli/orphans.py": "the sinks of a list of its own",
+    "operate/systems.py": "the sinks of a list of its own",
+    "operate/sinks.py": "the sinks of the same list",
 }
 SHELLS = {
     "os.system", "os.popen", "os.spawnl", "os.spawnv", "os.execl", "os.execv", "os.execvp", "pty.spawn",

@@ -3,13 +3,13 @@
 Typer reads the annotations when the command runs, so their types are imported here for real.
 """
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, columns, show
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ app = typer.Typer(help="A real Kafka on this machine, for trying out.", no_args_
 
 _DIR_HELP = "Where settings, logs and data are; by default a folder in sparkonce's cache."
 Folder = Annotated[Path | None, typer.Option("--dir", help=_DIR_HELP)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -36,6 +35,7 @@ def up(
         typer.Option("--topic", metavar="NAME[:PARTITIONS]", help="A topic to make; may be repeated."),
     ] = None,
     heap: Annotated[str, typer.Option(help="Maximum heap of each broker.")] = "1g",
+    form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Starts brokers in the background and waits until they serve clients.
@@ -59,25 +59,27 @@ def up(
         )
         for name, partitions in wanted:
             _create_topic(found.bootstrap, name, partitions)
-    if as_json:
-        typer.echo(json.dumps({"started": started, **_plain(found)}))
-        return
-    if not started:
-        unused = "; its settings are as they were" if overrides else ""
-        typer.echo(f"It is running already{unused}.")
-    _show(found)
-    place = f" --dir {shlex.quote(str(folder))}" if folder else ""
-    typer.echo(
-        f"Next: a topic      sparkonce broker up{place} --topic orders:2\n"
-        f"      a first job  sparkonce new first-job && cd first-job && BROKER={found.bootstrap} python job.py\n"
-        f"      its end      sparkonce broker down{place}"
-    )
+
+    def _table(console: Any, _wide: bool) -> None:
+        if not started:
+            unused = "; its settings are as they were" if overrides else ""
+            console.print(f"It is running already{unused}.")
+        _show(console, found)
+        place = f" --dir {shlex.quote(str(folder))}" if folder else ""
+        console.print(
+            f"Next: a topic      sparkonce broker up{place} --topic orders:2\n"
+            f"      a first job  sparkonce new first-job && cd first-job && BROKER={found.bootstrap} python job.py\n"
+            f"      its end      sparkonce broker down{place}"
+        )
+
+    show({"started": started, **_plain(found)}, OutputFormat.of(form, as_json), _table)
 
 
 @app.command()
 def down(
     folder: Folder = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete data, logs and settings too.")] = False,
+    form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Ends the brokers that ``up`` started in this folder. Data stays, unless told otherwise."""
@@ -87,28 +89,31 @@ def down(
     before = detached.status(place)
     ended = [node.pid for node in before.nodes if node.running] if before else []
     detached.down(place, delete=delete)
-    if as_json:
-        typer.echo(json.dumps({"ended": ended, "deleted": delete, "folder": str(place)}))
-        return
-    typer.echo(f"Ended {len(ended)} broker(s)." if ended else f"Nothing is running in {place}.")
-    if delete:
-        typer.echo(f"Deleted the data in {place}.")
+
+    def _table(console: Any, _wide: bool) -> None:
+        console.print(f"Ended {len(ended)} broker(s)." if ended else f"Nothing is running in {place}.")
+        if delete:
+            console.print(f"Deleted the data in {place}.")
+
+    show({"ended": ended, "deleted": delete, "folder": str(place)}, OutputFormat.of(form, as_json), _table)
 
 
 @app.command()
-def status(folder: Folder = None, as_json: AsJson = False) -> None:
+def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE, as_json: AsJson = False) -> None:
     """Says what runs in this folder. Exits with 1 unless every broker does."""
     from sparkonce.rig.kafka import detached
 
     place = folder or detached.default_folder()
     found = detached.status(place)
     plain = {"folder": str(place), "state": "stopped", "nodes": []} if found is None else _plain(found)
-    if as_json:
-        typer.echo(json.dumps(plain))
-    elif found is None:
-        typer.echo(f"No broker was ever started in {place}.")
-    else:
-        _show(found)
+
+    def _table(console: Any, _wide: bool) -> None:
+        if found is None:
+            console.print(f"No broker was ever started in {place}.")
+        else:
+            _show(console, found)
+
+    show(plain, OutputFormat.of(form, as_json), _table)
     if plain["state"] != "running":
         raise typer.Exit(1)
 
@@ -149,14 +154,10 @@ def _plain(found: "Recorded") -> dict[str, Any]:
     return {**head, "nodes": nodes}
 
 
-def _show(found: "Recorded") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"Kafka {found.version} is {found.state}: bootstrap.servers = [bold]{found.bootstrap}[/bold]")
-    table = Table("node", "address", "pid", "state")
+def _show(console: Any, found: "Recorded") -> None:
+    console.print(f"Kafka {found.version} is {found.state}: bootstrap.servers = {found.bootstrap}")
+    table = columns("node", "address", "pid", "state")
     for node in found.nodes:
         table.add_row(str(node.node_id), node.address, str(node.pid), "running" if node.running else "not running")
     console.print(table)
-    console.print(f"Data and logs: {found.folder}", markup=False)
+    console.print(f"Data and logs: {found.folder}")

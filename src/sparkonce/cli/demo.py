@@ -1,13 +1,13 @@
 """``sparkonce demo``: the proof on this machine."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparkonce.cli.conf import Conf, read_conf
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def demo(
         ),
     ] = None,
     conf: Conf = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON; what happens goes to standard error.")
-    ] = False,
+    form: FormatOption = OutputFormat.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Kills a real query on a real broker in the middle of its commits, and counts the rows.
 
-    Takes two minutes. Exits with 0 only if sparkonce lost and doubled nothing and every kill hit its point.
+    Takes two minutes. Exits with 0 only if sparkonce lost and doubled nothing and every kill hit its point. With JSON
+    or YAML what happens goes to standard error.
     """
     given = read_conf(conf)
     if given and checkpoint is None:
@@ -49,7 +49,8 @@ def demo(
     from sparkonce.lab.demo.console import Console
     from sparkonce.lab.demo.run import run
 
-    rich = RichConsole(stderr=as_json)
+    form = OutputFormat.of(form, as_json)
+    rich = RichConsole(stderr=form.is_for_programs)
     console = Console(rich)
     try:
         result = run(
@@ -63,10 +64,7 @@ def demo(
         )
     finally:
         console.close()
-    if as_json:
-        typer.echo(json.dumps(_plain(result)))
-    else:
-        _show(rich, result, keep)
+    show(_plain(result), form, lambda _console, _wide: _show(rich, result, keep))
     if not result.ok:
         raise typer.Exit(1)
 

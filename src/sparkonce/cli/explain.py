@@ -3,7 +3,6 @@
 Typer reads the annotations when the command runs, so their types are imported here for real.
 """
 
-import json
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from sparkonce.cli.conf import Conf, hadoop_settings
 from sparkonce.cli.errors import tell
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee, weakest
 
@@ -50,7 +50,8 @@ def explain(
     ask: Annotated[bool, typer.Option(help="Whether brokers are asked for retention, writers and limits.")] = True,
     conf: Conf = None,
     require: Annotated[Required | None, typer.Option(help="Exit with 1 if the level is weaker than this.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    form: FormatOption = OutputFormat.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Says what a query guarantees end to end: source, engine, sink and reader, and the weakest part.
 
@@ -97,7 +98,7 @@ def explain(
     except SparkonceError as error:
         tell(error)
         raise typer.Exit(_FAILED) from error
-    _show(found, unseen, as_json)
+    _show(found, unseen, OutputFormat.of(form, as_json))
     if require is None:
         return
     level = weakest([*(each.level for each in found), Guarantee(require.value)])
@@ -135,18 +136,19 @@ def _reader(text: str | None) -> str | dict[str, str] | None:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _show(found: "list[Explanation]", unseen: str, as_json: bool) -> None:
-    if as_json:
-        level = weakest(each.level for each in found)
-        typer.echo(json.dumps({"level": level.value, "unseen": unseen, "queries": [each.to_dict() for each in found]}))
-        return
-    from rich.console import Console
-    from rich.markup import escape
+def _show(found: "list[Explanation]", unseen: str, form: OutputFormat) -> None:
+    level = weakest(each.level for each in found)
 
-    console = Console(highlight=False)
-    width = min(console.width, _WIDEST)
-    for explanation in found:
-        console.print(f"[bold]{escape(explanation.query)}[/]", width=width)
-        console.print(explanation, width=width)
-    if unseen:
-        console.print(escape(f"{unseen}."), width=width)
+    def _table(_console: Any, _wide: bool) -> None:
+        from rich.console import Console
+        from rich.markup import escape
+
+        console = Console(highlight=False)
+        width = min(console.width, _WIDEST)
+        for explanation in found:
+            console.print(f"[bold]{escape(explanation.query)}[/]", width=width)
+            console.print(explanation, width=width)
+        if unseen:
+            console.print(escape(f"{unseen}."), width=width)
+
+    show({"level": level.value, "unseen": unseen, "queries": [each.to_dict() for each in found]}, form, _table)

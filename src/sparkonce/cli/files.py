@@ -1,22 +1,15 @@
 """``sparkonce files``: looks after the folder of a files sink."""
 
-import json
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sparkonce.cli.output import FormatOption, OutputFormat, columns, show
 
 if TYPE_CHECKING:
     from sparkonce.files import Compacted
 
 app = typer.Typer(help="Look after the files that a FilesSink has written.", no_args_is_help=True)
-
-
-class Shown(str, Enum):
-    """The forms of a result."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 @app.callback()
@@ -35,7 +28,7 @@ def compact(
     missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Go on where files were deleted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
     settings: Annotated[str, typer.Option(help="The sink's store_options in one line: name=value.")] = "",
-    shown: Annotated[Shown, typer.Option("--format", help="How the result is shown.")] = Shown.TABLE,
+    form: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Writes the rows of small files of old batches into larger ones, for readers of whole_batches.
 
@@ -56,19 +49,14 @@ def compact(
         dry_run=dry_run,
         store_options=options_in(settings),
     )
-    if shown is Shown.JSON:
-        typer.echo(json.dumps([asdict(one) for one in done]))
-    elif not done:
-        typer.echo("There are no whole batches here.")
-    else:
-        _show(done)
+    show([asdict(one) for one in done], form, lambda console, _: _show(console, done))
 
 
-def _show(done: "list[Compacted]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("sink", "query", "batches", "rows", "files", "MiB", "deleted", "to delete", "done")
+def _show(console: Any, done: "list[Compacted]") -> None:
+    if not done:
+        console.print("There are no whole batches here.")
+        return
+    table = columns("sink", "query", "batches", "rows", "files", "MiB", "deleted", "to delete", "done")
     for one in done:
         sizes = f"{one.bytes_before / (1 << 20):.1f} to {one.bytes_after / (1 << 20):.1f}"
         table.add_row(
@@ -82,4 +70,4 @@ def _show(done: "list[Compacted]") -> None:
             f"{one.left:,}",
             "yes" if one.done else "no",
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    console.print(table)

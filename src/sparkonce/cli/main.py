@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import broker, demo, explain, files, new, orphans, run, verify
+from sparkonce.cli import broker, checkpoint, demo, doctor, explain, files, new, resolve, run, transactions, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 from sparkonce.version import __version__
@@ -34,11 +34,16 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(broker.app, name="kafka", hidden=True)  # its first name
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(transactions.app, name="transactions")
+transactions.app.command()(resolve.resolve)
+transactions.app.command()(resolve.sweep)
 app.add_typer(files.app, name="files")
 app.command()(new.new)
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 app.command()(explain.explain)
-app.command()(orphans.orphans)
+app.command("orphans", hidden=True)(transactions.list_all)  # its first name
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run.run)
 app.command()(verify.verify)
 

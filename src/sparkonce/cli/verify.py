@@ -12,6 +12,7 @@ import typer
 
 from sparkonce.cli.conf import Conf, read_conf
 from sparkonce.cli.errors import tell
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, columns, show
 from sparkonce.errors import SparkonceError
 
 if TYPE_CHECKING:
@@ -88,21 +89,22 @@ def verify(
         Path | None, typer.Option("--judge", metavar="DIR", help="Only judge the history in a folder, and report.")
     ] = None,
     list_faults: Annotated[bool, typer.Option("--list-faults", help="Name the faults.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON; what happens goes to standard error.")
-    ] = False,
+    form: FormatOption = OutputFormat.TABLE,
+    as_json: AsJson = False,
 ) -> None:
     """Kills, cuts, pauses and fills up a real query and its servers, and proves that no row is lost or doubled.
 
     Exits with 0 if everything was looked at and nothing was found, with 1 if something was found, and with 2 if it
-    could not be told: not all was carried out, looked at, or possible. DIR/report.html tells what happened.
+    could not be told: not all was carried out, looked at, or possible. DIR/report.html tells what happened. With JSON
+    or YAML what happens goes to standard error.
     """
     from rich.console import Console
 
+    form = OutputFormat.of(form, as_json)
     if list_faults:
-        _list_faults()
+        _list_faults(form)
         return
-    console = Console(stderr=as_json)
+    console = Console(stderr=form.is_for_programs)
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -111,7 +113,7 @@ def verify(
 
     if judge is not None:
         with _could_not_tell(console):
-            _tell(judge, console, as_json)
+            _tell(judge, console, form)
         return
     from sparkonce.lab.ask import Asked, options_of
     from sparkonce.lab.run import run
@@ -147,7 +149,7 @@ def verify(
             if not isinstance(error, SparkonceError):
                 console.print_exception()
             say(f"{str(error).rstrip('.')}. What was recorded until then is judged")
-        _tell(options.folder, console, as_json)
+        _tell(options.folder, console, form)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -174,7 +176,7 @@ def _could_not_tell(console: Any) -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def _tell(folder: Path, console: Any, as_json: bool) -> None:
+def _tell(folder: Path, console: Any, form: OutputFormat) -> None:
     from sparkonce.lab.checkers import judge
     from sparkonce.lab.history import load
     from sparkonce.lab.report import summary, write
@@ -186,12 +188,13 @@ def _tell(folder: Path, console: Any, as_json: bool) -> None:
     figures = summary(history, verdicts)
     said = figures["verdict"]
     code = EXIT_CODES[said["outcome"]]
-    if as_json:
-        typer.echo(json.dumps(figures))
-    else:
+
+    def _summary(_console: Any, _wide: bool) -> None:
         console.print(_table(verdicts))
         console.print(f"sparkonce: {said['words']}", style=_STYLES[code], highlight=False, end="")
         console.print(f". {said['sentence']}\nReport: {page}", markup=False, highlight=False, soft_wrap=True)
+
+    show(figures, form, _summary)
     raise typer.Exit(code)
 
 
@@ -207,16 +210,18 @@ def _table(verdicts: "tuple[Verdict, ...]") -> Any:
     return shown
 
 
-def _list_faults() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def _list_faults(form: OutputFormat) -> None:
     from sparkonce.lab.faults import Fault
 
-    shown = Table("fault", "what happens", "strikes")
-    for one in Fault:
-        shown.add_row(one.value, one.words, "a system" if one.of_a_system else "the query")
-    Console().print(shown)
+    faults = [(one.value, one.words, "a system" if one.of_a_system else "the query") for one in Fault]
+
+    def _table(console: Any, _wide: bool) -> None:
+        shown = columns("fault", "what happens", "strikes")
+        for one in faults:
+            shown.add_row(*one)
+        console.print(shown)
+
+    show([dict(zip(("fault", "does", "strikes"), one, strict=True)) for one in faults], form, _table)
 
 
 def _settings(path: Path | None) -> dict[str, Any]:

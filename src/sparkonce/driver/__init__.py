@@ -2,6 +2,7 @@
 
 - ``run``: one run of a query; asks the coordinator, and ``perform`` has each effect carried out by one of these:
 - ``halves``: a run whose batches are begun in one process, and ended in another
+- ``resume``: the point at which a query resumes
 - ``start``: the look at log and servers before the claim; ``went_back``: the check for servers that went back after it
 - ``write``: a batch is written, again if need be; ``validate``: what speaks against deciding it
 - ``put``: records are put into the log, and old ones tidied away

@@ -60,7 +60,10 @@ class RunDriver:
     Attributes:
         state: The coordinator's.
         progress: Of the newest batches.
+        has_all_sinks: False for a run that may be given some of the query's sinks alone.
     """
+
+    has_all_sinks = True
 
     def __init__(
         self,
@@ -130,7 +133,12 @@ class RunDriver:
     ) -> State:
         """Looks at log and servers, and returns the state of a run that has claimed nothing yet."""
         view, facts = look_around(
-            self._sinks.by_name, self._sinks.committer, log, short_query(query), timing.outage_patience_s
+            self._sinks.by_name,
+            self._sinks.committer,
+            log,
+            short_query(query),
+            timing.outage_patience_s,
+            all_given=self.has_all_sinks,
         )
         self._positions.check({name: dict(found) for name, found in facts})
         kept = topics(recorded_topics(view))

@@ -27,6 +27,8 @@ def look_around(
     log: DecisionLog,
     query: str,
     deadline_s: float,
+    *,
+    all_given: bool = True,
 ) -> tuple[LogView, SinkFacts]:
     """Reads the log, checks every sink, and refuses a log that knows less than a server.
 
@@ -36,6 +38,7 @@ def look_around(
         log: The query's.
         query: The short form of its id.
         deadline_s: How long sinks are asked again what they remember, in seconds; a minute at most.
+        all_given: False if the query may have more sinks.
 
     Raises:
         LogError: if the log cannot have been written by runs of sparkonce.
@@ -44,7 +47,8 @@ def look_around(
     """
     view = read_log(log, outage=Outage(deadline_s))
     recorded = recorded_facts(view)
-    _warn_of_removed(recorded, sinks, query)
+    if all_given:
+        _warn_of_removed(recorded, sinks, query)
     facts = {name: sink.preflight(query, recorded.get(name)) for name, sink in sorted(sinks.items())}
     _check_facts(facts)
     traces = {
@@ -94,7 +98,7 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
                 "Sink %r, which this query's last run had, is taken away. If that run did not end cleanly, it may have "
                 "left transactions open, whose names begin with %r and hold %r. They hold back readers, or hold locks, "
                 "until they time out, if they ever do. Next: start the query once more with the sink, which ends them, "
-                "or end them on its server (sparkonce orphans, kafka-transactions.sh).",
+                "or end them on its server (sparkonce transactions, kafka-transactions.sh).",
                 *(name, prefix, query),
             )
 

@@ -17,6 +17,7 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
+from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.driver.start import read_log, recorded_facts
 from sparkonce.driver.timing import Timing
@@ -40,7 +41,7 @@ from sparkonce.spark.plans import reads_plainly
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
-from sparkonce.spark.start.checks import ResumePoint, check_sources
+from sparkonce.spark.start.checks import check_sources
 from sparkonce.spark.start.classic import never_pickled, running_query
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
@@ -210,8 +211,7 @@ class ExactlyOnce:
         self._open(df).check()
         self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
-        query = writer.foreachBatch(self).start()
-        self._query = query
+        self._query = query = writer.foreachBatch(self).start()
         self._close_at_end(query)
         return query
 

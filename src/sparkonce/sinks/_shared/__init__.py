@@ -6,7 +6,7 @@ On the driver:
     ``error_table``: a server's error code, class or phrase → outcome → sentence.
     ``preflight``: refuses a setting or a server, with what to do about it.
     ``names``: tells whose transactions are whose.
-    ``orphans``: one open thing on a server, as ``sparkonce orphans`` lists it.
+    ``orphans``: one open thing on a server, as ``sparkonce transactions list`` lists it.
     ``went_back``: the error of a server that has lost a commit.
 
 On the executors:

@@ -1,4 +1,4 @@
-"""An open transaction, session or table of sparkonce's, as ``sparkonce orphans`` lists it for the operator.
+"""An open transaction, session or table of sparkonce's, as ``sparkonce transactions list`` lists it for the operator.
 
 A system that can list such has a module with a function ``list_open(settings)``, which returns `Orphan` values or
 values of a class of its own derived from it: the command shows the fields that it adds under their ``head``.
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.ownership import Token
 
 if TYPE_CHECKING:
-    from sparkonce.protocol.ownership import Token
+    from sparkonce.protocol.handles import Handle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Orphan:
         run: The run's token, as ``position-nonce``.
         batch: Spark's batch id; -1 where the server does not show it.
         slot: The slot; -1 where the server does not show it.
+        copy: The end of its name, which no other copy of any slot has.
         age_s: By the server's clock; -1 where it does not say.
         holds: What stays in the way while it is open.
     """
@@ -37,13 +39,24 @@ class Orphan:
     run: str
     batch: int
     slot: int
+    copy: str
     age_s: float
     holds: tuple[str, ...]
+
+    def is_of(self, handle: Handle) -> bool:
+        """Tells if the handle finishes it."""
+        return any(str(value).endswith(f".{self.copy}") for _, value in handle.transaction)
 
 
 def run_of(token: Token) -> str:
     """Returns a token as `Orphan.run` has it."""
     return f"{token.position}-{token.nonce}"
+
+
+def token_in(run: str) -> Token:
+    """Returns the token that `run_of` has written so."""
+    position, _, nonce = run.partition("-")
+    return Token(int(position), nonce)
 
 
 def shown(head: str) -> Any:

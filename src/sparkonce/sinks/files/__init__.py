@@ -20,7 +20,7 @@ The hall, common to all of them:
 - ``generations``: what compactions have made of old batches
 - ``compaction``: writes small files of old batches into larger ones
 - ``rewriting``: the rows of many files in few, by format
-- ``orphans``: lists what is staged, for ``sparkonce orphans``
+- ``orphans``: lists what is staged, for ``sparkonce transactions list``
 - ``reading``: the files of whole batches, for readers
 - ``formats``: Parquet, CSV, JSON, Arrow and text: options and encoders
 - ``cells``: rows as lines of CSV, JSON and text

@@ -51,6 +51,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
             run=run_of(name.token),
             batch=name.batch,
             slot=name.slot,
+            copy=name.copy,
             age_s=-1,
             holds=tuple(sorted(paths)),
         )

@@ -22,6 +22,6 @@ On the driver:
 - ``retention``, ``leader_check``: find rows that were deleted, and partitions without a leader, before a commit.
 - ``lookout``: finds who holds back readers.
 - ``transaction_client``, ``partitions``: ask transaction coordinators, and leaders of partitions.
-- ``orphans``: lists what is open, for ``sparkonce orphans``.
+- ``orphans``: lists what is open, for ``sparkonce transactions list``.
 - ``connection``, ``waiting``: send requests, and repeat them until a deadline.
 """

@@ -19,5 +19,5 @@ On the executors:
 On the driver:
     ``preflight``: checks server, table and rights.
     ``committer``: finishes transactions by ``prepared`` (XA) and ``staged`` (staging tables).
-    ``orphans``: lists what is open, for ``sparkonce orphans``.
+    ``orphans``: lists what is open, for ``sparkonce transactions list``.
 """

@@ -68,7 +68,7 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
     ):
         connection = connect(
             {"database": "information_schema", **given},
-            program="sparkonce orphans",
+            program="sparkonce transactions",
             timeout_s=ANSWER_WITHIN_S,
             lock_wait_s=1,
         )
@@ -137,6 +137,7 @@ def _orphan(
         run=run_of(name.token),
         batch=name.batch if place_known else -1,
         slot=name.slot if place_known else -1,
+        copy=name.copy,
         age_s=age_s,
         holds=(holds,),
         database=database,

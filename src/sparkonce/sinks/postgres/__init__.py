@@ -17,5 +17,5 @@ On the driver:
     ``preflight``: checks server, table, limits and rights.
     ``committer``: finishes transactions by ``prepared`` (PREPARE TRANSACTION) and ``staged`` (staging tables).
     ``markers``: the table that says which transactions are committed.
-    ``orphans``: lists what is open, for ``sparkonce orphans``.
+    ``orphans``: lists what is open, for ``sparkonce transactions list``.
 """

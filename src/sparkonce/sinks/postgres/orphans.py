@@ -145,6 +145,7 @@ def _orphan(
         run=run_of(name.token),
         batch=batch,
         slot=slot,
+        copy=name.copy,
         age_s=age_s,
         owner=owner,
         holds=holds,

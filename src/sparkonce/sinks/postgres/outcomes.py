@@ -119,11 +119,11 @@ _STEPS: Mapping[str, str] = {
     "42501": "Grant what docs/postgres.md lists under rights.",
     "53100": "Free space on the server's disk.",
     "53200": "If max_prepared_transactions is used up, raise it above the slots of all queries together, and see "
-    "`sparkonce orphans --system postgres`.",
+    "`sparkonce transactions list --system postgres`.",
     "53300": "Raise max_connections above the slots of all queries together.",
     "55000": "Set max_prepared_transactions above the slots of all queries together, or use commit='staged'.",
-    "55P03": "Another session holds a lock, or an unfinished copy holds the same unique key: see `sparkonce orphans "
-    "--system postgres`, or raise lock_timeout_s.",
+    "55P03": "Another session holds a lock, or an unfinished copy holds the same unique key: see `sparkonce "
+    "transactions list --system postgres`, or raise lock_timeout_s.",
     "57014": "Raise slot_timeout_s, or make batches smaller.",
     "57P": "The transaction was ended on the server, by a sweep, an administrator or a restart; the batch is written "
     "again.",

@@ -285,7 +285,7 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
     if len(others) >= most:
         raise PreflightError(
             f"max_prepared_transactions={most}, and {len(others)} are in use by others.",
-            next_step="Raise it and restart the server, or finish abandoned ones (`sparkonce orphans "
+            next_step="Raise it and restart the server, or finish abandoned ones (`sparkonce transactions list "
             "--system postgres` lists sparkonce's, pg_prepared_xacts all).",
             setting="max_prepared_transactions",
         )

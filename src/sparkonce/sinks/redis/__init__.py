@@ -18,7 +18,7 @@ On the driver:
 
 - ``preflight``: checks the server.
 - ``committer``: commits and aborts; ``applying`` has staged chunks applied.
-- ``orphans``: lists unfinished transactions for ``sparkonce orphans``.
+- ``orphans``: lists unfinished transactions for ``sparkonce transactions list``.
 - ``inspection``: reads the state of transactions without changing it.
 - ``outcomes``: the table of what each answer means.
 """

@@ -60,6 +60,7 @@ def _orphan(name: TransactionName, entry: LedgerEntry, now_s: float) -> Orphan:
         run=run_of(name.token),
         batch=name.batch,
         slot=name.slot,
+        copy=name.copy,
         age_s=max(0.0, now_s - entry.begun_ms / 1000),
         holds=("the memory of its staged rows",),
     )

@@ -1,18 +1,15 @@
-"""Finds the point at which a query resumes, and checks its sources, before Spark starts it."""
+"""Checks the sources of a query, before Spark starts it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.start import recorded_topics
-from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.start.pravega import ask_pravega, pravega_sources
@@ -20,45 +17,6 @@ from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
 from sparkonce.spark.start.streams import ask_streams, stream_sources
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources
 from sparkonce.spark.views import ShareSample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePoint:
-    """The point at which a query resumes, by its checkpoint and its log.
-
-    Attributes:
-        checkpoint: Spark's checkpoint, as it was when the query was started.
-        view: The content of its decision log.
-        batch: The newest batch that Spark has planned; -1 if there is none.
-        is_done: True if Spark has recorded that this batch is done, or there is none.
-    """
-
-    checkpoint: SparkCheckpoint
-    view: LogView
-    batch: int
-    is_done: bool
-
-    @classmethod
-    def of(cls, checkpoint: CheckpointFiles, view: LogView) -> ResumePoint:
-        """Reads the checkpoint with these files."""
-        kept = SparkCheckpoint(checkpoint)
-        batch = kept.begun()
-        return cls(checkpoint=kept, view=view, batch=batch, is_done=batch < 0 or kept.is_finished(batch))
-
-    @property
-    def awaits_commit(self) -> bool:
-        """True if the newest batch was decided and may not be finished. It is committed first, and needs no input."""
-        return not self.is_done and self.view.decision(self.batch) is not None
-
-    def description(self) -> str:
-        """Describes it for people; empty for a new query."""
-        if self.batch < 0:
-            return ""
-        if self.is_done:
-            return f"Resuming after batch {self.batch}."
-        if self.awaits_commit:
-            return f"Batch {self.batch} was decided and may not be finished: it is committed first."
-        return f"Batch {self.batch} was not decided: its open transactions are aborted, and it is written again."
 
 
 def check_sources(

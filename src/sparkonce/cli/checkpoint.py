@@ -1,0 +1,159 @@
+"""``sparkonce checkpoint``: where a query stands, and what its next start does. Needs no Spark.
+
+Typer reads the annotations when the command runs, so their types are imported here for real.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparkonce.cli.conf import Conf, hadoop_settings
+from sparkonce.cli.output import FormatOption, OutputFormat, columns, pairs, show, show_checks, shown_time
+from sparkonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sparkonce.checkpoint.files import CheckpointFiles
+    from sparkonce.operate.checkpoint import CheckpointStatus
+    from sparkonce.operate.history import LogEntry
+
+app = typer.Typer(help="See where a query stands, and what its next start does.", no_args_is_help=True)
+
+Location = Annotated[str, typer.Argument(help="The checkpoint: a folder, or a URL as Spark takes it.")]
+Moved = Annotated[bool, typer.Option("--moved", help="Ask about a start with checkpoint_moved=True.")]
+_REFUSED = 1
+
+
+@app.callback()
+def _main() -> None:
+    """See where a query stands, and what its next start does."""
+
+
+@app.command("show")
+def show_status(
+    location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE
+) -> None:
+    """Shows where a query stands: its newest batch, the run that owns it, and what its next start does.
+
+    Reads only, also beside a running query. For example: sparkonce checkpoint show /data/checkpoints/totals
+    """
+    from sparkonce.operate.checkpoint import read_checkpoint
+
+    with opened(location, conf) as files:
+        status = read_checkpoint(files, moved=moved)
+    show(asdict(status), form, lambda console, wide: console.print(*_status(status, wide), sep="\n"))
+
+
+@app.command()
+def history(
+    location: Location,
+    last: Annotated[int, typer.Option(min=1, help="Only so many records, the newest.")] = 1000,
+    conf: Conf = None,
+    form: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Lists the records of the decision log: runs that began, and batches that were decided, with their times.
+
+    The log keeps about 100 batches. For example: sparkonce checkpoint history /data/checkpoints/totals --last 10
+    """
+    from sparkonce.operate.checkpoint import read_log_of
+
+    with opened(location, conf) as files:
+        _, _, entries = read_log_of(files)
+    wanted = list(entries)[-last:]
+    show([asdict(one) for one in wanted], form, lambda console, wide: console.print(_entries(wanted, wide)))
+
+
+@app.command()
+def check(location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE) -> None:
+    """Checks if a start on this checkpoint is taken, and says what it does: also for a copy that is to be restored.
+
+    Servers are not asked here; the start itself also refuses a log that knows less than they do. Exits with 1 if a
+    start is refused. For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
+    """
+    from sparkonce.operate.checkpoint import check_checkpoint
+
+    with opened(location, conf) as files:
+        checks = check_checkpoint(files, moved=moved)
+    if not show_checks(checks, form):
+        raise typer.Exit(_REFUSED)
+
+
+@contextmanager
+def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]":
+    """Opens a checkpoint, and turns an error of its store into one of ours."""
+    from sparkonce.checkpoint.opening import open_location
+
+    url = location if ":" in location.partition("/")[0] else str(Path(location).absolute())
+    try:
+        yield open_location(url, hadoop_settings(conf) or None)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{location!r} cannot be read: {error.strerror or error}.",
+            next_step="Give this process the store's credentials: see docs/checkpoints.md#without-spark.",
+        ) from error
+
+
+def _status(status: "CheckpointStatus", wide: bool) -> list[Any]:
+    from sparkonce.operate.checkpoint import BatchState
+
+    run, newest = status.run, status.newest
+    rows = [("checkpoint", status.location), ("query", status.query or "none has started")]
+    if run is not None:
+        where = f", process {run.process} on {run.host}, sparkonce {run.library}" if run.host else ""
+        rows.append(("newest run", f"{run.run}, since {shown_time(run.claimed_ms)}{where}"))
+    if status.end:
+        rows.append(("log", f"records {status.floor} to {status.end - 1}; {status.runs} runs"))
+    if newest is not None:
+        rows.append(("newest batch", f"{newest.batch}: {newest.state.value}"))
+    if newest is not None and newest.decided_ms is not None:
+        rows.append(("decided", shown_time(newest.decided_ms)))
+    if newest is not None and newest.opened_ms is not None:
+        age = f", {time.time() - newest.opened_ms / 1000:,.0f} s ago" if newest.state is not BatchState.DONE else ""
+        rows.append(("first transaction", f"{shown_time(newest.opened_ms)}{age}"))
+    rows.append(("next start", f"{status.next_start.value}: {status.says}"))
+    if status.next_step:
+        rows.append(("next step", status.next_step))
+    if wide and newest is not None:
+        rows.extend((f"offsets of source {number}", line) for number, line in enumerate(newest.offsets))
+    shown = [pairs(rows)]
+    if status.sinks:
+        table = columns("sink", "rows", "transactions", "facts")
+        for name, facts in status.sinks.items():
+            known = [f"{key}={value}" for key, value in facts.items() if wide or key == "prefix"]
+            counts = (
+                [_count(newest.rows, name), _count(newest.transactions, name)] if newest is not None else ["-", "-"]
+            )
+            table.add_row(name, *counts, "\n".join(known))
+        shown.append(table)
+    return shown
+
+
+def _count(counts: Mapping[str, int], sink: str) -> str:
+    return f"{counts[sink]:,}" if sink in counts else "-"
+
+
+def _counts(counts: Mapping[str, int], wide: bool) -> str:
+    if not wide or len(counts) < 2:
+        return f"{sum(counts.values()):,}" if counts else "-"
+    return "\n".join(f"{sink}: {count:,}" for sink, count in counts.items())
+
+
+def _entries(entries: "list[LogEntry]", wide: bool) -> Any:
+    table = columns("time", "record", "kind", "batch", "run", "rows", "transactions", *(["more"] if wide else []))
+    for one in entries:
+        more = [f"process {one.process} on {one.host}, sparkonce {one.library}"] if one.kind == "claim" else one.offsets
+        table.add_row(
+            shown_time(one.at_ms),
+            str(one.position),
+            one.kind,
+            "-" if one.batch is None else str(one.batch),
+            one.run,
+            _counts(one.rows, wide),
+            _counts(one.transactions, wide) + (f", {one.void} void" if one.void else ""),
+            *(["\n".join(more)] if wide else []),
+        )
+    return table

@@ -1,0 +1,332 @@
+"""Shows where the query of a checkpoint stands, and whether its next start is taken, by the files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.driver.progress import rows_by_sink
+from sparkonce.driver.resume import ResumePoint
+from sparkonce.driver.start import read_log
+from sparkonce.driver.stops import stop_error
+from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogError, SparkonceError
+from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog
+from sparkonce.log.files import log_store
+from sparkonce.operate.history import LogEntry, oldest_ms, read_history, transactions_by_sink
+from sparkonce.protocol.view import Decision, LogView
+from sparkonce.sinks._shared.orphans import run_of
+
+_MAY_BE_REFUSED = "Restore the checkpoint and the log together, from one copy that was made while no driver ran."
+
+
+class BatchState(str, Enum):
+    """The states of a batch, as checkpoint and log show them."""
+
+    DONE = "done"
+    DECIDED = "decided, and may not be finished"
+    PLANNED = "planned, and not decided"
+    BEYOND = "decided, and not in Spark's part of the checkpoint"
+
+
+class NextStart(str, Enum):
+    """The first thing that the next start does."""
+
+    BEGINS = "begins"
+    RESUMES = "resumes"
+    COMMITS = "commits"
+    WRITES_AGAIN = "writes again"
+    DEPENDS = "may be refused"
+    REFUSED = "is refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOfLog:
+    """A run that has claimed the log.
+
+    Attributes:
+        run: Its token, as ``position-nonce``.
+        claimed_ms: When it claimed, in milliseconds since the epoch; None if the record is deleted, and so are the
+            attributes that follow.
+        spark_run: Spark's run id.
+        host: The driver's host.
+        process: The driver's process id.
+        library: The version of sparkonce.
+    """
+
+    run: str
+    claimed_ms: int | None = None
+    spark_run: str = ""
+    host: str = ""
+    process: int = 0
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestBatch:
+    """The newest batch of a checkpoint.
+
+    Attributes:
+        batch: Spark's batch id.
+        state: How far it is.
+        decided_ms: When it was decided, in milliseconds since the epoch; None if it is not, or the record is deleted.
+        opened_ms: When its oldest transaction was begun, by its executor's clock; None if it has none.
+        rows: Rows by sink, once it is decided.
+        transactions: Transactions by sink, once it is decided.
+        void: Transactions whose rows are lost, by the log.
+        offsets: End offsets of each source, as JSON.
+    """
+
+    batch: int
+    state: BatchState
+    decided_ms: int | None = None
+    opened_ms: int | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    void: int = 0
+    offsets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatus:
+    """The state of a query, as its checkpoint shows it.
+
+    Attributes:
+        location: The checkpoint's.
+        query: The query's id; None before its first start.
+        floor: The first position of the log that is kept.
+        end: The position after its last record; 0 if sparkonce has never run on the checkpoint.
+        runs: How many runs the log knows.
+        run: The newest of them; None if there is none.
+        sinks: What this run knew of each sink: prefix, cluster, limits.
+        newest: The newest batch; None if there is none.
+        next_start: What the next start does first.
+        says: The same as a sentence.
+        next_step: The operator's next step, if the next start is refused.
+    """
+
+    location: str
+    query: str | None
+    floor: int
+    end: int
+    runs: int
+    run: RunOfLog | None
+    sinks: Mapping[str, Mapping[str, str]]
+    newest: NewestBatch | None
+    next_start: NextStart
+    says: str
+    next_step: str = ""
+
+
+def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> CheckpointStatus:
+    """Reads where a query stands.
+
+    Servers are not asked. So a log that is an old copy of a newer one is found only if the checkpoint beside it shows
+    it; the start asks the sinks, and finds it by what they remember.
+
+    Args:
+        files: Of the query's checkpoint.
+        moved: True to ask about a start with ``checkpoint_moved=True``.
+
+    Raises:
+        ConfigurationError: if it is not a checkpoint.
+        CheckpointMismatchError: if a file of Spark's in it is damaged.
+        LogError: if its decision log cannot be read.
+        OSError: if its store cannot be read.
+    """
+    log, entries, point = settled(files)
+    return _status(files, log, entries, point, moved=moved)
+
+
+def _status(
+    files: CheckpointFiles,
+    log: DecisionLog | None,
+    entries: Sequence[LogEntry],
+    point: ResumePoint,
+    *,
+    moved: bool,
+) -> CheckpointStatus:
+    view, query = point.view, point.checkpoint.query_id()
+    refused = point.refusal(log.store.location, moved=moved) if log is not None else None
+    error: SparkonceError | None = None if refused is None else stop_error(refused, point.batch)
+    next_start = NextStart.REFUSED if error is not None else _next_start(point)
+    run = view.newest_run
+    return CheckpointStatus(
+        location=files.location,
+        query=query,
+        floor=view.floor.position,
+        end=view.end,
+        runs=len(view.runs),
+        run=None if run is None else _run(run_of(run.token), entries),
+        sinks={} if run is None else {name: dict(facts) for name, facts in run.sinks},
+        newest=_newest(point, entries),
+        next_start=next_start,
+        says=told(error) if error is not None else _said(next_start, point),
+        next_step=_MAY_BE_REFUSED if next_start is NextStart.DEPENDS else error.next_step if error is not None else "",
+    )
+
+
+def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEntry], ResumePoint]:
+    """Reads log and checkpoint so that they fit each other, also while a driver goes on with both.
+
+    Raises:
+        ConfigurationError: if the folder is not a checkpoint.
+        CheckpointMismatchError: if a file of Spark's in it is damaged.
+        LogError: if the log cannot be read.
+        OSError: if the store cannot be read.
+    """
+    log, view, entries = read_log_of(files)
+    for _ in range(MOST_READS):
+        point = ResumePoint.of(files, view)
+        if log is None or read_log(log, view).end == view.end:
+            break
+        log, view, entries = read_log_of(files)
+    return log, entries, point
+
+
+def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Sequence[LogEntry]]:
+    """Reads the decision log of a checkpoint, with its records; no log is an empty one, and is not made.
+
+    Raises:
+        ConfigurationError: if the folder is not a checkpoint.
+        LogError: if the log cannot be read.
+        OSError: if the store cannot be read.
+    """
+    has_log = any(files.names(f"{FOLDER}/{part}") for part in ("records", "floors"))
+    if not has_log:
+        if not SparkCheckpoint(files).exists():
+            raise ConfigurationError(
+                f"{files.location!r} is not a checkpoint: it has neither Spark's file `metadata` nor a decision log.",
+                next_step="Give the folder of the option checkpointLocation.",
+            )
+        return None, LogView(), ()
+    log = DecisionLog(log_store(files))
+    view, entries = read_history(log)
+    return log, view, entries
+
+
+def told(error: SparkonceError) -> str:
+    """Returns an error's message as a sentence."""
+    message = error.lines()[0]
+    return message[:1].upper() + message[1:]
+
+
+def _run(run: str, entries: Sequence[LogEntry]) -> RunOfLog:
+    claims = [one for one in entries if one.kind == "claim" and one.run == run]
+    if not claims:
+        return RunOfLog(run=run)
+    first = claims[0]
+    return RunOfLog(
+        run=run,
+        claimed_ms=first.at_ms,
+        spark_run=first.spark_run,
+        host=first.host,
+        process=first.process,
+        library=first.library,
+    )
+
+
+def _newest(point: ResumePoint, entries: Sequence[LogEntry]) -> NewestBatch | None:
+    decided = point.view.newest_decision
+    number = max(point.batch, decided.batch if decided is not None else -1)
+    if number < 0:
+        return None
+    decision = point.view.decision(number)
+    if number > point.batch:
+        state = BatchState.BEYOND
+    elif point.is_done:
+        state = BatchState.DONE
+    else:
+        state = BatchState.PLANNED if decision is None else BatchState.DECIDED
+    if decision is None:
+        return NewestBatch(batch=number, state=state, offsets=point.checkpoint.input_offsets(number) or ())
+    return _decided(decision, state, entries)
+
+
+def _decided(decision: Decision, state: BatchState, entries: Sequence[LogEntry]) -> NewestBatch:
+    written = [one.at_ms for one in entries if one.batch == decision.batch]
+    return NewestBatch(
+        batch=decision.batch,
+        state=state,
+        decided_ms=written[0] if written else None,
+        opened_ms=oldest_ms(decision.handles),
+        rows=rows_by_sink(decision.handles),
+        transactions=transactions_by_sink(decision.handles),
+        void=len(decision.void),
+        offsets=decision.offsets,
+    )
+
+
+def _said(next_start: NextStart, point: ResumePoint) -> str:
+    if next_start is NextStart.DEPENDS:
+        return (
+            f"Batch {point.batch + 1} is decided, and Spark's part of the checkpoint does not have it. A start is "
+            "refused unless Spark plans it with the same offsets."
+        )
+    return point.description() or "Begins with batch 0."
+
+
+def _next_start(point: ResumePoint) -> NextStart:
+    if point.is_done and point.view.decision(point.batch + 1) is not None:
+        return NextStart.DEPENDS
+    if point.batch < 0:
+        return NextStart.BEGINS
+    if point.is_done:
+        return NextStart.RESUMES
+    return NextStart.COMMITS if point.awaits_commit else NextStart.WRITES_AGAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A question about a checkpoint, and its answer.
+
+    Attributes:
+        name: What is checked.
+        ok: True if nothing is wrong.
+        says: What was found.
+        next_step: The operator's next step, if something is wrong.
+    """
+
+    name: str
+    ok: bool
+    says: str
+    next_step: str = ""
+
+    @classmethod
+    def failed(cls, name: str, error: SparkonceError) -> Check:
+        """Returns a check that has ended with an error."""
+        return cls(name=name, ok=False, says=told(error), next_step=error.next_step)
+
+
+def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
+    """Checks if a start on this checkpoint is taken, for example before an old copy is restored.
+
+    Args:
+        files: Of the query's checkpoint.
+        moved: True to ask about a start with ``checkpoint_moved=True``.
+
+    Returns:
+        The checks, in an order in which each needs those before it; the first that fails is the last.
+
+    Raises:
+        ConfigurationError: if it is not a checkpoint.
+        OSError: if its store cannot be read.
+    """
+    checks = []
+    name = "Spark's checkpoint"
+    try:
+        query = SparkCheckpoint(files).query_id()
+        checks.append(Check(name=name, ok=True, says=f"Query {query}." if query else "No query has started yet."))
+        name = "decision log"
+        log, entries, point = settled(files)
+        kept, end = point.view.floor.position, point.view.end
+        records = f"Records {kept} to {end - 1} are whole." if end else "There is none yet."
+        checks.append(Check(name=name, ok=True, says=records))
+        name = "next start"
+        status = _status(files, log, entries, point, moved=moved)
+    except (LogError, CheckpointMismatchError) as error:
+        return [*checks, Check.failed(name, error)]
+    ok = status.next_start not in (NextStart.REFUSED, NextStart.DEPENDS)
+    return [*checks, Check(name=name, ok=ok, says=status.says, next_step=status.next_step)]

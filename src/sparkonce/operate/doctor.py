@@ -1,0 +1,77 @@
+"""Runs the checks of a query's start for an operator: servers, rights, limits, checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.driver.start import recorded_facts
+from sparkonce.errors import SparkonceError
+from sparkonce.operate.checkpoint import Check, check_checkpoint, read_log_of
+from sparkonce.operate.sinks import sink_of
+from sparkonce.operate.systems import NamedSystem, OperatorFile
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.view import LogView
+from sparkonce.runs import Facts
+
+_NOBODY = "0" * 12
+"""The short form of no query's id."""
+_IF_NEW = "Give the query's checkpoint, or --new for a query that has never started."
+
+
+def check_servers(
+    file: OperatorFile, files: CheckpointFiles | None, *, moved: bool = False, is_new: bool = False
+) -> Iterator[Check]:
+    """Asks each system of a file, and each sink for what its start would refuse.
+
+    A sink is asked only with what the query's log knows of it: a first start may make tables of markers, and where
+    these were lost, that would hide it.
+
+    Args:
+        file: The operator's.
+        files: Of the query's checkpoint, which is checked, too; None without one.
+        moved: True to ask about a start with ``checkpoint_moved=True``.
+        is_new: True to ask sinks of which the log knows nothing, as a first start does.
+
+    Raises:
+        ConfigurationError: if the folder is no checkpoint.
+        OSError: if the checkpoint's store cannot be read.
+    """
+    view = LogView()
+    if files is not None:
+        checks = check_checkpoint(files, moved=moved)
+        yield from checks
+        if all(one.ok for one in checks):
+            view = read_log_of(files)[1]
+    yield from map(_check_system, file.systems.values())
+    recorded = recorded_facts(view)
+    query = short_query(view.newest_run.query) if view.newest_run is not None else _NOBODY
+    for name in dict.fromkeys([*file.sinks, *recorded]):
+        facts = recorded.get(name)
+        if facts is not None and not facts.get("prefix"):
+            continue  # it has no transactions
+        if name not in file.sinks and name not in file.systems:
+            yield Check(name=f"sink {name}", ok=True, says="It is not checked: the file does not say how to make it.")
+        elif facts is None and not is_new:
+            yield Check(name=f"sink {name}", ok=True, says="It is not checked: no log knows it.", next_step=_IF_NEW)
+        else:
+            yield _check_sink(file, name, query, facts)
+
+
+def _check_system(system: NamedSystem) -> Check:
+    name = f"system {system.name}"
+    try:
+        count = len(system.list_open())
+    except SparkonceError as error:
+        return Check.failed(name, error)
+    return Check(name=name, ok=True, says=f"It answers: {count:,} open transactions.")
+
+
+def _check_sink(file: OperatorFile, name: str, query: str, recorded: Facts | None) -> Check:
+    shown = f"sink {name}"
+    try:
+        facts = sink_of(file, name, recorded or {}).preflight(query, recorded)
+    except SparkonceError as error:
+        return Check.failed(shown, error)
+    said = ", ".join(f"{key}={value}" for key, value in facts.items())
+    return Check(name=shown, ok=True, says=f"A start takes it{': ' if said else ''}{said}.")

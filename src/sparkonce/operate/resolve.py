@@ -1,0 +1,242 @@
+"""Finishes what a query has left open, as its next start would, without Spark: by a run that writes nothing."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.halves import HalfRun
+from sparkonce.driver.resume import ResumePoint
+from sparkonce.driver.start import recorded_facts
+from sparkonce.driver.stops import stop_error
+from sparkonce.driver.timing import Timing
+from sparkonce.errors import ConfigurationError, RefusedBatchError
+from sparkonce.log.base import FOLDER, DecisionLog
+from sparkonce.operate.checkpoint import settled
+from sparkonce.protocol.events import BatchAsked
+from sparkonce.protocol.state import State
+from sparkonce.protocol.view import Run
+from sparkonce.runs import Facts
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks._shared.orphans import run_of
+from sparkonce.version import __version__
+
+_TRIES = 5
+"""The tries to catch up with a query that goes on meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The result of `resolve`.
+
+    Attributes:
+        run: The claim that was put, as ``position-nonce``.
+        batch: The batch that was decided, if there was one that may not have been finished.
+        committed: Its transactions that are committed now.
+        lost: Its transactions that are lost. Only the query's next start can write their rows again.
+        swept: The sinks whose older runs have nothing open any more.
+        left: The query's other sinks: the file does not say how to make them.
+    """
+
+    run: str
+    batch: int | None = None
+    committed: int = 0
+    lost: int = 0
+    swept: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+    @property
+    def is_all(self) -> bool:
+        """True if nothing is left to be done."""
+        return not self.lost and not self.left
+
+
+class OperatorRun(HalfRun):
+    """A run that is not the query's. Its claim repeats what the newest run knew, so that the next start finds it."""
+
+    has_all_sinks = False  # for those that are not in the file
+
+    def _first_state(self, log: DecisionLog, **how: Any) -> State:
+        state = super()._first_state(log, **how)
+        newest = state.view.newest_run
+        if newest is None:
+            return state
+        known = replace(state.claim, location=newest.location, sinks=newest.sinks, sources=newest.sources)
+        return replace(state, claim=known)
+
+
+def resolve(
+    files: CheckpointFiles,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    *,
+    moved: bool = False,
+    accept_lost: Mapping[str, int] | None = None,
+    decided: bool = True,
+    patience_s: float = 60.0,
+) -> Resolved:
+    """Commits the transactions of a decided batch, and aborts all others of the query's runs until now.
+
+    A claim is put first, so that a driver that still runs is superseded and stops. All that a start of the query would
+    refuse is refused here.
+
+    Args:
+        files: Of the query's checkpoint.
+        sinks: The query's sinks, by name. A decided batch needs all that have transactions in it.
+        moved: True as for ``checkpoint_moved=True``.
+        accept_lost: As ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
+        decided: False to refuse if a decided batch may not be finished.
+        patience_s: How long a system that is away is waited for, in seconds.
+
+    Raises:
+        SparkonceError: as a start of the query.
+        OSError: if the checkpoint's store cannot be read.
+    """
+    _check_owner(files)
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return _tried(
+                files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
+            )
+        except RefusedBatchError:  # a driver that still runs may have decided a batch meanwhile
+            if tries == _TRIES or _refused(files, moved=moved) is not None:
+                raise
+
+
+def _tried(
+    files: CheckpointFiles,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    *,
+    moved: bool,
+    accept_lost: Mapping[str, int],
+    decided: bool,
+    patience_s: float,
+) -> Resolved:
+    log, point = _point(files)
+    if (refused := _refused(files, moved=moved)) is not None:
+        raise refused
+    recorded = recorded_facts(point.view)
+    _check_sinks(point, sinks, decided=decided)
+    for sink in sinks.values():
+        sink.use_checkpoint(files)
+    run = OperatorRun(
+        run=str(uuid.uuid4()),
+        query=str(point.checkpoint.query_id()),
+        sinks=sinks,
+        log=log,
+        timing=Timing(outage_patience_s=patience_s),
+        library=__version__,
+        accept_lost=accept_lost,
+    )
+    try:
+        # Servers were asked meanwhile, which takes long: a driver that still runs may have gone on.
+        _, point = _point(files)
+        _check_sinks(point, sinks, decided=decided)
+        asked = point.next_batch()
+        first = BatchAsked(batch=asked.number, offsets=asked.offsets, previous_offsets=asked.previous_offsets)
+        handover = run.begin_batch(first)
+        _, token = run.owned
+        done = Resolved(run=run_of(token), left=tuple(sorted(_with_transactions(recorded) - sinks.keys())))
+        if handover is None:  # it was decided, and all of it is committed: the next batch's beginning sweeps
+            progress = run.progress[-1]
+            newest = run.state.view.newest_decision
+            offsets = newest.offsets if newest is not None else None
+            run.begin_batch(BatchAsked(batch=first.batch + 1, offsets=(), previous_offsets=offsets))
+            return replace(done, batch=first.batch, committed=progress.transactions, swept=tuple(sorted(sinks)))
+        if (finishing := run.state.finishing) is not None:  # it was decided, and some of it is lost
+            transactions = {one.key for one in finishing.decision.handles if one.transaction}
+            committed = len(finishing.committed & transactions)
+            return replace(done, batch=first.batch, committed=committed, lost=len(finishing.lost))
+        return replace(done, swept=tuple(sorted(sinks)))
+    finally:
+        run.close()
+
+
+def newest_run(files: CheckpointFiles) -> Run:
+    """Returns the run that owns a query's log.
+
+    Raises:
+        ConfigurationError: if there is no log, or it is not beside a checkpoint.
+        LogError: if it cannot be read.
+    """
+    log, point = _point(files)
+    run = point.view.newest_run
+    if run is None:
+        raise ConfigurationError(
+            f"{log.store.location!r} has no run yet.", next_step="Nothing, if the checkpoint is the right one."
+        )
+    return run
+
+
+def _with_transactions(recorded: Mapping[str, Facts]) -> set[str]:
+    """Returns the sinks that leave something to be finished: transactions, or rows that wait in the checkpoint."""
+    return {name for name, facts in recorded.items() if facts.get("prefix") or "identity" in facts}
+
+
+def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
+    log, _, point = settled(files)
+    if log is None:
+        raise ConfigurationError(
+            f"{files.location!r} has no decision log: no run of sparkonce has begun there.",
+            next_step="Nothing, if the checkpoint is the right one: nothing can be open.",
+        )
+    if point.checkpoint.query_id() is None:
+        raise ConfigurationError(
+            f"{files.location!r} has a decision log, and Spark's file `metadata` is missing.",
+            next_step="Restore the checkpoint and the log together, from one copy.",
+        )
+    return log, point
+
+
+def _refused(files: CheckpointFiles, *, moved: bool) -> Exception | None:
+    """Returns the error of a start that the log refuses; None if it takes it."""
+    log, point = _point(files)
+    stop = point.refusal(log.store.location, moved=moved)
+    return None if stop is None else stop_error(stop, point.next_batch().number)
+
+
+def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, decided: bool) -> None:
+    """Refuses, before the claim, what cannot be done with these sinks."""
+    if not sinks:
+        raise ConfigurationError(
+            "The file says of no sink of the query how to make it, so nothing could be ended.",
+            next_step=f"Name systems or sinks in it, as the query does: {sorted(recorded_facts(point.view))}.",
+        )
+    batch = point.next_batch().number
+    decision = point.view.decision(batch)
+    if decision is None:
+        return
+    if not decided:
+        raise ConfigurationError(
+            f"Batch {batch} is decided and may not be finished, so it has to be committed.",
+            next_step="Run sparkonce transactions resolve, or start the query.",
+        )
+    needed = {handle.sink for handle in decision.handles if handle.transaction}
+    if missing := sorted(needed - sinks.keys()):
+        raise ConfigurationError(
+            f"Batch {batch} is decided, and has transactions in {missing}, which the file does not say how to make.",
+            next_step="Add them to the file. If a sink is made with functions of the program's, start the query "
+            "instead: it commits the batch first.",
+        )
+
+
+def _check_owner(files: CheckpointFiles) -> None:
+    """Refuses to leave records that the query's own user could not read."""
+    records = files.folder / FOLDER / "records" if isinstance(files, LocalFiles) else None
+    if records is None or not records.is_dir() or (owner := records.stat().st_uid) == os.geteuid():
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    raise ConfigurationError(
+        f"{str(records)!r} belongs to the user {name}, who could not read a record of this process's user.",
+        next_step=f"Run the command as that user: sudo -u {name} sparkonce ….",
+    )

@@ -1,0 +1,229 @@
+"""Reads the addresses of systems from a file or the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sparkonce.sinks._shared.orphans import Orphan
+
+FILE_VARIABLE = "SPARKONCE_CONFIG"
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Kind(str, Enum):
+    """The systems that can be asked what is open: each has a module ``sparkonce.sinks.<kind>.orphans``."""
+
+    FILES = "files"
+    KAFKA = "kafka"
+    MYSQL = "mysql"
+    POSTGRES = "postgres"
+    REDIS = "redis"
+
+    @property
+    def variable(self) -> str:
+        """The environment's variable that has a system's settings in one line."""
+        return f"SPARKONCE_{self.value.upper()}"
+
+    @property
+    def only_setting(self) -> str:
+        """The name of the one setting, if there is no other; else empty."""
+        return {Kind.POSTGRES: "conninfo", Kind.REDIS: "url"}.get(self, "")
+
+
+_KINDS = ", ".join(one.value for one in Kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSystem:
+    """A system, as an operator's file names it. Its settings may hold secrets, and are not shown.
+
+    Attributes:
+        name: The name in the file.
+        kind: The kind.
+        settings: The sink's settings, in one line or by name.
+    """
+
+    name: str
+    kind: Kind
+    settings: str | Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"NamedSystem(name={self.name!r}, kind={self.kind.value!r})"
+
+    def list_open(self) -> list[Orphan]:
+        """Lists what sparkonce has open there.
+
+        Raises:
+            ConfigurationError: if a setting is wrong, or a package is missing.
+            SparkonceError: if the system does not answer.
+        """
+        try:
+            module = import_module(f"sparkonce.sinks.{self.kind.value}.orphans")
+        except ImportError as error:
+            raise ConfigurationError(
+                f"System {self.name!r} cannot be asked: {error}.",
+                next_step=f"pip install 'sparkonce[{self.kind.value}]'",
+            ) from error
+        found: list[Orphan] = module.list_open(self.settings)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFile:
+    """An operator's file.
+
+    Attributes:
+        path: Its path; empty if there is none.
+        systems: By name.
+        sinks: The arguments of sinks, by name, with ``system`` among them.
+    """
+
+    path: str
+    systems: Mapping[str, NamedSystem]
+    sinks: Mapping[str, Mapping[str, Any]]
+
+
+def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> OperatorFile:
+    """Returns the systems of a file, or else those of the environment.
+
+    A file is YAML: ``systems`` maps names to settings. ``system`` says the kind, where it is not the name. ``sinks``
+    maps names of sinks to arguments. A text may refer to the environment, as ``${NAME}``.
+
+    Args:
+        file: Its path; empty for that in ``SPARKONCE_CONFIG``. Without any, each ``SPARKONCE_<KIND>`` is a system,
+            with its settings in one line.
+        environment: The environment's variables.
+
+    Raises:
+        ConfigurationError: if the file is not as it should be. Values are not repeated.
+    """
+    if path := file or environment.get(FILE_VARIABLE, ""):
+        return _of_file(path, environment)
+    found = [
+        NamedSystem(name=kind.value, kind=kind, settings=environment[kind.variable])
+        for kind in Kind
+        if kind.variable in environment
+    ]
+    return OperatorFile(path="", systems={one.name: one for one in found}, sinks={})
+
+
+def no_system() -> ConfigurationError:
+    """Returns the error for a command that has nothing to ask."""
+    return ConfigurationError(
+        "No system is named that could be asked.",
+        next_step=f"Give --config or {FILE_VARIABLE}, --system with --settings, or one of "
+        f"{', '.join(kind.variable for kind in Kind)}.",
+    )
+
+
+def _of_file(path: str, environment: Mapping[str, str]) -> OperatorFile:
+    given = _resolved(path, _parsed(path), environment)
+    systems, sinks = (_names(path, given, part) for part in ("systems", "sinks"))
+    if not systems:
+        raise ConfigurationError(
+            f"{path!r} has no systems.", next_step="Write `systems:`, and below it names with their settings."
+        )
+    for name, arguments in sinks.items():
+        if not isinstance(arguments, dict):
+            raise ConfigurationError(
+                f"{path!r}: the arguments of sink {name!r} are no mapping.",
+                next_step="Write them below its name, as name: value.",
+            )
+    return OperatorFile(
+        path=path, systems={name: _system(path, name, settings) for name, settings in systems.items()}, sinks=sinks
+    )
+
+
+def _parsed(path: str) -> Any:
+    import yaml  # here, so that the command's help is quick
+
+    with _refusing(path):
+        text = Path(path).read_text("utf-8")
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigurationError(
+            f"{path!r} is not YAML" + (f": see line {mark.line + 1}." if mark else "."), next_step="Correct it."
+        ) from None
+
+
+def _names(path: str, given: Any, part: str) -> dict[str, Any]:
+    found = given.get(part) if isinstance(given, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{path!r}: `{part}` is no mapping.", next_step="Write names below it, each with its settings."
+        )
+    return found or {}
+
+
+def _system(path: str, name: str, given: Any) -> NamedSystem:
+    settings = dict(given) if isinstance(given, dict) else given
+    said = str(settings.pop("system", name)) if isinstance(settings, dict) else name
+    if said not in [kind.value for kind in Kind]:
+        raise ConfigurationError(
+            f"{path!r}: {name!r} is of the system {said!r}, which is not known.",
+            next_step=f"Give it `system:` with one of {_KINDS}.",
+        )
+    kind = Kind(said)
+    if isinstance(settings, dict) and kind.only_setting:
+        if settings.keys() != {kind.only_setting}:
+            raise ConfigurationError(
+                f"{path!r}: {name!r} has the settings {sorted(settings)}.",
+                next_step=f"A {kind.value} has one: {kind.only_setting}.",
+            )
+        only = settings[kind.only_setting]
+        settings = only if isinstance(only, str) else None
+    if not settings or not isinstance(settings, str | dict):
+        raise ConfigurationError(f"{path!r}: {name!r} has no settings.", next_step="Write them below its name.")
+    if isinstance(settings, dict):
+        _check_plain(path, name, settings)
+        if kind is Kind.MYSQL:
+            from sparkonce.sinks.mysql.settings import read_texts
+
+            settings |= read_texts({key: value for key, value in settings.items() if isinstance(value, str)})
+    return NamedSystem(name=name, kind=kind, settings=settings)
+
+
+def _check_plain(path: str, name: str, settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
+        if not isinstance(value, str | int | float):
+            raise ConfigurationError(
+                f"{path!r}: {key!r} of {name!r} is neither a text nor a number.", next_step="Put it in quotes."
+            )
+
+
+def _resolved(path: str, value: Any, environment: Mapping[str, str]) -> Any:
+    """Puts variables of the environment in place of references to them. Names become texts."""
+    if isinstance(value, dict):
+        return {str(name): _resolved(path, one, environment) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_resolved(path, one, environment) for one in value]
+    if not isinstance(value, str):
+        return value
+    if missing := [name for name in _REFERENCE.findall(value) if name not in environment]:
+        raise ConfigurationError(
+            f"{path!r} refers to ${{{missing[0]}}}, which the environment does not have.",
+            next_step="Set the variable, or correct its name.",
+        )
+    return _REFERENCE.sub(lambda found: environment[found[1]], value)
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigurationError(f"{path!r} cannot be read: {why}.", next_step="Check --config.") from None

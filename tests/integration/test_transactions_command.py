@@ -1,0 +1,286 @@
+"""``sparkonce transactions``: open transactions of a real broker, held against a query's log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from confluent_kafka import KafkaException
+from typer.testing import CliRunner
+
+from integration.kafka_witness import Prepared, Witness, new_name
+from sparkonce.cli.main import app
+from sparkonce.driver.start import read_log
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.protocol.ownership import Token, TransactionalId, short_query
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sinks.kafka.sink import KafkaSink
+
+pytestmark = pytest.mark.kafka
+
+QUERY = "7f6e5d4c-0000-4000-8000-00000000000a"
+OLDER, NEWEST = Token(0, "00000001"), Token(1, "00000002")
+
+
+@pytest.fixture(scope="module")
+def witness(broker: Cluster) -> Iterator[Witness]:
+    with closing(Witness(broker.bootstrap)) as opened:
+        yield opened
+
+
+class Scene:
+    """A query of two runs, and its transactions on the broker."""
+
+    def __init__(self, witness: Witness, checkpoint: Path) -> None:
+        self.witness, self.checkpoint = witness, checkpoint
+        self.topic, self.prefix = witness.create_topic(), new_name("orders")
+        checkpoint.mkdir()
+        (checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
+        (checkpoint / "offsets").mkdir()
+        (checkpoint / "offsets" / "0").write_text("v1\n{}\n1")
+        sink = KafkaSink({"bootstrap.servers": witness.bootstrap}, topic=self.topic, prefix=self.prefix)
+        self.sinks = (("kafka", tuple(sorted(sink.preflight(short_query(QUERY), None).items()))),)
+        self.log = DecisionLog(LocalLogStore(checkpoint))
+        for position, token in enumerate((OLDER, NEWEST)):
+            location = self.log.store.location
+            claim = Claim(nonce=token.nonce, run="r", query=QUERY, location=location, sinks=self.sinks)
+            assert self.log.put(position, claim) is None
+        self.config = checkpoint.parent / "systems.yaml"
+        self.config.write_text(f"systems:\n  kafka: {{bootstrap.servers: '{witness.bootstrap}'}}\n")
+        self._opened: list[Prepared] = []
+
+    def open(self, token: Token, *values: str) -> Prepared:
+        lane = len(self._opened)
+        name = TransactionalId(prefix=self.prefix, query=short_query(QUERY), token=token, worker="a" * 12, lane=lane)
+        self._opened.append(self.witness.prepare(self.topic, *values, transactional_id=str(name)))
+        return self._opened[-1]
+
+    def decide(self, prepared: Prepared) -> None:
+        record = Commit(token=NEWEST, query=QUERY, batch=0, offsets=("1",), handles=(prepared.handle,))
+        assert self.log.put(2, record) is None
+
+    def read(self) -> list[str]:
+        return sorted(self.witness.committed(self.topic))
+
+    def close(self) -> None:
+        for one in self._opened:
+            with suppress(KafkaException):  # ended by the command
+                one.producer.abort_transaction()
+
+
+@pytest.fixture
+def scene(witness: Witness, tmp_path: Path) -> Iterator[Scene]:
+    with closing(Scene(witness, tmp_path / "checkpoint")) as opened:
+        yield opened
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["transactions", *map(str, words)])
+
+
+def listed(scene: Scene, *more: str | Path) -> dict[str, Any]:
+    kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
+    found = json.loads(run("list", *kafka, "--query", QUERY, "--format", "json", *more).stdout)
+    return {one["name"]: one for one in found}
+
+
+def test_the_log_says_which_are_to_be_committed_and_which_aborted(scene: Scene) -> None:
+    left, decided, going = scene.open(OLDER, "a"), scene.open(NEWEST, "b"), scene.open(NEWEST, "c")
+    scene.decide(decided)
+    names = [one.handle["transactional_id"] for one in (left, decided, going)]
+    with_log = listed(scene, "--checkpoint", scene.checkpoint)
+    assert [with_log[name]["verdict"] for name in names] == ["abort", "commit", "under way"]
+    assert {one["verdict"] for one in listed(scene).values()} == {"not known"}
+    assert scene.witness.state(left.handle, decided.handle, going.handle) == {"Ongoing"}
+
+
+def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
+    first, second = scene.open(OLDER, "a", "b"), scene.open(NEWEST, "c")
+    kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
+    told = [
+        json.loads(run("describe", one.handle["transactional_id"], *kafka, "--format", "json").stdout)
+        for one in (first, second)
+    ]
+    assert [one["partitions"] for one in told] == [
+        [{"topic": scene.topic, "partition": 0, "begins": 0, "readable": 0, "end": 3, "blocks": True}],
+        [{"topic": scene.topic, "partition": 0, "begins": 2, "readable": 0, "end": 3, "blocks": False}],
+    ]
+    assert told[0]["timeout_s"] == 60.0
+    shown = run("describe", first.handle["transactional_id"], *kafka, "--checkpoint", scene.checkpoint)
+    assert "abort: An older run has left it" in shown.stdout
+    assert f"{scene.topic}-0" in shown.stdout
+
+
+def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER", scene.witness.bootstrap)
+    one = scene.open(OLDER, "a")
+    file = tmp_path / "systems.yaml"
+    file.write_text(
+        "systems:\n  kafka: {bootstrap.servers: '${BROKER}'}\n"
+        "  gone: {system: redis, url: 'redis://127.0.0.1:1/0'}\n  empty: {system: files, path: " + str(tmp_path) + "}\n"
+    )
+    done = run("list", "--config", file, "--format", "json")
+    assert one.handle["transactional_id"] in [each["name"] for each in json.loads(done.stdout)]
+    assert (done.exit_code, "gone:" in done.stderr, "empty:" in done.stderr) == (2, True, False), done.stderr
+
+
+def test_a_name_that_is_not_open_is_said(scene: Scene) -> None:
+    kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
+    done = run("describe", "nobody", *kafka)
+    assert (done.exit_code, "No transaction 'nobody' is open" in done.stderr) == (1, True)
+
+
+def test_what_is_decided_is_committed_and_the_rest_aborted(scene: Scene) -> None:
+    left, decided, undecided = scene.open(OLDER, "left"), scene.open(NEWEST, "decided"), scene.open(NEWEST, "open")
+    scene.decide(decided)
+    assert scene.read() == []
+    done = run("resolve", scene.checkpoint, "--config", scene.config, "--yes", "--format", "json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["batch"], told["committed"], told["lost"], told["left"]) == (0, 1, 0, [])
+    assert (told["swept"], told["open"]) == (["kafka"], [])
+    assert scene.read() == ["decided"]
+    assert "Ongoing" not in scene.witness.state(left.handle, decided.handle, undecided.handle)
+    again = json.loads(run("resolve", scene.checkpoint, "--config", scene.config, "--yes", "--format", "json").stdout)
+    assert (again["batch"], again["committed"]) == (0, 1)  # Spark has not recorded it yet
+    assert scene.read() == ["decided"]
+
+
+def test_a_claim_is_put_and_keeps_what_the_log_knows(scene: Scene) -> None:
+    scene.open(OLDER, "left")
+    told = json.loads(run("resolve", scene.checkpoint, "--config", scene.config, "--yes", "--format", "json").stdout)
+    newest = read_log(scene.log).newest_run
+    assert newest is not None
+    assert told["run"] == f"{newest.token.position}-{newest.token.nonce}"
+    assert (newest.token.position, newest.query) == (2, QUERY)
+    assert newest.sinks == scene.sinks
+
+
+def test_nothing_is_done_without_a_yes(scene: Scene) -> None:
+    one = scene.open(OLDER, "left")
+    asked = CliRunner().invoke(
+        app, ["transactions", "resolve", str(scene.checkpoint), "--config", str(scene.config)], input="n\n"
+    )
+    assert (asked.exit_code, "is superseded, and stops" in asked.stderr) == (1, True)
+    assert str(one.handle["transactional_id"]) in asked.stderr
+    assert read_log(scene.log).end == 2
+    assert scene.witness.state(one.handle) == {"Ongoing"}
+
+
+def test_a_copied_checkpoint_resolves_nothing(scene: Scene, tmp_path: Path) -> None:
+    decided = scene.open(NEWEST, "decided")
+    scene.decide(decided)
+    copy = tmp_path / "copy"
+    shutil.copytree(scene.checkpoint, copy)
+    done = run("resolve", copy, "--config", scene.config, "--yes")
+    assert (done.exit_code, "was last used at" in done.stderr) == (1, True)
+    assert scene.witness.state(decided.handle) == {"Ongoing"}
+    assert read_log(DecisionLog(LocalLogStore(copy))).end == 3
+
+
+def test_a_sink_that_is_not_named_stops_it_before_the_claim(scene: Scene) -> None:
+    scene.decide(scene.open(NEWEST, "decided"))
+    scene.config.write_text(f"systems:\n  other: {{system: kafka, bootstrap.servers: '{scene.witness.bootstrap}'}}\n")
+    done = run("resolve", scene.checkpoint, "--config", scene.config, "--yes")
+    assert (done.exit_code, "nothing could be ended" in done.stderr) == (1, True)
+    assert read_log(scene.log).end == 3
+
+
+def test_a_sweep_only_lists_unless_it_is_told_and_leaves_decided_ones_alone(scene: Scene) -> None:
+    left = scene.open(OLDER, "left")
+    sweep = ("sweep", scene.checkpoint, "--config", scene.config)
+    assert str(left.handle["transactional_id"]) in run(*sweep).stdout
+    assert (scene.witness.state(left.handle), read_log(scene.log).end) == ({"Ongoing"}, 2)
+    decided = scene.open(NEWEST, "decided")
+    scene.decide(decided)
+    refused = run(*sweep, "--execute", "--yes")
+    assert (refused.exit_code, "has to be committed" in refused.stderr) == (1, True)
+    assert scene.witness.state(left.handle, decided.handle) == {"Ongoing"}
+
+
+def test_a_sweep_that_is_told_aborts_what_older_runs_left(scene: Scene) -> None:
+    left, theirs = scene.open(OLDER, "left"), scene.witness.prepare(scene.topic, "x", transactional_id=new_name("y"))
+    done = run("sweep", scene.checkpoint, "--config", scene.config, "--execute", "--yes")
+    assert done.exit_code == 0, done.output
+    assert scene.witness.state(left.handle) != {"Ongoing"}
+    assert scene.witness.state(theirs.handle) == {"Ongoing"}
+    theirs.producer.abort_transaction()
+
+
+def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
+    one = scene.open(NEWEST, "decided or not")
+    scene.config.write_text(
+        f"systems:\n  kafka: {{bootstrap.servers: '{scene.witness.bootstrap}'}}\n"
+        f"sinks:\n  kafka: {{topic: {scene.topic}, prefix: {scene.prefix}}}\n"
+    )
+    sweep = ("sweep", "--query", QUERY, "--config", scene.config)
+    assert str(one.handle["transactional_id"]) in run(*sweep).stdout
+    refused = run(*sweep, "--execute", "--yes")
+    assert (refused.exit_code, "nobody knows what was decided" in refused.stderr) == (1, True)
+    assert scene.witness.state(one.handle) == {"Ongoing"}
+    done = run(*sweep, "--execute", "--yes", "--accept-loss", "the disk burnt", "--format", "json")
+    found = json.loads(done.stdout)
+    assert (found["ended"], found["reason"], found["open"]) == ({"kafka": {"aborted": 1}}, "the disk burnt", [])
+    assert scene.witness.state(one.handle) != {"Ongoing"}
+
+
+def test_a_sweep_with_another_prefix_says_that_something_is_left(scene: Scene) -> None:
+    one = scene.open(NEWEST, "decided or not")
+    scene.config.write_text(
+        f"systems:\n  kafka: {{bootstrap.servers: '{scene.witness.bootstrap}'}}\n"
+        f"sinks:\n  kafka: {{topic: {scene.topic}, prefix: not-this-one}}\n"
+    )
+    done = run("sweep", "--query", QUERY, "--config", scene.config, "--execute", "--yes", "--accept-loss", "why not")
+    assert (done.exit_code, "Still open:" in done.stdout) == (1, True)
+    assert scene.witness.state(one.handle) == {"Ongoing"}
+
+
+def test_a_checkpoint_that_was_moved_is_asked_about_even_with_a_yes(scene: Scene, tmp_path: Path) -> None:
+    one = scene.open(NEWEST, "decided")
+    scene.decide(one)
+    copy = tmp_path / "copy"
+    shutil.copytree(scene.checkpoint, copy)
+    words = ["transactions", "resolve", str(copy), "--config", str(scene.config), "--moved", "--yes"]
+    asked = CliRunner().invoke(app, words, input="n\n")
+    assert (asked.exit_code, str(scene.checkpoint) in asked.stderr) == (1, True)
+    assert scene.witness.state(one.handle) == {"Ongoing"}
+    assert CliRunner().invoke(app, words, input="y\n").exit_code == 0
+    assert scene.read() == ["decided"]
+
+
+def doctor(scene: Scene, *more: str | Path) -> dict[str, Any]:
+    words = ["doctor", *map(str, more), "--config", str(scene.config), "--format", "json"]
+    return {one["name"]: one for one in json.loads(CliRunner().invoke(app, words).stdout)}
+
+
+def test_the_doctor_makes_the_checks_of_a_start(scene: Scene) -> None:
+    found = doctor(scene, scene.checkpoint)
+    assert all(one["ok"] for one in found.values()), found
+    assert {"Java", "pyspark", "next start", "system kafka", "sink kafka"} <= found.keys()
+    assert f"topic={scene.topic}" in found["sink kafka"]["says"]
+
+
+def test_the_doctor_names_what_a_start_refuses_and_what_to_do(scene: Scene) -> None:
+    with scene.config.open("a") as file:
+        file.write("  cache: {system: redis, url: 'redis://:very-secret@127.0.0.1:1/0'}\n")
+        file.write("sinks:\n  kafka: {topic: nowhere-at-all}\n")
+    words = ["doctor", str(scene.checkpoint), "--config", str(scene.config)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert "very-secret" not in done.output
+    found = doctor(scene, scene.checkpoint)
+    assert [(name, one["ok"]) for name, one in found.items() if not one["ok"]] == [
+        ("system cache", False),
+        ("sink kafka", False),
+    ]
+    assert all(found[name]["next_step"] for name in ("system cache", "sink kafka"))

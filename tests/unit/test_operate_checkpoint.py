@@ -1,0 +1,175 @@
+"""``sparkonce checkpoint``: what is said of checkpoints that runs of version 0.1 have left, and of broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.cli.main import app
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.operate.history import read_history
+from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Floor
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
+QUERY = "60a1de00-0000-4000-8000-000000000001"
+
+
+@pytest.fixture
+def decided(tmp_path: Path) -> Path:
+    """A checkpoint whose batch 3 is decided and not done, moved here from elsewhere."""
+    return Path(shutil.copytree(GOLDEN / "decided" / "checkpoint", tmp_path / "checkpoint"))
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["checkpoint", *map(str, words)])
+
+
+def told(*words: str | Path) -> Any:
+    return json.loads(run(*words, "--format", "json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "state", "next_start"),
+    [
+        ("finished", 6, "done", "resumes"),
+        ("undecided", 3, "planned, and not decided", "writes again"),
+        ("decided", 3, "decided, and may not be finished", "commits"),
+    ],
+)
+def test_the_newest_batch_and_the_next_start_are_shown(name: str, batch: int, state: str, next_start: str) -> None:
+    found = told("show", GOLDEN / name / "checkpoint", "--moved")
+    assert (found["query"], found["newest"]["batch"], found["newest"]["state"]) == (QUERY, batch, state)
+    assert found["next_start"] == next_start
+    assert found["sinks"]["kafka"]["prefix"] == "shop.eu"
+
+
+def test_a_decided_batch_is_shown_with_its_rows_and_times(decided: Path) -> None:
+    newest = told("show", decided)["newest"]
+    assert (newest["rows"]["kafka"], newest["transactions"]["kafka"], newest["transactions"]["kafka.direct"]) == (
+        6,
+        2,
+        0,
+    )
+    assert newest["offsets"] == ['{"orders":{"0":4,"1":4}}']
+    assert 0 < newest["opened_ms"] < newest["decided_ms"]
+
+
+def test_nothing_is_changed_and_nothing_is_made(decided: Path, tmp_path: Path) -> None:
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in decided.rglob("*"))
+    for command in ("show", "history", "check"):
+        assert run(command, decided, "--format", "yaml").stdout
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in decided.rglob("*")) == before
+    (tmp_path / "fresh").mkdir()
+    (tmp_path / "fresh" / "metadata").write_text(json.dumps({"id": QUERY}))
+    assert told("show", tmp_path / "fresh")["next_start"] == "begins"
+    assert [path.name for path in (tmp_path / "fresh").iterdir()] == ["metadata"]
+
+
+def test_the_history_has_every_record_in_order(decided: Path) -> None:
+    found = told("history", decided)
+    assert [(one["position"], one["kind"], one["batch"]) for one in found] == [
+        *((0, "claim", None), (1, "commit", 0), (2, "commit", 1), (3, "commit", 2)),
+        *((4, "claim", None), (5, "claim", None), (6, "commit", 3)),
+    ]
+    assert [one["at_ms"] for one in found] == sorted(one["at_ms"] for one in found)
+    assert (found[5]["host"], found[6]["run"], found[6]["rows"]["files"]) == ("driver.example", "5-0c5b77b9", 8)
+    assert len(told("history", decided, "--last", "2")) == 2
+    shown = run("history", decided, "--format", "wide").stdout
+    assert "process 4711 on driver.example, sparkonce 0.1.0" in shown
+    assert "kafka.direct: 0" in shown
+
+
+def test_a_history_begins_at_the_floor(tmp_path: Path) -> None:
+    log = DecisionLog(LocalLogStore(tmp_path))
+    for number in range(4):
+        assert log.put(number, Claim(nonce=f"{number:08x}", run="r", query="q", location="here")) is None
+    log.raise_floor(Floor(position=2))
+    log.store.delete_below(2)
+    view, entries = read_history(log)
+    assert (view.end, [one.position for one in entries]) == (4, [2, 3])
+
+
+def test_a_copy_is_refused_unless_it_was_moved(decided: Path) -> None:
+    refused = run("check", decided, "--format", "yaml")
+    assert refused.exit_code == 1
+    last = yaml.safe_load(refused.stdout)[-1]
+    assert (last["name"], last["ok"]) == ("next start", False)
+    assert "was last used at /tmp/sparkonce-golden/checkpoint" in last["says"]
+    assert "checkpoint_moved=True" in last["next_step"]
+    taken = run("check", decided, "--moved")
+    assert (taken.exit_code, "it is committed first" in taken.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "said"),
+    [
+        ("sparkonce/records/00000000000000000003", "decision log", "cannot be read"),
+        ("metadata", "Spark's checkpoint", "does not hold a query's id"),
+    ],
+)
+def test_a_damaged_file_is_found(decided: Path, broken: str, check: str, said: str) -> None:
+    (decided / broken).write_bytes(b"sparkonce")
+    done = run("check", decided, "--moved", "--format", "json")
+    last = json.loads(done.stdout)[-1]
+    assert (done.exit_code, last["name"], last["ok"]) == (1, check, False)
+    assert said in last["says"]
+    shown = run("show", decided)
+    assert (shown.exit_code, "Next:" in shown.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (["offsets/3", "commits/2", "offsets/2"], "Batch 2 is asked for, but batch 3 is already decided"),
+        (["metadata"], "and this is query a new one: the checkpoint was deleted"),
+    ],
+)
+def test_an_older_spark_part_is_refused_as_the_start_refuses_it(decided: Path, missing: list[str], said: str) -> None:
+    for name in missing:
+        (decided / name).unlink()
+    last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
+    assert (last["ok"], said in last["says"]) == (False, True), last
+
+
+def test_offsets_that_differ_from_the_decided_ones_are_refused(decided: Path) -> None:
+    offsets = decided / "offsets" / "3"
+    offsets.write_text(offsets.read_text().replace('"1":4', '"1":5'))
+    last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
+    assert (last["ok"], "was decided with input offsets" in last["says"]) == (False, True), last
+
+
+def test_a_batch_that_spark_has_not_planned_is_beyond(decided: Path) -> None:
+    (decided / "offsets" / "3").unlink()
+    found = told("show", decided, "--moved")
+    assert (found["newest"]["batch"], found["newest"]["state"]) == (
+        3,
+        "decided, and not in Spark's part of the checkpoint",
+    )
+    assert (found["next_start"], run("check", decided, "--moved").exit_code) == ("may be refused", 1)
+
+
+@pytest.mark.parametrize("command", ["show", "history", "check"])
+def test_a_folder_that_is_no_checkpoint_is_said_without_a_traceback(command: str, tmp_path: Path) -> None:
+    done = run(command, tmp_path)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "is not a checkpoint" in done.stderr
+    assert "Traceback" not in done.output
+
+
+def test_a_store_that_cannot_be_read_is_said(decided: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _refuse(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(LocalFiles, "read", _refuse)
+    done = run("show", decided)
+    assert (done.exit_code, "Permission denied" in done.stderr) == (1, True)

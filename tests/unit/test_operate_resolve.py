@@ -1,0 +1,189 @@
+"""What a run of an operator's ends, of queries that died at any point, and that the query then goes on from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.start import read_log
+from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.operate import resolve as resolving
+from sparkonce.operate.resolve import Resolved, resolve
+from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import LogView, Run
+from sparkonce.sink import Facts
+from sparkonce.sinks.memory import MemorySink
+from sparkonce.sinks.memory.server import TransactionState
+from unit.driver_world import QUERY, SLOTS, World, numbers
+
+BATCH = 1
+DECIDED = (Phase.FINISHING, Phase.SWEEPING_OWN, Phase.CONCLUDING)
+NOT_DECIDED = (Phase.CLAIMING, Phase.SWEEPING, Phase.WRITING, Phase.VALIDATING, Phase.DECIDING)
+
+
+class Scene(World):
+    """A world with Spark's own files, whose query has committed batch 0."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "metadata").write_text(json.dumps({"id": QUERY}))
+        self.plan(0)
+        self.run(self.start(), 0)
+        self.done(0)
+
+    def plan(self, batch: int) -> None:
+        self._put("offsets", batch, f'v1\n{{}}\n{{"t":{{"0":{batch}}}}}')
+
+    def done(self, batch: int) -> None:
+        self._put("commits", batch, "v1\n{}")
+
+    def _put(self, log: str, batch: int, text: str) -> None:
+        (self.checkpoint / log).mkdir(exist_ok=True)
+        (self.checkpoint / log / str(batch)).write_text(text)
+
+    def die_at(self, phase: Phase) -> None:
+        self.plan(BATCH)
+        self.crash(BATCH, phase)
+
+    def resolve(self, folder: Path | None = None, **how: bool) -> Resolved:
+        return resolve(LocalFiles(folder or self.checkpoint), self.sinks(), patience_s=0.0, **how)
+
+    def view(self) -> LogView:
+        return read_log(DecisionLog(LocalLogStore(self.checkpoint)))
+
+    def newest(self) -> Run:
+        run = self.view().newest_run
+        assert run is not None
+        return run
+
+    def go_on(self) -> list[int]:
+        """Runs the query on, as Spark would: the batch that is not done once more, and the next one."""
+        driver = self.start()
+        for batch in (BATCH, BATCH + 1):
+            self.plan(batch)
+            self.run(driver, batch)
+            self.done(batch)
+        return self.visible()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+@pytest.mark.parametrize("phase", [*DECIDED, *NOT_DECIDED])
+def test_all_ends_and_the_query_goes_on(scene: Scene, phase: Phase) -> None:
+    scene.die_at(phase)
+    done = scene.resolve()
+    decided = phase in DECIDED
+    assert (done.batch, done.committed, done.lost) == ((BATCH, SLOTS, 0) if decided else (None, 0, 0))
+    assert (done.swept, done.is_all) == (("memory",), True)
+    assert scene.unfinished() == []
+    assert scene.visible() == (numbers(0, BATCH) if decided else numbers(0))
+    assert scene.go_on() == numbers(0, BATCH, BATCH + 1)
+
+
+def test_it_may_be_done_again_and_again(scene: Scene) -> None:
+    scene.die_at(Phase.FINISHING)
+    assert [scene.resolve().batch for _ in range(3)] == [BATCH] * 3
+    assert scene.visible() == numbers(0, BATCH)
+    scene.done(BATCH)
+    assert [scene.resolve().batch for _ in range(2)] == [None] * 2
+    assert scene.go_on() == numbers(0, BATCH, BATCH + 1)
+
+
+@pytest.mark.parametrize("lost", [1, SLOTS])
+def test_what_is_lost_is_told_and_left_to_the_query(scene: Scene, lost: int) -> None:
+    scene.die_at(Phase.FINISHING)
+    prepared = [number for number, state in scene.server.transactions().items() if state is TransactionState.PREPARED]
+    for number in prepared[:lost]:
+        scene.server.expire(number)
+    done = scene.resolve()
+    assert (done.batch, done.committed, done.lost) == (BATCH, SLOTS - lost, lost)
+    assert (done.swept, done.is_all) == ((), False)
+    assert scene.go_on() == numbers(0, BATCH, BATCH + 1)
+
+
+def test_the_claim_repeats_what_the_newest_run_knew(scene: Scene) -> None:
+    scene.die_at(Phase.WRITING)
+    before = scene.newest()
+    scene.resolve()
+    after = scene.newest()
+    assert after.token > before.token
+    assert replace(after, token=before.token) == before
+
+
+def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(scene: Scene, tmp_path: Path) -> None:
+    scene.die_at(Phase.FINISHING)
+    before, copy = scene.view(), tmp_path.parent / f"{tmp_path.name}-copy"
+    shutil.copytree(tmp_path, copy)
+    with pytest.raises(RefusedBatchError, match="was last used at"):
+        scene.resolve(copy)
+    assert scene.unfinished() != []
+    assert scene.resolve(copy, moved=True).committed == SLOTS
+    newest = read_log(DecisionLog(LocalLogStore(copy))).newest_run
+    assert newest is not None
+    assert newest.location == scene.newest().location
+    assert scene.view() == before
+
+
+def test_a_batch_that_spark_has_not_kept_is_committed_as_it_was_decided(scene: Scene) -> None:
+    scene.die_at(Phase.FINISHING)
+    (scene.checkpoint / "offsets" / str(BATCH)).unlink()
+    with pytest.raises(ConfigurationError, match="has to be committed"):
+        scene.resolve(decided=False)
+    assert scene.resolve().committed == SLOTS
+    assert scene.visible() == numbers(0, BATCH)
+
+
+def refused_before_the_claim(scene: Scene, call: Callable[[], object], said: str) -> None:
+    before, open_ones = scene.view(), scene.unfinished()
+    with pytest.raises((ConfigurationError, PreflightError), match=said):
+        call()
+    assert (scene.view(), scene.unfinished()) == (before, open_ones)
+
+
+def test_what_cannot_be_ended_is_refused_before_the_claim(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.add("more")
+    scene.die_at(Phase.FINISHING)
+    files, one = LocalFiles(scene.checkpoint), {"memory": scene.sinks()["memory"]}
+    refused_before_the_claim(scene, lambda: resolve(files, one), r"transactions in \['more'\]")
+    refused_before_the_claim(scene, lambda: resolve(files, {}), "nothing could be ended")
+    refused_before_the_claim(scene, lambda: scene.resolve(decided=False), "has to be committed")
+    monkeypatch.setattr(resolving.os, "geteuid", lambda: 4711)
+    refused_before_the_claim(scene, scene.resolve, "could not read a record")
+
+
+def test_a_folder_without_a_log_is_refused_and_gets_none(tmp_path: Path, scene: Scene) -> None:
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    (fresh / "metadata").write_text(json.dumps({"id": QUERY}))
+    refused_before_the_claim(scene, lambda: scene.resolve(fresh), "has no decision log")
+    assert [path.name for path in fresh.iterdir()] == ["metadata"]
+    (scene.checkpoint / "metadata").unlink()
+    refused_before_the_claim(scene, scene.resolve, "`metadata` is missing")
+
+
+def test_a_driver_that_goes_on_meanwhile_is_caught_up_with(scene: Scene) -> None:
+    """While the sinks are checked, which takes long, the query decides two more batches."""
+
+    class Slow(MemorySink):
+        def preflight(self, query: str, recorded: Facts | None) -> Facts:
+            driver = scene.start()
+            for batch in (BATCH, BATCH + 1):
+                scene.plan(batch)
+                scene.run(driver, batch)
+                scene.done(batch)
+            return super().preflight(query, recorded)
+
+    done = resolve(LocalFiles(scene.checkpoint), {"memory": Slow(scene.server)}, patience_s=0.0)
+    assert (done.batch, done.swept) == (None, ("memory",))
+    assert scene.visible() == numbers(0, BATCH, BATCH + 1)

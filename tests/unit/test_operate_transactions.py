@@ -1,0 +1,246 @@
+"""The log's verdict on open transactions, and the file that says where systems are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkonce.driver.start import read_log, recorded_facts
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.operate.sinks import sinks_of
+from sparkonce.operate.systems import NamedSystem, read_file
+from sparkonce.operate.transactions import LogVerdict, judge
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.view import Decision, Floor, LogView, Run
+from sparkonce.sinks._shared.orphans import Orphan
+from sparkonce.sinks.kafka.orphans import KafkaOrphan
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.postgres.sink import PostgresSink
+
+QUERY = "60a1de00-0000-4000-8000-000000000001"
+SHORT = "60a1de000000"
+OLDER, NEWEST = Token(2, "0badcafe"), Token(7, "1460936b")
+FORGOTTEN, STRANGER = Token(0, "deadbeef"), Token(2, "ffffffff")
+COPY, OTHER = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
+
+
+def orphan(token: Token = NEWEST, *, batch: int = 5, copy: str = COPY, query: str = SHORT) -> Orphan:
+    name = f"orders.{query}.{token.position}-{token.nonce}.{batch}.0.{copy}"
+    run = f"{token.position}-{token.nonce}"
+    return Orphan(kind="prepared", name=name, query=query, run=run, batch=batch, slot=0, copy=copy, age_s=1.0, holds=())
+
+
+def view(*, void: tuple[tuple[str, int], ...] = ()) -> LogView:
+    """Batch 5 is decided with one copy of slot 0; run 2 is known, the run at 0 lies below the floor."""
+    fields = transaction_fields({"name": orphan().name})
+    decision = Decision(
+        position=8,
+        token=NEWEST,
+        query=QUERY,
+        batch=5,
+        offsets=("1",),
+        handles=(Handle(sink="orders", slot=0, rows=3, transaction=fields),),
+        void=void,
+    )
+    runs = tuple(Run(token=token, query=QUERY) for token in (OLDER, NEWEST))
+    return LogView(floor=Floor(position=1), end=9, runs=runs, decisions=(decision,))
+
+
+@pytest.mark.parametrize(
+    ("found", "log", "verdict"),
+    [
+        (orphan(), view(), LogVerdict.COMMIT),
+        (orphan(), view(void=(("orders", 0),)), LogVerdict.ABORT),
+        (orphan(copy=OTHER), view(), LogVerdict.ABORT),
+        (orphan(batch=6, copy=OTHER), view(), LogVerdict.UNDER_WAY),
+        (orphan(batch=-1, copy=OTHER), view(), LogVerdict.UNDER_WAY),
+        (orphan(OLDER, copy=OTHER), view(), LogVerdict.ABORT),
+        (orphan(FORGOTTEN, copy=OTHER), view(), LogVerdict.NOT_KNOWN),
+        (orphan(STRANGER, copy=OTHER), view(), LogVerdict.NOT_KNOWN),
+        (orphan(Token(9, "00000000"), copy=OTHER), view(), LogVerdict.NOT_KNOWN),
+        (orphan(query="0123456789ab"), view(), LogVerdict.NOT_KNOWN),
+        (orphan(), LogView(), LogVerdict.NOT_KNOWN),
+        (orphan(), None, LogVerdict.NOT_KNOWN),
+    ],
+)
+def test_the_log_says_what_is_to_come(found: Orphan, log: LogView | None, verdict: LogVerdict) -> None:
+    assert judge("orders", found, log).verdict is verdict
+
+
+@pytest.mark.parametrize(("producer_id", "epoch", "is_it"), [(11, 3, True), (11, 4, False), (12, 3, False)])
+def test_a_transaction_of_kafka_is_known_by_producer_and_epoch(producer_id: int, epoch: int, is_it: bool) -> None:
+    name = f"orders.{SHORT}.7-1460936b.cccccccccccc-1"
+    found = KafkaOrphan(
+        kind="open",
+        name=name,
+        query=SHORT,
+        run="7-1460936b",
+        batch=-1,
+        slot=-1,
+        copy="cccccccccccc-1",
+        age_s=1,
+        holds=("totals-0",),
+        timeout_s=60,
+        producer_id=producer_id,
+        epoch=epoch,
+    )
+    fields = transaction_fields({"transactional_id": name, "producer_id": 11, "epoch": 3})
+    assert found.is_of(Handle(sink="kafka", slot=0, transaction=fields)) is is_it
+
+
+def systems_of(tmp_path: Path, text: str, environment: dict[str, str] | None = None) -> list[NamedSystem]:
+    (tmp_path / "systems.yaml").write_text(text)
+    return list(read_file(str(tmp_path / "systems.yaml"), environment or {}).systems.values())
+
+
+def test_a_file_names_systems_and_takes_secrets_from_the_environment(tmp_path: Path) -> None:
+    text = """
+systems:
+  kafka:
+    bootstrap.servers: broker:9092
+    sasl.password: "${KAFKA_PASSWORD}"
+  ledger: {system: redis, url: "redis://:${REDIS}@cache:6379/0"}
+  orders-db: {system: postgres, conninfo: host=db dbname=orders}
+  mysql: {host: db, port: "${PORT}", user: etl}
+  out: {system: files, path: /data/out}
+"""
+    found = systems_of(tmp_path, text, {"KAFKA_PASSWORD": "a b", "REDIS": "pw", "PORT": "3307"})
+    assert [(one.name, one.kind.value, one.settings) for one in found] == [
+        ("kafka", "kafka", {"bootstrap.servers": "broker:9092", "sasl.password": "a b"}),
+        ("ledger", "redis", "redis://:pw@cache:6379/0"),
+        ("orders-db", "postgres", "host=db dbname=orders"),
+        ("mysql", "mysql", {"host": "db", "port": 3307, "user": "etl"}),
+        ("out", "files", {"path": "/data/out"}),
+    ]
+    assert "pw" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("systems: [", "is not YAML: see line"),
+        ("systems: {kafka: {since: 2024-99-99}}", "is not YAML"),
+        ("5", "has no systems"),
+        ("kafka: {}", "has no systems"),
+        ("systems: 5", "`systems` is no mapping"),
+        ("systems: {redis: redis://cache}\nsinks: 5", "`sinks` is no mapping"),
+        ("systems: {redis: redis://cache}\nsinks: {redis: [very-secret]}", "of sink 'redis' are no mapping"),
+        ("systems: {oracle: host=db}", "'oracle' is of the system 'oracle', which is not known"),
+        ("systems: {kafka: }", "'kafka' has no settings"),
+        ("systems: {kafka: 5}", "'kafka' has no settings"),
+        ("systems: {redis: {url: {a: very-secret}}}", "'redis' has no settings"),
+        ("systems: {kafka: {a: [very-secret]}}", "'a' of 'kafka' is neither a text nor a number"),
+        ("systems: {mysql: {host: db, port: many}}", "port='many' is no number"),
+        ("systems: {kafka: {a: '${NOWHERE}'}}", "refers to ${NOWHERE}, which the environment does not have"),
+        ("systems: {redis: {host: cache, password: very-secret}}", "has the settings ['host', 'password']"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_without_its_values(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        systems_of(tmp_path, text)
+    assert said in str(refused.value)
+    assert refused.value.next_step
+    assert "very-secret" not in str(refused.value)
+
+
+def test_without_a_file_the_environment_names_systems(tmp_path: Path) -> None:
+    found = read_file(environment={"SPARKONCE_REDIS": "redis://cache", "SPARKONCE_FILES": "path=/data"}).systems
+    assert [(name, one.settings) for name, one in found.items()] == [
+        ("files", "path=/data"),
+        ("redis", "redis://cache"),
+    ]
+    assert read_file(environment={}).systems == {}
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_file(str(tmp_path / "missing.yaml"), {})
+    (tmp_path / "kept.yaml").write_text("systems: {kafka: bootstrap.servers=b:9092}")
+    environment: dict[str, Any] = {"SPARKONCE_CONFIG": str(tmp_path / "kept.yaml"), "SPARKONCE_REDIS": "redis://cache"}
+    assert list(read_file(environment=environment).systems) == ["kafka"]
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "v1" / "decided" / "checkpoint"
+
+
+def golden_view() -> LogView:
+    return read_log(DecisionLog(LocalLogStore(GOLDEN)))
+
+
+def test_handles_of_every_sink_are_known_by_what_its_server_lists() -> None:
+    """The copy of a handle's transaction is the end of its name, in the log of every released version."""
+    view = golden_view()
+    decision = view.newest_decision
+    assert decision is not None
+    named = {
+        handle.sink: TransactionName.parse(str(value))
+        for handle in decision.handles
+        for field, value in handle.transaction
+        if field in ("name", "transaction")
+    }
+    assert {"postgres.two_phase", "mysql.staged", "redis", "files", "files.s3"} <= named.keys()
+    for sink, name in named.items():
+        assert name is not None, sink
+        found = Orphan(
+            kind="prepared",
+            name="as its server shows it",
+            query=name.query,
+            run=f"{name.token.position}-{name.token.nonce}",
+            batch=name.batch,
+            slot=name.slot,
+            copy=name.copy,
+            age_s=1,
+            holds=(),
+        )
+        assert judge(sink, found, view).verdict is LogVerdict.COMMIT
+        assert judge(sink, replace(found, copy="0" * 12), view).verdict is LogVerdict.ABORT
+
+
+def test_sinks_are_made_with_what_the_log_knows_of_them(tmp_path: Path) -> None:
+    facts = recorded_facts(golden_view())
+    known = {name: facts[name] for name in ("kafka", "postgres.staged", "mysql.two_phase", "redis", "files")}
+    text = """
+systems:
+  kafka: {bootstrap.servers: broker:9092}
+  db: {system: postgres, conninfo: host=db}
+  mysql: {host: db, user: etl}
+  redis: redis://cache
+  files: {path: /data/out}
+sinks:
+  postgres.staged: {system: db, table: orders, prefix: shop}
+  mysql.two_phase: {system: mysql, table: orders, commit: two_phase}
+"""
+    (tmp_path / "systems.yaml").write_text(text)
+    made = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), known)
+    assert {name: type(sink).__name__ for name, sink in made.items()} == {
+        "kafka": "KafkaSink",
+        "postgres.staged": "PostgresSink",
+        "mysql.two_phase": "MySQLSink",
+        "redis": "RedisSink",
+        "files": "FilesSink",
+    }
+    kafka, postgres = made["kafka"], made["postgres.staged"]
+    assert isinstance(kafka, KafkaSink)
+    assert isinstance(postgres, PostgresSink)
+    assert (kafka.prefix, kafka.topic) == ("shop.eu", "totals")
+    assert (postgres.commits_schema, postgres.prefix) == ("markers", "shop.postgres.staged")
+
+
+@pytest.mark.parametrize(
+    ("sinks", "said"),
+    [
+        ("{typo: {system: db, table: t}}", "has the sinks ['typo']"),
+        ("{postgres.staged: {system: nowhere, table: t}}", "is on the system 'nowhere'"),
+        ("{postgres.staged: {system: db}}", "cannot be made"),
+        ("{postgres.staged: {system: db, table: t, tabel: t}}", "cannot be made"),
+    ],
+)
+def test_a_sink_that_is_wrong_is_named(tmp_path: Path, sinks: str, said: str) -> None:
+    facts = recorded_facts(golden_view())
+    (tmp_path / "systems.yaml").write_text(f"systems: {{db: {{system: postgres, conninfo: host=db}}}}\nsinks: {sinks}")
+    with pytest.raises(ConfigurationError) as refused:
+        sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), {"postgres.staged": facts["postgres.staged"]})
+    assert said in str(refused.value)
