@@ -89,6 +89,16 @@ def test_the_history_has_every_record_in_order(decided: Path) -> None:
     assert "kafka.direct: 0" in shown
 
 
+def test_a_batch_is_listed_with_the_handle_of_each_slot(decided: Path) -> None:
+    found = told("batch", decided, "3")
+    kafka = [one for one in found if one["sink"] == "kafka"]
+    assert [(one["slot"], one["rows"]) for one in kafka] == [(0, 3), (1, 3)]
+    assert kafka[0]["transaction"]["producer_id"] == 11
+    assert "transactional_id=shop.eu." in run("batch", decided, "3").stdout
+    missing = run("batch", decided, "9")
+    assert (missing.exit_code, "It has batches 0 to 3." in missing.stderr) == (1, True)
+
+
 def test_a_history_begins_at_the_floor(tmp_path: Path) -> None:
     log = DecisionLog(LocalLogStore(tmp_path))
     for number in range(4):

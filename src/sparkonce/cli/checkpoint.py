@@ -49,6 +49,34 @@ def show_status(
 
 
 @app.command()
+def batch(
+    location: Location,
+    number: Annotated[int, typer.Argument(min=0, help="Spark's batch id.")],
+    conf: Conf = None,
+    form: FormatOption = OutputFormat.TABLE,
+) -> None:
+    """Lists the handles of a decided batch: of each sink and slot the rows, their fingerprint, and the transaction.
+
+    For example: sparkonce checkpoint batch /data/checkpoints/totals 7
+    """
+    from sparkonce.operate.checkpoint import read_handles
+
+    with opened(location, conf) as files:
+        handles = read_handles(files, number)
+
+    def _table(to: Any, wide: bool) -> None:
+        table = columns("sink", "slot", "rows", "opened", "transaction", *(["fingerprint"] if wide else []))
+        for one in handles:
+            fields = " ".join(f"{name}={value}" for name, value in one.transaction) or "-"
+            opened_at = shown_time(one.opened_ms or None)
+            more = [f"{one.fingerprint:016x}"] if wide else []
+            table.add_row(one.sink, str(one.slot), f"{one.rows:,}", opened_at, fields, *more)
+        to.print(table)
+
+    show([{**asdict(one), "transaction": dict(one.transaction)} for one in handles], form, _table)
+
+
+@app.command()
 def history(
     location: Location,
     last: Annotated[int, typer.Option(min=1, help="Only so many records, the newest.")] = 1000,

@@ -16,6 +16,7 @@ from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogErr
 from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.operate.history import LogEntry, oldest_ms, read_history, transactions_by_sink
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks._shared.orphans import run_of
 
@@ -184,6 +185,25 @@ def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEnt
             break
         log, view, entries = read_log_of(files)
     return log, entries, point
+
+
+def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
+    """Returns the handles of a decided batch: each finishes a slot's transaction in a sink.
+
+    Raises:
+        ConfigurationError: if it is not a checkpoint, or its log does not have the batch.
+        LogError: if the log cannot be read.
+        OSError: if the store cannot be read.
+    """
+    _, view, _ = read_log_of(files)
+    decision = view.decision(batch)
+    if decision is None:
+        kept = [one.batch for one in view.decisions]
+        raise ConfigurationError(
+            f"The decision log of {files.location!r} does not have batch {batch}.",
+            next_step=f"It has batches {kept[0]} to {kept[-1]}." if kept else "No batch is decided yet.",
+        )
+    return decision.handles
 
 
 def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Sequence[LogEntry]]:
