@@ -128,7 +128,7 @@ class SmallJob:
 
     def _asked(self, batch: int) -> BatchAsked:
         def line(number: int) -> tuple[str, ...]:
-            return (json.dumps({self._source: {"0": number}}),)
+            return (json.dumps({self._source: {"0": number}}, separators=(",", ":")),)
 
         return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)
 

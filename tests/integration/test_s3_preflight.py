@@ -124,9 +124,10 @@ def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between
     between.act = take_all
     store.check()
     assert [one for one in store.conditions() if "SHA-256" in one]
-    between.act = lambda request: refusal(503, "SlowDown") if request.body == b"Sparkonce" else GO_ON
-    with pytest.raises(PreflightError, match="SlowDown"):
-        new_store(bucket, endpoint_url=between.url, attempts=1).check()
+    for answer, code in ((refusal(503, "SlowDown"), "SlowDown"), (refusal(429, "TooMany"), "TooMany")):
+        between.act = lambda request, answer=answer: answer if request.body == b"Sparkonce" else GO_ON
+        with pytest.raises(PreflightError, match=code):
+            new_store(bucket, endpoint_url=between.url, attempts=1).check()
     assert leftovers(bucket) == ([], [])
 
 

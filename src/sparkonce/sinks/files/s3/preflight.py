@@ -38,6 +38,8 @@ _TAKES_DAMAGED = (
 )
 _TRIAL = b"sparkonce"
 _DAMAGED = b"Sparkonce"
+_NOT_A_CHECK = (None, 408, 429)
+"""The statuses of a refusal, below 500, that do not show that a store has looked at the bytes."""
 
 _METHODS: Mapping[str, str] = {
     "HeadBucket": "head_bucket",
@@ -105,7 +107,7 @@ def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
         answer = ask(trial.client.upload_part, **own, PartNumber=1, Body=bytearray(_TRIAL))
     finally:
         events.unregister("before-send.s3.UploadPart", damage)
-    if isinstance(answer, Answer) and (answer.status is None or answer.status >= 500):
+    if isinstance(answer, Answer) and (answer.status in _NOT_A_CHECK or answer.status >= 500):
         raise trial.refused("UploadPart", answer)
     return not isinstance(answer, Answer)
 

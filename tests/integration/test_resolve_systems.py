@@ -1,0 +1,181 @@
+"""``sparkonce transactions`` over one unit of PostgreSQL, MariaDB, Redis and files, on real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mariadb_witness import Witness, shared_server
+from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, server_fixture, staging_tables
+from redis_servers import needs_redis
+from redis_servers import witness as redis_client
+from small_job import SmallJob
+from sparkonce.cli.main import app
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.rig.servers.redis import RedisServer
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.redis.sink import RedisSink
+
+pytestmark = [needs_postgres, needs_redis]
+
+SINKS = ("pg.staged", "pg.two_phase", "my.staged", "my.two_phase", "cache", "out")
+SLOTS = 2
+READ = {"staged": "SELECT id FROM staged", "two_phase": "SELECT id FROM two_phase"}
+
+server = server_fixture()
+
+
+def rows(batch: int, slot: int) -> pa.RecordBatch:
+    number = 10 * batch + slot
+    return pa.record_batch({"id": pa.array([number], pa.int64()), "key": [str(number)], "value": ["a"]})
+
+
+def wanted(batches: int) -> list[int]:
+    return [10 * batch + slot for batch in range(batches) for slot in range(SLOTS)]
+
+
+class Unit:
+    """A query with six sinks, the operator's file for them, and witnesses."""
+
+    def __init__(self, folder: Path, postgres: PostgresServer, mariadb: Witness, redis: RedisServer) -> None:
+        self.postgres, self.mariadb, self.redis, self.out = postgres, mariadb, redis, folder / "out"
+        close_all()
+        fresh_database(postgres)
+        for table in ("staged", "two_phase"):
+            ask(postgres, f"CREATE TABLE {table} (id bigint PRIMARY KEY, key text, value text)")
+            mariadb.run(
+                f"CREATE TABLE {table} (id bigint PRIMARY KEY, `key` varchar(9), value varchar(9)) ENGINE=InnoDB"
+            )
+        with redis_client(redis) as client:
+            client.flushall()
+        self.job = SmallJob(folder / "checkpoint", self.sinks, rows, slots=SLOTS)
+        self.config = folder / "systems.yaml"
+        self.config.write_text(yaml.safe_dump(self.file()))
+
+    def sinks(self) -> Sequence[TwoPhaseCommitSink]:
+        to, settings = self.postgres.conninfo(), self.mariadb.settings
+        return [
+            PostgresSink(to, table="staged", name="pg.staged"),
+            PostgresSink(to, table="two_phase", commit="two_phase", name="pg.two_phase"),
+            MySQLSink(settings, table="staged", name="my.staged"),
+            MySQLSink(settings, table="two_phase", commit="two_phase", name="my.two_phase"),
+            RedisSink(self.redis.url, name="cache"),
+            FilesSink(self.out, name="out"),
+        ]
+
+    def file(self) -> dict[str, Any]:
+        return {
+            "systems": {
+                "pg": {"system": "postgres", "conninfo": self.postgres.conninfo()},
+                "my": {"system": "mysql", **self.mariadb.settings},
+                "cache": {"system": "redis", "url": self.redis.url},
+                "out": {"system": "files", "path": str(self.out)},
+            },
+            "sinks": {
+                f"{system}.{table}": {"system": system, "table": table, "commit": table}
+                for system in ("pg", "my")
+                for table in ("staged", "two_phase")
+            },
+        }
+
+    def die_at(self, phase: Phase, batch: int) -> None:
+        self.job.kill(batch, phase)
+        checkpoint = self.job.checkpoint
+        (checkpoint / "metadata").write_text(json.dumps({"id": self.job.query}))
+        for log in ("offsets", "commits"):
+            (checkpoint / log).mkdir(exist_ok=True)
+        for number in range(batch + 1):
+            (checkpoint / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"t": {{"0": {number}}}}}')
+        for number in range(batch):
+            (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+
+    def command(self, *words: str) -> Any:
+        done = CliRunner().invoke(app, ["transactions", *words, "--config", str(self.config), "--format", "json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def verdicts(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for one in self.command("list", "--checkpoint", str(self.job.checkpoint), "--query", self.job.query):
+            found.setdefault(one["system"], set()).add(one["verdict"])
+        return found
+
+    def resolve(self) -> Any:
+        return self.command("resolve", str(self.job.checkpoint), "--yes")
+
+    def visible(self) -> dict[str, list[int]]:
+        found = {f"pg.{table}": [int(one) for (one,) in ask(self.postgres, read)] for table, read in READ.items()}
+        found |= {f"my.{table}": [int(one) for (one,) in self.mariadb.rows(read)] for table, read in READ.items()}
+        with redis_client(self.redis) as client:
+            found["cache"] = [int(key) for key in client.keys("*") if not key.startswith(b"sparkonce:")]
+        files = [path for path in self.out.rglob("*.parquet") if ".sparkonce" not in path.parts]
+        found["out"] = [number for path in files for number in pq.read_table(path)["id"].to_pylist()]
+        return {name: sorted(numbers) for name, numbers in found.items()}
+
+    def left(self) -> list[Any]:
+        ours = [one for one in self.mariadb.xids() if self.job.short_query in str(one)]
+        return [*prepared(self.postgres), *staging_tables(self.postgres), *self.mariadb.stages(), *ours]
+
+
+@pytest.fixture
+def unit(server: PostgresServer, tmp_path: Path) -> Iterator[Unit]:
+    mariadb = Witness(shared_server())
+    with RedisServer(tmp_path / "redis") as redis:
+        yield Unit(tmp_path, server, mariadb, redis)
+    mariadb.run(f"DROP DATABASE {mariadb.database}")
+
+
+def everywhere(numbers: list[int]) -> dict[str, list[int]]:
+    return dict.fromkeys(SINKS, numbers)
+
+
+@pytest.mark.parametrize(
+    ("phase", "verdict", "batches"), [(Phase.FINISHING, "commit", 2), (Phase.DECIDING, "under way", 1)]
+)
+def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str, batches: int) -> None:
+    unit.job.run(0)
+    unit.die_at(phase, 1)
+    assert unit.verdicts() == {system: {verdict} for system in ("pg", "my", "cache", "out")}
+    assert unit.visible() == everywhere(wanted(1))
+    done = unit.resolve()
+    assert (done["lost"], done["left"], done["open"]) == (0, [], [])
+    assert (done["batch"], done["committed"]) == ((1, len(SINKS) * SLOTS) if batches == 2 else (None, 0))
+    assert unit.visible() == everywhere(wanted(batches))
+    assert unit.left() == []
+    unit.job.run(1, 2)
+    assert unit.visible() == everywhere(wanted(3))
+
+
+def test_without_a_log_all_that_is_listed_is_aborted(unit: Unit) -> None:
+    unit.job.run(0)
+    unit.die_at(Phase.FINISHING, 1)
+    file = unit.file()
+    file["sinks"] |= {"cache": {}, "out": {}}
+    unit.config.write_text(yaml.safe_dump(file))
+    found = unit.command("sweep", "--query", unit.job.query, "--execute", "--yes", "--accept-loss", "the disk is gone")
+    assert found["ended"] == {name: {"aborted": SLOTS} for name in SINKS}
+    assert found["open"] == []
+    assert unit.visible() == everywhere(wanted(1))
+    assert unit.left() == []
+
+
+def test_what_a_database_holds_is_described(unit: Unit) -> None:
+    unit.job.run(0)
+    unit.die_at(Phase.FINISHING, 1)
+    (first, *_) = prepared(unit.postgres)
+    told = unit.command("describe", first, "--checkpoint", str(unit.job.checkpoint))
+    assert (told["system"], told["kind"], told["verdict"]) == ("pg", "prepared", "commit")
+    assert any("RowExclusiveLock" in one for one in told["holds"])
+    assert unit.resolve()["committed"] == len(SINKS) * SLOTS
