@@ -192,7 +192,7 @@ def test_a_sink_that_is_not_named_stops_it_before_the_claim(scene: Scene) -> Non
     scene.decide(scene.open(NEWEST, "decided"))
     scene.config.write_text(f"systems:\n  other: {{system: kafka, bootstrap.servers: '{scene.witness.bootstrap}'}}\n")
     done = run("resolve", scene.checkpoint, "--config", scene.config, "--yes")
-    assert (done.exit_code, "nothing could be ended" in done.stderr) == (1, True)
+    assert (done.exit_code, "nothing can be ended" in done.stderr) == (1, True)
     assert read_log(scene.log).end == 3
 
 
@@ -224,7 +224,10 @@ def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
         f"sinks:\n  kafka: {{topic: {scene.topic}, prefix: {scene.prefix}}}\n"
     )
     sweep = ("sweep", "--query", QUERY, "--config", scene.config)
-    assert str(one.handle["transactional_id"]) in run(*sweep).stdout
+    (row,) = [line for line in run(*sweep).stdout.splitlines() if str(one.handle["transactional_id"]) in line]
+    assert " abort " in row
+    for wrong in (QUERY[:8], f"{QUERY[:-1]}g"):
+        assert "is not the id of a query" in run("sweep", "--query", wrong, "--config", scene.config).stderr
     refused = run(*sweep, "--execute", "--yes")
     assert (refused.exit_code, "nobody knows what was decided" in refused.stderr) == (1, True)
     assert scene.witness.state(one.handle) == {"Ongoing"}

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
-from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError
+from sparkonce.errors import (
+    ConfigurationError,
+    PreflightError,
+    RefusedBatchError,
+    SupersededError,
+    UnknownOutcomeError,
+)
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.operate import resolve as resolving
@@ -21,7 +28,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import Facts
 from sparkonce.sinks.memory import MemorySink
-from sparkonce.sinks.memory.server import TransactionState
+from sparkonce.sinks.memory.server import TransactionState, reply_lost
 from unit.driver_world import QUERY, SLOTS, World, numbers
 
 BATCH = 1
@@ -156,7 +163,7 @@ def test_what_cannot_be_ended_is_refused_before_the_claim(scene: Scene, monkeypa
     scene.die_at(Phase.FINISHING)
     files, one = LocalFiles(scene.checkpoint), {"memory": scene.sinks()["memory"]}
     refused_before_the_claim(scene, lambda: resolve(files, one), r"transactions in \['more'\]")
-    refused_before_the_claim(scene, lambda: resolve(files, {}), "nothing could be ended")
+    refused_before_the_claim(scene, lambda: resolve(files, {}), "nothing can be ended")
     refused_before_the_claim(scene, lambda: scene.resolve(decided=False), "has to be committed")
     monkeypatch.setattr(resolving.os, "geteuid", lambda: 4711)
     refused_before_the_claim(scene, scene.resolve, "could not read a record")
@@ -172,18 +179,62 @@ def test_a_folder_without_a_log_is_refused_and_gets_none(tmp_path: Path, scene: 
     refused_before_the_claim(scene, scene.resolve, "`metadata` is missing")
 
 
+class Slow(MemorySink):
+    """A sink whose checks take so long that something happens meanwhile."""
+
+    def __init__(self, scene: Scene, meanwhile: Callable[[int], object]) -> None:
+        super().__init__(scene.server)
+        self._meanwhile = meanwhile
+        self._checks = 0
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        self._checks += 1
+        self._meanwhile(self._checks)
+        return super().preflight(query, recorded)
+
+
+def decide(scene: Scene, driver: RunDriver, batch: int) -> None:
+    scene.plan(batch)
+    scene.run(driver, batch)
+    scene.done(batch)
+
+
 def test_a_driver_that_goes_on_meanwhile_is_caught_up_with(scene: Scene) -> None:
-    """While the sinks are checked, which takes long, the query decides two more batches."""
-
-    class Slow(MemorySink):
-        def preflight(self, query: str, recorded: Facts | None) -> Facts:
-            driver = scene.start()
-            for batch in (BATCH, BATCH + 1):
-                scene.plan(batch)
-                scene.run(driver, batch)
-                scene.done(batch)
-            return super().preflight(query, recorded)
-
-    done = resolve(LocalFiles(scene.checkpoint), {"memory": Slow(scene.server)}, patience_s=0.0)
+    driver = scene.start()
+    decide(scene, driver, BATCH)
+    slow = Slow(scene, lambda check: decide(scene, driver, BATCH + check))
+    done = resolve(LocalFiles(scene.checkpoint), {"memory": slow}, patience_s=0.0)
     assert (done.batch, done.swept) == (None, ("memory",))
     assert scene.visible() == numbers(0, BATCH, BATCH + 1)
+    with pytest.raises(SupersededError):
+        scene.run(driver, BATCH + 2)
+
+
+def test_a_run_that_claims_meanwhile_is_asked_about_again(scene: Scene) -> None:
+    def claim_once(check: int) -> None:
+        if check == 1:
+            decide(scene, scene.start(), BATCH)
+
+    done = resolve(LocalFiles(scene.checkpoint), {"memory": Slow(scene, claim_once)}, patience_s=0.0)
+    assert (done.batch, done.swept) == (None, ("memory",))
+    assert scene.visible() == numbers(0, BATCH)
+
+
+def test_a_query_that_is_claimed_again_and_again_is_told_and_left_alone(scene: Scene) -> None:
+    slow = Slow(scene, lambda check: decide(scene, scene.start(), check))
+    with pytest.raises(PreflightError, match="goes on: 5 times") as refused:
+        resolve(LocalFiles(scene.checkpoint), {"memory": slow}, patience_s=0.0)
+    assert "Stop its driver" in refused.value.next_step
+    newest = scene.view().newest_decision
+    assert newest is not None
+    assert newest.token == scene.newest().token
+
+
+def test_a_commit_is_told_even_if_the_sweep_after_it_fails(scene: Scene) -> None:
+    scene.die_at(Phase.WRITING)
+    scene.die_at(Phase.FINISHING)
+    scene.server.begin(scene.server.owners_of(scene.server.transactions())[0])
+    scene.server.fail("abort", reply_lost())
+    with pytest.raises(UnknownOutcomeError, match=r"Batch 1 is committed\. What older runs left is not ended"):
+        scene.resolve()
+    assert scene.visible() == numbers(0, BATCH)

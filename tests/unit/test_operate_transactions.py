@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparkonce.driver.start import read_log, recorded_facts
+from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.operate.sinks import sinks_of
+from sparkonce.operate.sinks import known_sinks, sinks_of, sinks_to_finish
 from sparkonce.operate.systems import NamedSystem, read_file
 from sparkonce.operate.transactions import LogVerdict, judge
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -200,8 +200,6 @@ def test_handles_of_every_sink_are_known_by_what_its_server_lists() -> None:
 
 
 def test_sinks_are_made_with_what_the_log_knows_of_them(tmp_path: Path) -> None:
-    facts = recorded_facts(golden_view())
-    known = {name: facts[name] for name in ("kafka", "postgres.staged", "mysql.two_phase", "redis", "files")}
     text = """
 systems:
   kafka: {bootstrap.servers: broker:9092}
@@ -214,7 +212,7 @@ sinks:
   mysql.two_phase: {system: mysql, table: orders, commit: two_phase}
 """
     (tmp_path / "systems.yaml").write_text(text)
-    made = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), known)
+    made = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), golden_view())
     assert {name: type(sink).__name__ for name, sink in made.items()} == {
         "kafka": "KafkaSink",
         "postgres.staged": "PostgresSink",
@@ -239,8 +237,24 @@ sinks:
     ],
 )
 def test_a_sink_that_is_wrong_is_named(tmp_path: Path, sinks: str, said: str) -> None:
-    facts = recorded_facts(golden_view())
     (tmp_path / "systems.yaml").write_text(f"systems: {{db: {{system: postgres, conninfo: host=db}}}}\nsinks: {sinks}")
     with pytest.raises(ConfigurationError) as refused:
-        sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), {"postgres.staged": facts["postgres.staged"]})
+        sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), golden_view())
     assert said in str(refused.value)
+
+
+def test_sinks_that_have_nothing_to_end_are_told_by_the_log() -> None:
+    view = golden_view()
+    to_finish = sinks_to_finish(view)
+    assert {"kafka", "files", "redis", "write-ahead", "delta", "postgres.staged"} <= to_finish
+    below = {"files.direct", "redis.direct", "write-ahead.direct", "postgres.direct", "kafka.direct", "mysql.direct"}
+    assert not below & to_finish
+    assert below <= known_sinks(view).keys()
+
+
+def test_a_sink_that_the_newest_run_does_not_have_any_more_can_be_named() -> None:
+    older = Run(token=OLDER, query=QUERY, sinks=(("gone", (("prefix", "a"),)), ("kept", (("prefix", "b"),))))
+    newest = Run(token=NEWEST, query=QUERY, sinks=(("kept", (("prefix", "c"),)),))
+    log = LogView(end=9, runs=(older, newest))
+    assert known_sinks(log) == {"gone": {"prefix": "a"}, "kept": {"prefix": "c"}}
+    assert sinks_to_finish(log) == {"kept"}

@@ -28,11 +28,6 @@ Moved = Annotated[bool, typer.Option("--moved", help="Ask about a start with che
 _REFUSED = 1
 
 
-@app.callback()
-def _main() -> None:
-    """See where a query stands, and what its next start does."""
-
-
 @app.command("show")
 def show_status(
     location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE

@@ -18,6 +18,9 @@ _WIDEST = 1000
 """The width of tables with columns. A terminal wraps their lines, so that names stay whole and can be copied."""
 
 
+_RESULTS = {True: "ok", False: "refused", None: "not checked"}
+
+
 class OutputFormat(str, Enum):
     """The forms of a result."""
 
@@ -68,14 +71,14 @@ def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
     def _table(to: "Console", _wide: bool) -> None:
         table = columns("check", "result", "found")
         for one in checks:
-            table.add_row(one.name, "ok" if one.ok else "refused", one.says)
+            table.add_row(one.name, _RESULTS[one.ok], one.says)
         to.print(table)
         for one in checks:
             if one.next_step:
                 to.print(f"Next, {one.name}: {one.next_step}")
 
     show([asdict(one) for one in checks], form, _table)
-    return all(one.ok for one in checks)
+    return all(one.ok is not False for one in checks)
 
 
 def console(*, stderr: bool = False) -> "Console":

@@ -3,7 +3,7 @@
 Typer reads the annotations when the command runs, so their types are imported here for real.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +12,8 @@ import typer
 from sparkonce.cli.checkpoint import opened
 from sparkonce.cli.conf import Conf
 from sparkonce.cli.output import FormatOption, OutputFormat, columns, console, pairs, show, shown_age
-from sparkonce.cli.transactions import ConfigFile, exit_if_silent
-from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.cli.transactions import ConfigFile, exit_if_silent, query_in
+from sparkonce.errors import ConfigurationError, LogError, SparkonceError
 from sparkonce.operate.systems import OperatorFile, no_system, read_file
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ AcceptLost = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Patience = Annotated[float, typer.Option("--patience-s", min=0, help="How long a silent system is waited for.")]
 _NOT_ALL = 1
+
+_RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not known": "nothing"}
+"""The deeds of `resolve`, by the log's verdict."""
+_SWEEP = {**_RESOLVE, "commit": "resolve"}
+"""Those of `sweep`, which refuses if something is to be resolved."""
+_ALL = dict.fromkeys(_RESOLVE, "abort")
+"""Those of a sweep without a log."""
 
 
 def resolve(
@@ -58,8 +65,9 @@ def resolve(
     file = _file(config)
     with opened(checkpoint, conf) as files:
         sinks = _sinks(files, file)
-        _confirm(files, _listing(files, file), moved=moved, yes=yes)
-        done = resolve_query(files, sinks, moved=moved, accept_lost=_accepted(accept_lost), patience_s=patience_s)
+        accepted = _accepted(accept_lost, sinks)
+        _confirm(files, file, moved=moved, yes=yes)
+        done = resolve_query(files, sinks, moved=moved, accept_lost=accepted, patience_s=patience_s)
         left = _listed_after(files, file)
     _tell(done, left, form)
 
@@ -99,16 +107,17 @@ def sweep(
     from sparkonce.operate.resolve import resolve as resolve_query
 
     with opened(checkpoint, conf) as files:
-        found = _listing(files, file)
         if execute:
             sinks = _sinks(files, file)
-            _confirm(files, found, moved=moved, yes=yes)
+            _confirm(files, file, moved=moved, yes=yes)
             done = resolve_query(files, sinks, moved=moved, decided=False, patience_s=patience_s)
             left = _listed_after(files, file)
+        else:
+            found = _listing(files, file)
     if execute:
         _tell(done, left, form)
     else:
-        _show_listing(found, form)
+        _show_listing(found, _SWEEP, form)
 
 
 def _sweep_without_log(
@@ -117,12 +126,11 @@ def _sweep_without_log(
     from sparkonce.operate.abandon import abort_all
     from sparkonce.operate.sinks import sink_of
     from sparkonce.operate.transactions import list_open
-    from sparkonce.protocol.ownership import short_query
 
-    short, systems = short_query(query), list(file.systems.values())
+    short, systems = query_in(query), list(file.systems.values())
     found = list_open(systems).of_query(short)
     if not execute:
-        _show_listing(found, form)
+        _show_listing(found, _ALL, form)
         return
     exit_if_silent(found)
     if not reason.strip():
@@ -136,7 +144,8 @@ def _sweep_without_log(
             "The file names no sinks of the query.", next_step="Write them under `sinks:`, with their arguments."
         )
     _ask(
-        found.found,
+        found,
+        _ALL,
         "Rows of batches that were decided and not committed yet are lost for good, and a driver that still runs this "
         "query fails. Go on?",
         yes=yes,
@@ -152,7 +161,7 @@ def _sweep_without_log(
 
     def _table(to: Any, _wide: bool) -> None:
         to.print(pairs([("query", short), ("reason", reason), *rows]))
-        _show_left(to, left.found)
+        _show_left(to, left.found, _ALL)
 
     show(value, form, _table)
     exit_if_silent(left)
@@ -168,20 +177,20 @@ def _file(config: str) -> OperatorFile:
 
 
 def _sinks(files: "CheckpointFiles", file: OperatorFile) -> "dict[str, TwoPhaseCommitSink]":
-    from sparkonce.driver.start import recorded_facts
     from sparkonce.operate.checkpoint import read_log_of
     from sparkonce.operate.sinks import sinks_of
 
-    return sinks_of(file, recorded_facts(read_log_of(files)[1]))
+    return sinks_of(file, read_log_of(files)[1])
 
 
-def _accepted(given: Sequence[str] | None) -> dict[str, int]:
+def _accepted(given: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSink]") -> dict[str, int]:
     found = {}
     for text in given or ():
         name, equals, batch = text.partition("=")
-        if not equals or not batch.isdecimal():
+        if not equals or not batch.isdecimal() or name not in sinks:
             raise ConfigurationError(
-                f"--accept-lost {text!r} is not SINK=BATCH.", next_step="Give them as StaleServerError names them."
+                f"--accept-lost {text!r} is not SINK=BATCH.",
+                next_step=f"Give them as StaleServerError names them; the sinks are {sorted(sinks)}.",
             )
         found[name] = int(batch)
     return found
@@ -204,54 +213,58 @@ def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
         return _listing(files, file)
     except SparkonceError as error:
         return Listing(silent={"the second listing": error})
+    except OSError as error:
+        return Listing(silent={"the second listing": LogError(f"The checkpoint cannot be read: {error}.")})
 
 
-def _confirm(files: "CheckpointFiles", found: "Listing", *, moved: bool, yes: bool) -> None:
+def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: bool) -> None:
     """Asks before the claim. Of a checkpoint that was moved it asks always: a copy has the original's transactions."""
     from sparkonce.operate.resolve import newest_run
 
     run = newest_run(files)
     if moved:
-        _ask(
-            found.found,
+        question = (
             f"If this is a copy, and the query runs on {run.location}, its transactions are aborted under it. Was the "
-            "checkpoint moved, and does nothing run there any more?",
-            yes=False,
+            "checkpoint moved, and does nothing run there any more?"
         )
-    _ask(found.found, "A driver that still runs on this checkpoint is superseded, and stops. Go on?", yes=yes or moved)
+    elif not yes:
+        question = "A driver that still runs on this checkpoint is superseded, and stops. Go on?"
+    else:
+        return
+    _ask(_listing(files, file), _RESOLVE, question, yes=False)
 
 
-def _ask(found: "Sequence[OpenTransaction]", question: str, *, yes: bool) -> None:
-    if not yes:
-        _show_plan(console(stderr=True), found)
-        typer.confirm(question, abort=True, err=True)
+def _ask(found: "Listing", todo: Mapping[str, str], question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    _show_plan(console(stderr=True), found.found, todo)
+    for name, error in found.silent.items():
+        typer.echo(f"{name} did not answer: {error.lines()[0]}", err=True)
+    typer.confirm(question, abort=True, err=True)
 
 
-def _show_listing(found: "Listing", form: OutputFormat) -> None:
-    show([one.plain() for one in found.found], form, lambda to, _: _show_plan(to, found.found))
+def _show_listing(found: "Listing", todo: Mapping[str, str], form: OutputFormat) -> None:
+    show([one.plain() for one in found.found], form, lambda to, _: _show_plan(to, found.found, todo))
     exit_if_silent(found)
 
 
-def _show_plan(to: Any, found: "Sequence[OpenTransaction]") -> None:
-    from sparkonce.operate.transactions import LogVerdict
-
+def _show_plan(to: Any, found: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
     if not found:
         to.print("Nothing of this query is open here.")
         return
-    done = {LogVerdict.COMMIT: "commit", LogVerdict.NOT_KNOWN: "nothing"}
     table = columns("system", "kind", "age", "to do", "name", "why")
     for one in found:
         table.add_row(
-            *(one.system, one.found.kind, shown_age(one.found.age_s), done.get(one.verdict, "abort")),
+            *(one.system, one.found.kind, shown_age(one.found.age_s), todo[one.verdict.value]),
             *(one.found.name, one.why),
         )
     to.print(table)
 
 
-def _show_left(to: Any, left: "Sequence[OpenTransaction]") -> None:
+def _show_left(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
     if left:
         to.print("Still open:")
-        _show_plan(to, left)
+        _show_plan(to, left, todo)
 
 
 def _tell(done: "Resolved", left: "Listing", form: OutputFormat) -> None:
@@ -266,7 +279,7 @@ def _tell(done: "Resolved", left: "Listing", form: OutputFormat) -> None:
 
     def _table(to: Any, _wide: bool) -> None:
         to.print(pairs(rows))
-        _show_left(to, left.found)
+        _show_left(to, left.found, _RESOLVE)
 
     show({**asdict(done), "open": [one.plain() for one in left.found]}, form, _table)
     exit_if_silent(left)

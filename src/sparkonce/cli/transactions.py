@@ -37,17 +37,12 @@ Settings = Annotated[
     str,
     typer.Option(
         help="The settings of --system in one line, instead of a file: name=value, with spaces in between; of postgres "
-        "a conninfo, of redis the url. Without both, SPARKONCE_<SYSTEM> is read from the environment."
+        "a conninfo, of redis the url. Without either, SPARKONCE_<SYSTEM> is read from the environment."
     ),
 ]
 Checkpoint = Annotated[
     str, typer.Option(help="The query's checkpoint, whose log says what is to come of its transactions.")
 ]
-
-
-@app.callback()
-def _main() -> None:
-    """See what sparkonce has open on servers, and end it by the log."""
 
 
 @app.command("list")
@@ -67,9 +62,10 @@ def list_all(
     With --checkpoint it says what the log has decided: to commit, to abort, under way. Exits with 2 if a system did
     not answer. For example: sparkonce transactions list --config systems.yaml --checkpoint /data/checkpoints/totals
     """
+    wanted_query = query_in(query) if query else ""
     found = _listing(_systems(config, system, settings), checkpoint, conf)
-    if query:
-        found = found.of_query(query)
+    if wanted_query:
+        found = found.of_query(wanted_query)
     wanted = [one for one in found.found if one.found.age_s < 0 or one.found.age_s >= older_than_s]
 
     def _table(to: Any, wide: bool) -> None:
@@ -144,6 +140,23 @@ def describe(
             to.print(_partitions(held))
 
     show({**wanted.plain(), "partitions": [asdict(one) for one in held]}, form, _table)
+
+
+def query_in(text: str) -> str:
+    """Reads a query's id, whole or its first 12 digits, and returns the short form.
+
+    Raises:
+        ConfigurationError: if it is neither.
+    """
+    from sparkonce.protocol.ownership import short_query
+
+    digits = text.replace("-", "").lower()
+    if len(digits) not in (12, 32) or set(digits) - set("0123456789abcdef"):
+        raise ConfigurationError(
+            f"--query {text!r} is not the id of a query.",
+            next_step="Give all of it, or its first 12 digits: sparkonce checkpoint show names it.",
+        )
+    return short_query(digits)
 
 
 def exit_if_silent(found: "Listing") -> None:

@@ -18,13 +18,15 @@ _FLOORS = "floors"
 _READ_AT_ONCE = 8
 
 
-def log_store(checkpoint: CheckpointFiles) -> LogStore:
-    """Returns the store of a checkpoint's decision log.
+def log_store(checkpoint: CheckpointFiles, *, make: bool = True) -> LogStore:
+    """Returns the store of a checkpoint's decision log. Readers make no folder that is missing.
 
     Raises:
         OSError: if its folder cannot be made.
     """
-    return LocalLogStore(checkpoint.folder) if isinstance(checkpoint, LocalFiles) else FilesLogStore(checkpoint)
+    if isinstance(checkpoint, LocalFiles):
+        return LocalLogStore(checkpoint.folder, make=make)
+    return FilesLogStore(checkpoint)
 
 
 class FilesLogStore(LogStore):

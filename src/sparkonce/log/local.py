@@ -27,17 +27,18 @@ class LocalLogStore(LogStore):
 
     Args:
         checkpoint: Spark's checkpoint folder; the log is kept in its subfolder ``sparkonce``.
+        make: False for readers, which make no folder that is missing.
 
     Raises:
         OSError: if the folder cannot be made.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, *, make: bool = True) -> None:
         self._folder = checkpoint / FOLDER
         self._records = self._folder / "records"
         self._floors = self._folder / "floors"
         self._read_floor = -1, b""
-        if self._records.is_dir() and self._floors.is_dir():
+        if not make or (self._records.is_dir() and self._floors.is_dir()):
             return
         for folder in (self._folder, self._records, self._floors):
             make_folder(folder)
@@ -94,7 +95,9 @@ class LocalLogStore(LogStore):
 
     @staticmethod
     def _names(folder: Path) -> list[int]:
-        return [int(entry.name) for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
+        with suppress(FileNotFoundError):
+            return [int(entry.name) for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
+        return []
 
 
 def _path(folder: Path, position: int) -> Path:

@@ -182,9 +182,12 @@ def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEnt
     for _ in range(MOST_READS):
         point = ResumePoint.of(files, view)
         if log is None or read_log(log, view).end == view.end:
-            break
+            return log, entries, point
         log, view, entries = read_log_of(files)
-    return log, entries, point
+    raise LogError(
+        f"The decision log of {files.location!r} grew {MOST_READS} times while it was read.",
+        next_step="Try again, or stop the query.",
+    )
 
 
 def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
@@ -222,7 +225,7 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
                 next_step="Give the folder of the option checkpointLocation.",
             )
         return None, LogView(), ()
-    log = DecisionLog(log_store(files))
+    log = DecisionLog(log_store(files, make=False))
     view, entries = read_history(log)
     return log, view, entries
 
@@ -304,13 +307,13 @@ class Check:
 
     Attributes:
         name: What is checked.
-        ok: True if nothing is wrong.
+        ok: True if nothing is wrong; None if it was not checked.
         says: What was found.
         next_step: The operator's next step, if something is wrong.
     """
 
     name: str
-    ok: bool
+    ok: bool | None
     says: str
     next_step: str = ""
 

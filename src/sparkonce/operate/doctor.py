@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.driver.start import recorded_facts
 from sparkonce.errors import SparkonceError
 from sparkonce.operate.checkpoint import Check, check_checkpoint, read_log_of
-from sparkonce.operate.sinks import sink_of
+from sparkonce.operate.sinks import known_sinks, sink_of, sinks_to_finish
 from sparkonce.operate.systems import NamedSystem, OperatorFile
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
@@ -24,38 +23,46 @@ def check_servers(
 ) -> Iterator[Check]:
     """Asks each system of a file, and each sink for what its start would refuse.
 
-    A sink is asked only with what the query's log knows of it: a first start may make tables of markers, and where
-    these were lost, that would hide it.
+    A sink is asked with what the query's log knows of it: a first start makes tables of markers, and where these were
+    lost, that would hide it.
 
     Args:
         file: The operator's.
         files: Of the query's checkpoint, which is checked, too; None without one.
         moved: True to ask about a start with ``checkpoint_moved=True``.
-        is_new: True to ask sinks of which the log knows nothing, as a first start does.
+        is_new: True to ask sinks as a first start does, if there is no log.
 
     Raises:
         ConfigurationError: if the folder is no checkpoint.
         OSError: if the checkpoint's store cannot be read.
     """
-    view = LogView()
+    view, is_refused = LogView(), False
     if files is not None:
         checks = check_checkpoint(files, moved=moved)
         yield from checks
-        if all(one.ok for one in checks):
+        is_refused = any(one.ok is False for one in checks)
+        if not is_refused:
             view = read_log_of(files)[1]
     yield from map(_check_system, file.systems.values())
-    recorded = recorded_facts(view)
-    query = short_query(view.newest_run.query) if view.newest_run is not None else _NOBODY
-    for name in dict.fromkeys([*file.sinks, *recorded]):
-        facts = recorded.get(name)
-        if facts is not None and not facts.get("prefix"):
-            continue  # it has no transactions
-        if name not in file.sinks and name not in file.systems:
-            yield Check(name=f"sink {name}", ok=True, says="It is not checked: the file does not say how to make it.")
-        elif facts is None and not is_new:
-            yield Check(name=f"sink {name}", ok=True, says="It is not checked: no log knows it.", next_step=_IF_NEW)
+    known, to_finish = known_sinks(view), sinks_to_finish(view)
+    for name in dict.fromkeys([*file.sinks, *sorted(to_finish)]):
+        shown = f"sink {name}"
+        if is_refused:
+            yield Check(name=shown, ok=None, says="The checkpoint is refused, so nobody knows what the log has of it.")
+        elif name in known and name not in file.sinks and name not in file.systems:
+            yield Check(name=shown, ok=None, says="The file does not say how to make it.")
+        elif name in known:
+            yield _check_sink(file, name, short_query(_newest(view)), known[name])
+        elif view.newest_run is not None:
+            yield Check(name=shown, ok=False, says="The query never had it.", next_step="Correct its name in the file.")
+        elif is_new:
+            yield _check_sink(file, name, _NOBODY, None)
         else:
-            yield _check_sink(file, name, query, facts)
+            yield Check(name=shown, ok=None, says="No log knows it.", next_step=_IF_NEW)
+
+
+def _newest(view: LogView) -> str:
+    return view.newest_run.query if view.newest_run is not None else ""
 
 
 def _check_system(system: NamedSystem) -> Check:

@@ -13,16 +13,17 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.halves import HalfRun
 from sparkonce.driver.resume import ResumePoint
-from sparkonce.driver.start import recorded_facts
+from sparkonce.driver.start import read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.driver.timing import Timing
-from sparkonce.errors import ConfigurationError, RefusedBatchError
+from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError
 from sparkonce.log.base import FOLDER, DecisionLog
+from sparkonce.log.files import log_store
 from sparkonce.operate.checkpoint import settled
+from sparkonce.operate.sinks import known_sinks, sinks_to_finish
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.state import State
-from sparkonce.protocol.view import Run
-from sparkonce.runs import Facts
+from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import run_of
 from sparkonce.version import __version__
@@ -64,10 +65,9 @@ class OperatorRun(HalfRun):
 
     def _first_state(self, log: DecisionLog, **how: Any) -> State:
         state = super()._first_state(log, **how)
-        newest = state.view.newest_run
-        if newest is None:
-            return state
-        known = replace(state.claim, location=newest.location, sinks=newest.sinks, sources=newest.sources)
+        newest = _newest(state.view)
+        sinks = tuple(sorted({**dict(state.claim.sinks), **dict(newest.sinks)}.items()))
+        known = replace(state.claim, location=newest.location, sinks=sinks, sources=newest.sources)
         return replace(state, claim=known)
 
 
@@ -98,16 +98,21 @@ def resolve(
         OSError: if the checkpoint's store cannot be read.
     """
     _check_owner(files)
-    tries = 0
-    while True:
-        tries += 1
+    for _ in range(_TRIES):
         try:
-            return _tried(
+            done = _tried(
                 files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
             )
         except RefusedBatchError:  # a driver that still runs may have decided a batch meanwhile
-            if tries == _TRIES or _refused(files, moved=moved) is not None:
+            if _refused(files, moved=moved) is not None:
                 raise
+            continue
+        if done is not None:
+            return done
+    raise PreflightError(
+        f"The query of {files.location!r} goes on: {_TRIES} times it was further than it had been a moment before.",
+        next_step="Stop its driver, or try again.",
+    )
 
 
 def _tried(
@@ -118,14 +123,13 @@ def _tried(
     accept_lost: Mapping[str, int],
     decided: bool,
     patience_s: float,
-) -> Resolved:
-    log, point = _point(files)
+) -> Resolved | None:
+    """Returns what was done; None if another run has claimed the query while servers were asked."""
+    _, point = _point(files)
     if (refused := _refused(files, moved=moved)) is not None:
         raise refused
-    recorded = recorded_facts(point.view)
     _check_sinks(point, sinks, decided=decided)
-    for sink in sinks.values():
-        sink.use_checkpoint(files)
+    log = DecisionLog(log_store(files))
     run = OperatorRun(
         run=str(uuid.uuid4()),
         query=str(point.checkpoint.query_id()),
@@ -137,18 +141,24 @@ def _tried(
     )
     try:
         # Servers were asked meanwhile, which takes long: a driver that still runs may have gone on.
-        _, point = _point(files)
+        claimed, point = point.view.newest_run, ResumePoint.of(files, read_log(log, point.view))
+        if point.view.newest_run != claimed:
+            return None
         _check_sinks(point, sinks, decided=decided)
         asked = point.next_batch()
         first = BatchAsked(batch=asked.number, offsets=asked.offsets, previous_offsets=asked.previous_offsets)
         handover = run.begin_batch(first)
         _, token = run.owned
-        done = Resolved(run=run_of(token), left=tuple(sorted(_with_transactions(recorded) - sinks.keys())))
+        done = Resolved(run=run_of(token), left=tuple(sorted(sinks_to_finish(point.view) - sinks.keys())))
         if handover is None:  # it was decided, and all of it is committed: the next batch's beginning sweeps
             progress = run.progress[-1]
             newest = run.state.view.newest_decision
             offsets = newest.offsets if newest is not None else None
-            run.begin_batch(BatchAsked(batch=first.batch + 1, offsets=(), previous_offsets=offsets))
+            try:
+                run.begin_batch(BatchAsked(batch=first.batch + 1, offsets=(), previous_offsets=offsets))
+            except SparkonceError as error:
+                error.message = f"Batch {first.batch} is committed. What older runs left is not ended: {error.message}"
+                raise
             return replace(done, batch=first.batch, committed=progress.transactions, swept=tuple(sorted(sinks)))
         if (finishing := run.state.finishing) is not None:  # it was decided, and some of it is lost
             transactions = {one.key for one in finishing.decision.handles if one.transaction}
@@ -166,18 +176,14 @@ def newest_run(files: CheckpointFiles) -> Run:
         ConfigurationError: if there is no log, or it is not beside a checkpoint.
         LogError: if it cannot be read.
     """
-    log, point = _point(files)
-    run = point.view.newest_run
+    return _newest(_point(files)[1].view)
+
+
+def _newest(view: LogView) -> Run:
+    run = view.newest_run
     if run is None:
-        raise ConfigurationError(
-            f"{log.store.location!r} has no run yet.", next_step="Nothing, if the checkpoint is the right one."
-        )
+        raise ConfigurationError("The decision log has no run yet.", next_step="Nothing: nothing can be open.")
     return run
-
-
-def _with_transactions(recorded: Mapping[str, Facts]) -> set[str]:
-    """Returns the sinks that leave something to be finished: transactions, or rows that wait in the checkpoint."""
-    return {name for name, facts in recorded.items() if facts.get("prefix") or "identity" in facts}
 
 
 def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
@@ -190,7 +196,8 @@ def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
     if point.checkpoint.query_id() is None:
         raise ConfigurationError(
             f"{files.location!r} has a decision log, and Spark's file `metadata` is missing.",
-            next_step="Restore the checkpoint and the log together, from one copy.",
+            next_step="Restore the checkpoint and the log together, from one copy. A batch job that writes by a format "
+            "has no such file: run the job again.",
         )
     return log, point
 
@@ -206,8 +213,9 @@ def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *,
     """Refuses, before the claim, what cannot be done with these sinks."""
     if not sinks:
         raise ConfigurationError(
-            "The file says of no sink of the query how to make it, so nothing could be ended.",
-            next_step=f"Name systems or sinks in it, as the query does: {sorted(recorded_facts(point.view))}.",
+            "The file describes none of the query's sinks, so nothing can be ended.",
+            next_step=f"Describe them: the query has {sorted(known_sinks(point.view))}. If they are made with "
+            "functions of the program's, start the query instead.",
         )
     batch = point.next_batch().number
     decision = point.view.decision(batch)

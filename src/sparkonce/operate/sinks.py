@@ -9,6 +9,7 @@ from typing import Any
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
+from sparkonce.protocol.view import LogView
 from sparkonce.runs import Facts
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import parse_line
@@ -22,28 +23,44 @@ _CLASSES = {
 }
 
 
-def sinks_of(file: OperatorFile, recorded: Mapping[str, Facts]) -> dict[str, TwoPhaseCommitSink]:
+def known_sinks(view: LogView) -> dict[str, Facts]:
+    """Returns what a query's runs knew of each sink, the newest of those that had it."""
+    return {name: dict(facts) for run in view.runs for name, facts in run.sinks}
+
+
+def sinks_to_finish(view: LogView) -> set[str]:
+    """Returns the sinks of the newest run that may leave something: transactions, or rows that wait in the checkpoint.
+
+    A sink whose slots had rows and no transaction, in the newest decision, is below exactly-once.
+    """
+    newest, decision = view.newest_run, view.newest_decision
+    handles = decision.handles if decision is not None else ()
+    below = {handle.sink for handle in handles if handle.rows and not handle.transaction}
+    recorded = dict(newest.sinks) if newest is not None else {}
+    return {name for name, facts in recorded.items() if dict(facts).keys() & {"prefix", "identity"}} - below
+
+
+def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]:
     """Returns the sinks of a query that have transactions, and that a file says how to make.
 
-    A sink that is not in the file's ``sinks`` is the system of its own name, if there is one.
+    A sink that is not in the file's ``sinks`` is the system of its own name, if there is one. One that the query does
+    not have any more has to be in ``sinks``.
 
     Args:
         file: The operator's.
-        recorded: What the query's newest run knew of each sink.
+        view: The query's log.
 
     Raises:
-        ConfigurationError: if an argument is wrong, or the file names a sink that the query does not have.
+        ConfigurationError: if an argument is wrong, or the file names a sink that the query never had.
     """
-    if strangers := sorted(file.sinks.keys() - recorded.keys()):
+    known = known_sinks(view)
+    if strangers := sorted(file.sinks.keys() - known.keys()):
         raise ConfigurationError(
-            f"{file.path!r} has the sinks {strangers}, and the query's newest run had {sorted(recorded)}.",
+            f"{file.path!r} has the sinks {strangers}, and the query has {sorted(known)}.",
             next_step="Correct the names, or take out those of other queries.",
         )
-    return {
-        name: sink_of(file, name, facts)
-        for name, facts in recorded.items()
-        if facts.get("prefix") and (name in file.sinks or name in file.systems)
-    }
+    wanted = file.sinks.keys() | (sinks_to_finish(view) & file.systems.keys())
+    return {name: sink_of(file, name, known[name]) for name in sorted(wanted) if known[name].get("prefix")}
 
 
 def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:

@@ -118,7 +118,7 @@ def _verdict(found: Orphan, view: LogView | None) -> tuple[LogVerdict, str]:
             return LogVerdict.COMMIT, f"Batch {decided.batch} is decided."
     token = token_in(found.run)
     if token == newest.token:
-        if any(one.batch == found.batch for one in view.decisions):
+        if any(one.batch == found.batch and one.token == token for one in view.decisions):
             return LogVerdict.ABORT, f"Batch {found.batch} is decided with another copy of its slot."
         return LogVerdict.UNDER_WAY, "The newest run has it open. If no driver runs, the next start aborts it."
     if any(run.token == token for run in view.runs):
