@@ -237,6 +237,14 @@ def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
     assert scene.witness.state(one.handle) != {"Ongoing"}
 
 
+def test_a_sweep_without_a_checkpoint_plans_for_the_sinks_of_the_file_alone(scene: Scene) -> None:
+    one = scene.open(NEWEST, "decided or not")
+    assert "Nothing of this query is open here." in run("sweep", "--query", QUERY, "--config", scene.config).stdout
+    refused = run("sweep", "--query", QUERY, "--config", scene.config, "--execute", "--yes", "--accept-loss", "why")
+    assert (refused.exit_code, "names no sinks" in refused.stderr) == (1, True)
+    assert scene.witness.state(one.handle) == {"Ongoing"}
+
+
 def test_a_sweep_with_another_prefix_says_that_something_is_left(scene: Scene) -> None:
     one = scene.open(NEWEST, "decided or not")
     scene.config.write_text(

@@ -128,7 +128,8 @@ def _sweep_without_log(
     from sparkonce.operate.transactions import list_open
 
     short, systems = query_in(query), list(file.systems.values())
-    found = list_open(systems).of_query(short)
+    places = {name: str(arguments.get("system", name)) for name, arguments in file.sinks.items()}
+    found = list_open(systems).of_query(short).on(places.values())
     if not execute:
         _show_listing(found, _ALL, form)
         return
@@ -152,7 +153,7 @@ def _sweep_without_log(
     )
     ended = {}
     for name, sink in sinks.items():
-        open_there = [one.found for one in found.found if one.system == str(file.sinks[name].get("system", name))]
+        open_there = [one.found for one in found.on([places[name]]).found]
         ended[name] = dict(abort_all(short, sink, open_there, patience_s=patience_s))
         typer.echo(f"{name}: {ended[name] or 'nothing was open'}", err=True)
     left = list_open(systems).of_query(short)

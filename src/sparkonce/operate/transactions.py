@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -63,6 +63,11 @@ class Listing:
         """Returns those of one query alone, by its id or the short form of it."""
         short = short_query(query)
         return Listing(found=[one for one in self.found if one.found.query == short], silent=self.silent)
+
+    def on(self, systems: Iterable[str]) -> Listing:
+        """Returns those on some of the systems alone."""
+        wanted = set(systems)
+        return Listing(found=[one for one in self.found if one.system in wanted], silent=self.silent)
 
 
 def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = None) -> Listing:
