@@ -37,11 +37,11 @@ Patience = Annotated[float, typer.Option("--patience-s", min=0, help="How long a
 _NOT_ALL = 1
 
 _RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not known": "nothing"}
-"""The deeds of `resolve`, by the log's verdict."""
+"""The action of `resolve` on each verdict of the log."""
 _SWEEP = {**_RESOLVE, "commit": "resolve"}
-"""Those of `sweep`, which refuses if something is to be resolved."""
+"""The action of `sweep`, which refuses if something is to be resolved."""
 _ALL = dict.fromkeys(_RESOLVE, "abort")
-"""Those of a sweep without a log."""
+"""The action of a sweep without a log."""
 
 
 def resolve(

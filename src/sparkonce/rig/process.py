@@ -143,8 +143,8 @@ class Restartable:
             self._process.kill()
 
     def pause(self) -> None:
-        """Stops its clock (SIGSTOP): connections stay open and nothing answers."""
-        self._signal(signal.SIGSTOP)
+        """Stops its clock (SIGSTOP): connections stay open, and on return no thread of it answers any more."""
+        freeze(lambda: [] if self.pid is None else [self.pid])
 
     def resume(self) -> None:
         """Continues a paused process (SIGCONT)."""

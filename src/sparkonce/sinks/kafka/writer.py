@@ -159,6 +159,8 @@ class KafkaWriter(SinkWriter):
                     raise _too_large(chunk, self._limits.row_bytes) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and _names_partitions(chunk):
                     raise _no_such_partition(chunk) from None
+                if error.args[0].code() == KafkaError._UNKNOWN_TOPIC:
+                    raise _no_such_topic(chunk) from None
                 raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
@@ -348,6 +350,14 @@ def _no_such_partition(chunk: Chunk) -> PrepareError:
         f"Kafka did not take a row for topic {chunk.topic!r}, whose column 'partition' is "
         f"{pc.max(chunk.columns.column('partition'))}: Local: Unknown partition.",
         next_step=UNKNOWN_PARTITION,
+    )
+
+
+def _no_such_topic(chunk: Chunk) -> PrepareError:
+    return PrepareError(
+        f"Kafka did not take a row: topic {chunk.topic!r} is not there. If it was, it was deleted, or made again while "
+        "this query ran.",
+        next_step="Create the topic if it is gone.",
     )
 
 
