@@ -104,7 +104,7 @@ def resolve(
                 files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
             )
         except RefusedBatchError:  # a driver that still runs may have decided a batch meanwhile
-            if _refused(files, moved=moved) is not None:
+            if _refused(*_point(files), moved=moved) is not None:
                 raise
             continue
         if done is not None:
@@ -125,11 +125,11 @@ def _tried(
     patience_s: float,
 ) -> Resolved | None:
     """Returns what was done; None if another run has claimed the query while servers were asked."""
-    _, point = _point(files)
-    if (refused := _refused(files, moved=moved)) is not None:
+    found, point = _point(files)
+    if (refused := _refused(found, point, moved=moved)) is not None:
         raise refused
     _check_sinks(point, sinks, decided=decided)
-    log = DecisionLog(log_store(files))
+    log = DecisionLog(log_store(files))  # readers make no folders; a run may need them
     run = OperatorRun(
         run=str(uuid.uuid4()),
         query=str(point.checkpoint.query_id()),
@@ -202,9 +202,8 @@ def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
     return log, point
 
 
-def _refused(files: CheckpointFiles, *, moved: bool) -> Exception | None:
+def _refused(log: DecisionLog, point: ResumePoint, *, moved: bool) -> SparkonceError | None:
     """Returns the error of a start that the log refuses; None if it takes it."""
-    log, point = _point(files)
     stop = point.refusal(log.store.location, moved=moved)
     return None if stop is None else stop_error(stop, point.next_batch().number)
 
