@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LIMIT_S = 240.0 * float(os.environ.get("SPARKONCE_PATIENCE", "1"))
+LIMIT_S = 600.0 * float(os.environ.get("SPARKONCE_PATIENCE", "1"))
 """Longer on a busy machine: SPARKONCE_PATIENCE=4."""
 _POLL_S = 0.02
 

@@ -98,7 +98,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return taken
 
 
-@pytest.mark.parametrize("last_slot", [pytest.param("with rows", marks=pytest.mark.slow), "without rows"])
+@pytest.mark.parametrize("last_slot", ["with rows", "without rows"])
 def test_deleted_while_a_batch_is_written(scene: Scene, warnings: Callable[[], list[str]], last_slot: str) -> None:
     """Without rows in the last slot, no writer is there to see it."""
     scene.job.run(0)
@@ -135,13 +135,11 @@ def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[]
     assert warnings() == [], "it is said once"
 
 
-@pytest.mark.parametrize(
-    "again", [pytest.param(False, marks=pytest.mark.slow, id="deleted"), pytest.param(True, id="made again")]
-)
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
 def test_after_the_decision_the_next_batch_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool
 ) -> None:
-    """A producer that still knows the deleted topic sends its rows again until they are as old as a transaction."""
+    """A producer that still knows the deleted topic sends its rows again and again: the writer asks for the topic."""
     strike = scene.delete_and_create if again else scene.delete
 
     def listen(phase: Phase, number: int) -> None:

@@ -22,7 +22,7 @@ from tidy.sources import ROOT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-LIMIT_S = 300
+LIMIT_S = 600
 NO_INDEX = re.compile("Failed to fetch|error sending request|dns error|Could not find a version|Connection refused")
 README = (ROOT / "README.md").read_text()
 SECTION = README.partition("\n## Quick start\n")[2].partition("\n## ")[0]

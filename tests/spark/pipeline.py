@@ -34,8 +34,12 @@ PHASE = "phase"
 ENDED = "ended"
 REFUSED = "refused"
 KAFKA = "KafkaSink"
-SPARK_STOPS = 'the return value of "scala.Option.get()" is null'
-"""Spark 4.1.1's Kafka source ends a query once it has replayed a batch; the next start goes on behind that batch."""
+SPARK_STOPS = ('the return value of "scala.Option.get()" is null', "Python worker failed to connect back")
+"""What ends a query through no fault of its own: another start goes on.
+
+Spark 4.1.1's Kafka source stops once it has replayed a batch. Spark gives a Python process that it starts for a data
+source or a stateful function ten seconds to answer, which is little on a busy machine.
+"""
 _POLL_S = 0.1
 
 
@@ -261,7 +265,7 @@ def attend(spark: SparkSession, query: StreamingQuery, config: Config) -> int:
         query.awaitTermination()
     except StreamingQueryException as error:
         failed = str(error)
-    if SPARK_STOPS in failed:
+    if any(text in failed for text in SPARK_STOPS):
         return attend(spark, start(spark, config), config)
     arrive(config.gate, ENDED, failed=failed)
     return int(bool(failed))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import LIMIT_S
 from sparkonce.rig.kafka import spark_avro_jars
 from startup import jvm_flags
 
@@ -52,7 +53,7 @@ def run(folder: Path, limits: str) -> subprocess.CompletedProcess[str]:
     flags = f"{jvm_flags()} -Djava.io.tmpdir={folder} {limits}"
     arguments = [",".join(map(str, spark_avro_jars())), flags, str(folder)]
     return subprocess.run(
-        [sys.executable, str(job), *arguments], capture_output=True, text=True, timeout=240, check=False, cwd=folder
+        [sys.executable, str(job), *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder
     )
 
 

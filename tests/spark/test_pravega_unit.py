@@ -61,7 +61,7 @@ def cells(rounds: int, pairs: int) -> Cells:
 @pytest.mark.parametrize(
     ("rounds", "pairs"),
     [
-        pytest.param(1, 1, id="short", marks=pytest.mark.drawn(1, "pravega unit")),
+        pytest.param(1, 1, id="short", marks=pytest.mark.drawn(1, "unit of another system")),
         pytest.param(ROUNDS, PAIRS, id="long", marks=pytest.mark.slow),
     ],
 )

@@ -52,7 +52,7 @@ ROWS, ROWS_PER_BATCH = 2_000, 200
 LONG_JOBS, LONG_ROWS = 3, 8_000
 
 
-@pytest.mark.drawn(1, "rabbitmq unit")
+@pytest.mark.drawn(1, "unit of another system")
 def test_short_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
     kill_and_compare(kafka, tmp_path, [SHORT], ROWS, say)
 

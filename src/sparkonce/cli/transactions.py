@@ -51,7 +51,9 @@ def list_all(
     system: SystemKind = None,
     settings: Settings = "",
     checkpoint: Checkpoint = "",
-    query: Annotated[str, typer.Option(help="Only those of this query: its id, or the first 12 digits of it.")] = "",
+    query: Annotated[
+        str, typer.Option(help="Only those of this query: its id, or the first 12 digits of it or more.")
+    ] = "",
     older_than_s: Annotated[float, typer.Option(min=0, help="Only those that are older, in seconds.")] = 0.0,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
@@ -143,7 +145,7 @@ def describe(
 
 
 def query_in(text: str) -> str:
-    """Reads a query's id, whole or its first 12 digits, and returns the short form.
+    """Reads a query's id, whole or its first 12 digits or more, and returns the short form.
 
     Raises:
         ConfigurationError: if it is neither.
@@ -151,10 +153,10 @@ def query_in(text: str) -> str:
     from sparkonce.protocol.ownership import short_query
 
     digits = text.replace("-", "").lower()
-    if len(digits) not in (12, 32) or set(digits) - set("0123456789abcdef"):
+    if not 12 <= len(digits) <= 32 or set(digits) - set("0123456789abcdef"):
         raise ConfigurationError(
             f"--query {text!r} is not the id of a query.",
-            next_step="Give all of it, or its first 12 digits: sparkonce checkpoint show names it.",
+            next_step="Give its first 12 digits, or more: sparkonce checkpoint show names it.",
         )
     return short_query(digits)
 

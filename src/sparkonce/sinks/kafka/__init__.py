@@ -12,6 +12,7 @@ On the executors:
 - ``pooled_producer``: opens one producer of librdkafka; ``producer_pool`` keeps some ready.
 - ``batch_producer``: hands rows to librdkafka by the batch; ``librdkafka`` declares the functions that it calls;
   ``loans`` keeps the rows' memory until they have arrived, ``partitioner`` chooses their partitions.
+- ``stalled_rows``: finds that the topic of rows that do not arrive is gone.
 - ``topic_limits``: asks how large rows of the topics that they name may be.
 - ``client_log``: thins out librdkafka's log.
 

@@ -32,6 +32,7 @@ from sparkonce.sinks.kafka.rows import (
     to_chunks,
 )
 from sparkonce.sinks.kafka.settings import queue_bytes
+from sparkonce.sinks.kafka.stalled_rows import StalledRows, no_such_topic
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
@@ -116,6 +117,7 @@ class KafkaWriter(SinkWriter):
         self._accepted = 0
         self._queued_bytes = 0
         self._largest_bytes = 0
+        self._topics: set[str] = set()
 
     def begin(self) -> None:
         """Waits for the producer and begins its one transaction.
@@ -160,11 +162,12 @@ class KafkaWriter(SinkWriter):
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and _names_partitions(chunk):
                     raise _no_such_partition(chunk) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_TOPIC:
-                    raise _no_such_topic(chunk) from None
+                    raise no_such_topic(chunk.topic) from None
                 raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
                 raise _queue_full(chunk.topic) from error
             self._queued_bytes += chunk.size_bytes
+            self._topics.add(chunk.topic)
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
         """Writes the rows that the topic takes, by their fields and their size without compression.
@@ -244,7 +247,7 @@ class KafkaWriter(SinkWriter):
         """Waits until the chunk fits, since librdkafka refuses rows once its queue is full."""
         # librdkafka tells only the number of rows in flight. They have no more bytes than that many of the largest
         # rows, and no more than were queued since the queue was last empty.
-        deadline = time.monotonic() + self._limits.delivery_s
+        deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics)
         while waiting := len(pooled.producer):
             in_flight_bytes = min(waiting * self._largest_bytes, self._queued_bytes)
             fits = in_flight_bytes + chunk.size_bytes <= self._limits.queued_bytes
@@ -254,12 +257,13 @@ class KafkaWriter(SinkWriter):
                 raise self._too_slow(pooled)
             pooled.poll(0.1)
             self._raise_refusal(pooled)
+            stalled.look()
         else:
             self._queued_bytes = self._largest_bytes = 0
         self._largest_bytes = max(self._largest_bytes, chunk.largest_bytes)
 
     def _flush(self, pooled: PooledProducer) -> None:
-        deadline = time.monotonic() + self._limits.delivery_s
+        deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics)
         while len(pooled.producer):
             if time.monotonic() > deadline:
                 raise self._too_slow(pooled)
@@ -267,6 +271,7 @@ class KafkaWriter(SinkWriter):
             self._raise_refusal(pooled)
             if len(pooled.producer) and self._transactional and (trouble := pooled.trouble()):
                 raise _broken(pooled)(f"Kafka aborted the transaction: {trouble}.")
+            stalled.look()
         self._raise_refusal(pooled)
 
     def _raise_refusal(self, pooled: PooledProducer) -> None:
@@ -350,14 +355,6 @@ def _no_such_partition(chunk: Chunk) -> PrepareError:
         f"Kafka did not take a row for topic {chunk.topic!r}, whose column 'partition' is "
         f"{pc.max(chunk.columns.column('partition'))}: Local: Unknown partition.",
         next_step=UNKNOWN_PARTITION,
-    )
-
-
-def _no_such_topic(chunk: Chunk) -> PrepareError:
-    return PrepareError(
-        f"Kafka did not take a row: topic {chunk.topic!r} is not there. If it was, it was deleted, or made again while "
-        "this query ran.",
-        next_step="Create the topic if it is gone.",
     )
 
 
