@@ -7,6 +7,7 @@ This module has what a first job needs. The rest has modules of its own:
 - ``files``: whole batches of the files sink, for readers.
 - ``write_ahead``: a function as a sink.
 - ``sink``: all that a sink of your own needs.
+- ``watch``: the figures of queries that run.
 - ``testing``: the tests of a sink of your own.
 
 Names are imported when they are first used, so ``import sparkonce`` needs neither Spark nor a client library.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.read_rabbitmq_stream import read_rabbitmq_stream as read_rabbitmq_stream
     from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
     from sparkonce.spark.tables.iceberg import IcebergSink as IcebergSink
+    from sparkonce.watch.prometheus import serve_metrics as serve_metrics
 
 HOMES = {
     "DeltaSink": "sparkonce.spark.tables.delta",
@@ -70,6 +72,7 @@ HOMES = {
     "read_rabbitmq_queue": "sparkonce.spark.read_rabbitmq_queue",
     "read_rabbitmq_stream": "sparkonce.spark.read_rabbitmq_stream",
     "register": "sparkonce.spark.formats.register",
+    "serve_metrics": "sparkonce.watch.prometheus",
     "spark_packages": "sparkonce.sources.packages",
 }
 """The public names, and the module that defines each."""

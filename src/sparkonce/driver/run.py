@@ -165,6 +165,11 @@ class RunDriver:
             view=view,
         )
 
+    @property
+    def swept(self) -> int:
+        """The number of transactions that this run has aborted since somebody had left them open."""
+        return self._sweeper.swept
+
     def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
         """Takes a batch from wherever it is to committed.
 

@@ -37,6 +37,9 @@ class Sweeper:
         every_s: How often the run's own are looked for when nothing says that there are any; 0: at the end of each
             batch, which waits for it.
         in_background: Whether there is a thread. Without one, what is due is swept at the end of a batch.
+
+    Attributes:
+        swept: How many transactions were aborted.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Sweeper:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._state = on.Sweeping(every_s=every_s, swept_s=time.monotonic())
+        self.swept = 0
 
     def generation(self, name: str) -> int:
         """See `sparkonce.sink.Owner`."""
@@ -155,6 +159,7 @@ class Sweeper:
         for handle, answer in zip(lingering, answers, strict=True):
             fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
             logger.info("Swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
+        self.swept += sum(answer.outcome in FINAL for answer in answers)
         if any(answer.in_flight for answer in answers):
             self.leave_names(name)
         if waiting := [answer for answer in answers if answer.outcome not in FINAL]:

@@ -16,6 +16,7 @@
 - ``tables``: the sinks of Delta and Iceberg tables; ``waiting`` reads the rows that wait for them.
 - ``show``: progress and errors, as people see them.
 - ``job``: runs a user's file and ends its queries.
+- ``query_end``: closes a query's connections when it ends.
 - ``explain``: reads queries for the analyser.
 - ``limits``: the limit of a batch of a source in Python.
 - ``plans``: reads plans; ``jvm`` reads objects of the JVM; ``modules`` looks for Spark's own modules.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -38,6 +36,7 @@ from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.plans import reads_plainly
+from sparkonce.spark.query_end import close_at_end
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -52,16 +51,14 @@ from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_pl
 from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork
 from sparkonce.version import __version__
+from sparkonce.watch import spans
+from sparkonce.watch.figures import Figures
+from sparkonce.watch.timeline import TimelineWriter
 
 logger = logging.getLogger("sparkonce")
 
 LOOK_OUT_EVERY_S = 60.0
 """The time between two checks of the sinks for what others do to their readers."""
-_SHOWN_EVERY_S = 1.0
-_CLOSED_WITHIN_S = 30.0
-
-_ends: dict[str, threading.Thread] = {}
-"""The threads that wait for the runs that are not closed yet, by the run's id."""
 
 
 class ExactlyOnce:
@@ -92,6 +89,7 @@ class ExactlyOnce:
             query. One sink, or ``{sink: other}`` for some of the sinks. It is part of the unit.
         max_refused: How many rows of a batch may be refused before the query stops all the same.
         listener: Called with each phase that a batch enters and the batch's number, at the start of the phase.
+        timeline: False writes no timeline into the checkpoint, from which ``sparkonce ui`` shows the newest batches.
         display: True shows progress on standard error: one line that is kept up to date on a terminal, else a line a
             batch. By default, once logging is set up, the lines of batches go to the logger ``sparkonce`` only.
 
@@ -113,6 +111,7 @@ class ExactlyOnce:
         dead_letters: TwoPhaseCommitSink | Letters | None = None,
         max_refused: int = 1000,
         listener: Listener | None = None,
+        timeline: bool = True,
         display: bool | None = None,
     ) -> None:
         views = views_of(sinks)
@@ -143,6 +142,8 @@ class ExactlyOnce:
             None if listener is None else function("listener", listener, example="a function of (phase, batch)")
         )
         self._display = ProgressDisplay(None if display is None else flag("display", display))
+        self.figures = Figures()
+        self._has_timeline, self._timeline = flag("timeline", timeline), TimelineWriter(None, self.figures)
         # By run, since a query that is started again with the same object must claim again.
         self._run: tuple[str, RunDriver] | None = None
         self._kept = Kept()
@@ -211,6 +212,7 @@ class ExactlyOnce:
         self._open(df).check()
         self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
+        self.figures.name = query_name or ""
         self._query = query = writer.foreachBatch(self).start()
         self._close_at_end(query)
         return query
@@ -243,7 +245,11 @@ class ExactlyOnce:
             done = run.run_batch(asked, work)
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
+            self.figures.stopped(batch, error)
+            self._timeline.tell()
             raise without_causes(error) from None
+        self._timeline.add(watched := self.figures.done(done))
+        spans.emit(self.figures, watched)
         logger.info("%s", line := done.line())
         warn_of_refused(self._letters, done)
         self._display.show(done, line)
@@ -263,45 +269,17 @@ class ExactlyOnce:
         self._kept = Kept()
         if self._run is not None:
             self._run[1].end()
+        self._timeline.close()
+        self.figures.end_run()
 
     __reduce__ = never_pickled
 
     def _close_at_end(self, query: StreamingQuery) -> None:
-        """Starts a thread that closes the connections when the query ends: ``foreachBatch`` learns of batches only."""
-        run = query.runId
+        close_at_end(query, self._display, self._close_run)
 
-        def wait() -> None:
-            try:
-                while not self._has_ended(query):
-                    self._show_status(query)
-            except Exception as error:  # noqa: BLE001 - the query's own, which Spark shows; or the JVM is gone
-                logger.debug("Run %s ended: %s", run, error)
-            self._display.end()
-            known = self._run
-            try:
-                if known is not None and known[0] == run:
-                    self._kept = Kept()
-                    known[1].end()
-            finally:
-                _ends.pop(run, None)
-
-        _ends[run] = threading.Thread(target=wait, name="sparkonce-end", daemon=True)
-        _ends[run].start()
-
-    def _show_status(self, query: StreamingQuery) -> None:
-        """Shows the query's status and progress. The status is read first, so that the progress is never older."""
-        try:
-            status = query.status["message"]
-            newest = query._jsq.lastProgress()
-            self._display.show_query(status, newest and json.loads(newest.json()))
-        except Exception as error:  # noqa: BLE001 - of any kind: a display must not end the query
-            logger.debug("The progress of run %s cannot be shown: %s", query.runId, error)
-
-    def _has_ended(self, query: StreamingQuery) -> bool:
-        """Waits for the query's end; if its progress is shown, only until the next update is due."""
-        return (
-            bool(query.awaitTermination(_SHOWN_EVERY_S)) if self._display.is_live else query.awaitTermination() is None
-        )
+    def _close_run(self, run: str) -> None:
+        if self._run is not None and self._run[0] == run:
+            self.close()
 
     def _driver(self, df: DataFrame, run: str, query: str, offsets: Sequence[str]) -> RunDriver:
         if self._run is not None and self._run[0] == run:
@@ -335,6 +313,9 @@ class ExactlyOnce:
             topics=lambda recorded: topics.kept(recorded, offsets),
         )
         self._run, self._kept = (run, driver), Kept()
+        self.figures.begin_run(query, run, lambda: driver.state, lambda: driver.swept)
+        self._timeline.close()
+        self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures)
         return driver
 
     def _preflight(
@@ -390,11 +371,7 @@ class ExactlyOnce:
 
     def _enter(self, phase: Phase, batch: int) -> None:
         self._display.enter(phase, batch)
+        self.figures.enter(phase, batch)
+        self._timeline.tell()
         if self._listener is not None:
             self._listener(phase, batch)
-
-
-def wait_until_closed(run: str) -> None:
-    """Waits some seconds at most until the connections of an ended run are closed; not for runs of other writers."""
-    if (end := _ends.get(run)) is not None:
-        end.join(_CLOSED_WITHIN_S)

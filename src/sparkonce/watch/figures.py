@@ -12,8 +12,11 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase, State
 
+_known: dict[str, Figures] = {}
+"""The newest figures of each query that has begun in this process, by the query's id."""
+
 MOST_EVENTS = 100
-"""How many events are remembered."""
+"""The number of events that are remembered."""
 BATCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of batches' wall times."""
 
@@ -179,9 +182,21 @@ class Figures:
             swept: Returns how many transactions the run has swept.
         """
         with self._changed:
+            _known[query] = self
             self._swept_before += self._swept()
             self._query, self._spark_run, self._state, self._swept = query, spark_run, state, swept
             self._note("started", None, f"Run {spark_run} begins.")
+
+    @staticmethod
+    def known() -> list[Figures]:
+        """Returns those of the queries that have begun in this process, whether they have ended or not."""
+        return list(_known.values())
+
+    def end_run(self) -> None:
+        """Keeps the run's last state, and lets go of the run."""
+        with self._changed:
+            state, swept = self._state(), self._swept()
+            self._state, self._swept = lambda: state, lambda: swept
 
     def enter(self, phase: Phase, batch: int) -> None:
         """Takes note of a phase that begins; IDLE ends a batch."""

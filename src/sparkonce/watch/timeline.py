@@ -31,7 +31,7 @@ logger = logging.getLogger("sparkonce")
 
 BATCHES_A_SEGMENT = 250
 SEGMENTS_KEPT = 40
-"""So that the newest 10,000 batches are there."""
+"""The newest 10,000 batches are there."""
 WRITTEN_EVERY_S = 5.0
 FORMAT = 1
 _SUBFOLDER = "timeline"
@@ -57,7 +57,7 @@ class RunNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class TimelineSegment:
     """A part of a run's timeline.
 
     Attributes:
@@ -89,7 +89,7 @@ class Segment:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
 
     @classmethod
-    def decoded(cls, data: bytes) -> Segment | None:
+    def decoded(cls, data: bytes) -> TimelineSegment | None:
         """Reads it from JSON; None if it is of another format, or damaged: others may still be read."""
         try:
             plain: dict[str, Any] = json.loads(data)
@@ -108,17 +108,17 @@ class Segment:
             return None
 
 
-class Timeline:
+class TimelineWriter:
     """Writes the timeline of one run, in a thread of its own.
 
     Args:
-        files: The query's checkpoint.
+        files: The query's checkpoint; None to write nothing.
         figures: The query's figures.
         every_s: The time between two writes.
     """
 
-    def __init__(self, files: CheckpointFiles, figures: Figures, *, every_s: float = WRITTEN_EVERY_S) -> None:
-        self._files = files.inside(FOLDER)
+    def __init__(self, files: CheckpointFiles | None, figures: Figures, *, every_s: float = WRITTEN_EVERY_S) -> None:
+        self._files = files and files.inside(FOLDER)
         self._figures = figures
         self._every_s = every_s
         self._changed = threading.Condition()
@@ -131,16 +131,22 @@ class Timeline:
 
     def add(self, batch: WatchedBatch) -> None:
         """Takes a committed batch, which is written soon."""
+        if self._files is None:
+            return
         with self._changed:
             self._pending.append(batch)
         self.tell()
 
     def tell(self) -> None:
         """Notes that there is news, such as another phase."""
+        if self._files is None:
+            return
         with self._changed:
             self._is_new = True
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._keep_writing, name="sparkonce-timeline", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._keep_writing, args=(self._files,), name="sparkonce-timeline", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
 
@@ -152,7 +158,7 @@ class Timeline:
         if self._thread is not None:
             self._thread.join(self._every_s)
 
-    def _keep_writing(self) -> None:
+    def _keep_writing(self, files: CheckpointFiles) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_new or self._is_closed)
@@ -160,37 +166,37 @@ class Timeline:
                     return
                 self._is_new = False
             try:
-                self._write()
+                self._write(files)
             except Exception as error:  # noqa: BLE001 - of any store: the query must not depend on it
                 level = logging.DEBUG if self._said else logging.WARNING
-                logger.log(level, "The timeline in %s cannot be written: %s", self._files.location, error)
+                logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)
                 self._said = True
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, self._every_s)
 
-    def _write(self) -> None:
+    def _write(self, files: CheckpointFiles) -> None:
         """Writes the newest segment, and those that are full before it."""
         now = self._figures.watched()
         if now.state is None or (token := now.state.token) is None:
             return  # it has claimed nothing yet
         if not self._has_begun:
-            self._forget_old()
+            _forget_old(files)
             self._has_begun = True
         with self._changed:
             self._batches += self._pending
             self._pending.clear()
         while True:
             segment = self._segment(now, now.state.claim, token, self._batches[:BATCHES_A_SEGMENT])
-            self._files.replace(_path(segment.run, self._number), segment.encoded())
+            files.replace(_path(segment.run, self._number), segment.encoded())
             if len(self._batches) < BATCHES_A_SEGMENT:
                 break
             del self._batches[:BATCHES_A_SEGMENT]
             self._number += 1
-            self._forget_old()
+            _forget_old(files)
 
-    def _segment(self, now: Watched, claim: Claim, token: Token, batches: Sequence[WatchedBatch]) -> Segment:
+    def _segment(self, now: Watched, claim: Claim, token: Token, batches: Sequence[WatchedBatch]) -> TimelineSegment:
         timeouts = {name: dict(facts).get("transaction_timeout_ms") for name, facts in claim.sinks}
-        return Segment(
+        return TimelineSegment(
             run=f"{token.position}-{token.nonce}",
             number=self._number,
             query=now.query,
@@ -209,10 +215,6 @@ class Timeline:
             events=tuple(self._figures.events),
         )
 
-    def _forget_old(self) -> None:
-        names = sorted(self._files.names(_SUBFOLDER))
-        self._files.delete([f"{_SUBFOLDER}/{name}" for name in names[:-SEGMENTS_KEPT]])
-
 
 class TimelineReader:
     """Reads the timeline of a checkpoint again and again, and each segment that no longer changes only once.
@@ -223,24 +225,29 @@ class TimelineReader:
 
     def __init__(self, files: CheckpointFiles) -> None:
         self._files = files.inside(FOLDER)
-        self._last: dict[str, Segment] = {}  # what was behind another one when it was read
+        self._last: dict[str, TimelineSegment] = {}  # what was behind another one when it was read
 
-    def read(self) -> Sequence[Segment]:
+    def read(self) -> Sequence[TimelineSegment]:
         """Returns the segments, oldest first. Leaves out one that is damaged, or of a newer version's format.
 
         Raises:
             OSError: if the checkpoint's store cannot be read.
         """
         names = sorted(name for name in self._files.names(_SUBFOLDER) if name.endswith(".json"))
-        found: dict[str, Segment] = {}
+        found: dict[str, TimelineSegment] = {}
         for name in names:
             if (segment := self._last.get(name)) is None:
                 data = self._files.read(f"{_SUBFOLDER}/{name}")
-                segment = Segment.decoded(data) if data is not None else None
+                segment = TimelineSegment.decoded(data) if data is not None else None
             if segment is not None:
                 found[name] = segment
         self._last = {name: found[name] for name in names[:-1] if name in found}
         return list(found.values())
+
+
+def _forget_old(files: CheckpointFiles) -> None:
+    names = sorted(files.names(_SUBFOLDER))
+    files.delete([f"{_SUBFOLDER}/{name}" for name in names[:-SEGMENTS_KEPT]])
 
 
 def _path(run: str, number: int) -> str:

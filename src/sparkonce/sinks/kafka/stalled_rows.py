@@ -17,7 +17,7 @@ from sparkonce.sinks.kafka.batch_producer import BatchProducer
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
 _ASK_AFTER_S = 5.0
-"""How long no row arrives before the topics are asked for, and again. A leader that moves takes less."""
+"""The time without a row that arrives, before the topics are asked for, and again. A leader moves in less."""
 _ANSWER_LIMIT_S = 2.0
 
 

@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
-from sparkonce.spark.exactly_once import wait_until_closed
+from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.spark.show.display import end_displays, leave_terminal
 from sparkonce.spark.show.failures import message_and_next
 

@@ -1,0 +1,133 @@
+"""Gives the figures of all queries of this process to Prometheus.
+
+An endpoint of Python's, and not a source in the JVM's registry: a batch then costs no call into the JVM, a figure has
+labels, and nothing has to be set up in Spark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sparkonce.arguments import whole_number
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.state import Phase
+from sparkonce.watch.figures import BATCH_BUCKETS_S, Figures, Watched
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+_LABELS = ("query", "name")
+_INSTALL = 'Install it: pip install "sparkonce[metrics]".'
+_HIGHEST_PORT = 65_535
+
+
+def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> int:
+    """Serves the figures of all queries of this process, at ``http://host:port/metrics``, until the process ends.
+
+    Args:
+        port: The port; 0 for one that is free.
+        host: The address to listen on. The figures have names of queries and sinks, and no login protects them.
+
+    Returns:
+        The port.
+
+    Raises:
+        ConfigurationError: if prometheus-client is not installed, or nothing can listen there.
+    """
+    whole_number("port", port, least=0)
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise ConfigurationError("Metrics need the package prometheus-client.", next_step=_INSTALL) from None
+    registry = CollectorRegistry()
+    register(registry)
+    try:
+        server, _ = start_http_server(port, host, registry=registry)
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(
+            f"port={port!r}, host={host!r}: nothing can listen there: {error}.",
+            next_step=f"Choose another port, up to {_HIGHEST_PORT}, or 0 for one that is free.",
+        ) from error
+    return int(server.server_port)
+
+
+def register(registry: CollectorRegistry) -> None:
+    """Adds the figures of all queries of this process to a registry of yours.
+
+    Raises:
+        ConfigurationError: if prometheus-client is not installed.
+    """
+    registry.register(QueryCollector())
+
+
+class QueryCollector:
+    """Collects the figures of the queries that this process has run, each time that it is asked."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Returns the metrics; see docs/watching.md."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        now_s = time.time()
+
+        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"sparkonce_{name}", text, labels=(*_LABELS, *labels))
+
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"sparkonce_{name}", text, labels=(*_LABELS, *labels))
+
+        batches = counter("batches", "Committed batches.")
+        recovered = counter("recovered_batches", "Committed batches that an earlier run had decided.")
+        transactions = counter("transactions", "Committed transactions.")
+        healed = counter("healed_transactions", "Transactions that were lost and written again.")
+        swept = counter("swept_transactions", "Transactions that were left open, and aborted.")
+        rows = counter("rows", "Rows that were committed, by sink.", "sink")
+        stops = counter("stops", "Runs that an error ended, by the error's name.", "error")
+        phases = counter("phase_seconds", "Wall time by phase.", "phase")
+        durations = HistogramMetricFamily("sparkonce_batch_seconds", "Wall time of a batch.", labels=_LABELS)
+        doubt = gauge("in_doubt_transactions", "Transactions that are prepared and not finished.")
+        age = gauge("oldest_in_doubt_seconds", "The age of the oldest of them; 0 without one.")
+        timeout = gauge("transaction_timeout_seconds", "How long a sink's transactions may live.", "sink")
+        phase = gauge("phase", "1 for the phase that the query is in.", "phase")
+        since = gauge("phase_age_seconds", "How long the query has been in its phase.")
+        last = gauge("last_batch", "The newest committed batch.")
+        finished = gauge("last_batch_timestamp_seconds", "When it was committed, by the driver's clock.")
+        for one in _watched():
+            labels, totals = (one.query, one.name), one.totals
+            batches.add_metric(labels, totals.batches)
+            recovered.add_metric(labels, totals.recovered)
+            transactions.add_metric(labels, totals.transactions)
+            healed.add_metric(labels, totals.healed)
+            swept.add_metric(labels, totals.swept)
+            for family, found in ((rows, totals.rows), (stops, totals.stops), (phases, totals.phase_s)):
+                for label, value in found.items():
+                    family.add_metric((*labels, label), value)
+            bounds = [*map(str, BATCH_BUCKETS_S), "+Inf"]
+            counts = [*totals.within, totals.batches]
+            durations.add_metric(labels, list(zip(bounds, counts, strict=True)), totals.batch_s)
+            doubt.add_metric(labels, one.in_doubt.transactions)
+            opened_ms = one.in_doubt.opened_ms
+            age.add_metric(labels, max(0.0, now_s - opened_ms / 1000) if opened_ms is not None else 0.0)
+            for sink, timeout_s in timeouts_s(one).items():
+                timeout.add_metric((*labels, sink), timeout_s)
+            for each in Phase:
+                phase.add_metric((*labels, each.value), int(each is one.phase))
+            since.add_metric(labels, max(0.0, now_s - one.since_ms / 1000))
+            if one.last is not None:
+                last.add_metric(labels, one.last.batch)
+                finished.add_metric(labels, (one.last.began_ms + one.last.took_ms) / 1000)
+        yield from (batches, recovered, transactions, healed, swept, rows, stops, phases, durations)
+        yield from (doubt, age, timeout, phase, since, last, finished)
+
+
+def timeouts_s(watched: Watched) -> dict[str, float]:
+    """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
+    claim = watched.state.claim if watched.state is not None else None
+    told = {name: dict(facts).get("transaction_timeout_ms") for name, facts in claim.sinks} if claim else {}
+    return {name: int(timeout) / 1000 for name, timeout in told.items() if timeout}
+
+
+def _watched() -> list[Watched]:
+    return [figures.watched() for figures in Figures.known()]

@@ -1,0 +1,61 @@
+"""Gives each batch to OpenTelemetry: a span for the batch, and one for each of its phases.
+
+Nothing is sent unless ``opentelemetry-api`` is installed and the process has set up a tracer provider.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkonce.watch.figures import Figures, WatchedBatch
+
+_NS_A_MS = 1_000_000
+
+
+def emit(figures: Figures, batch: WatchedBatch) -> None:
+    """Makes the spans of a committed batch.
+
+    Their names are ``sparkonce.batch`` and ``sparkonce.phase``. The batch's attributes are ``sparkonce.query``,
+    ``sparkonce.query_name``, ``sparkonce.run``, ``sparkonce.batch``, ``sparkonce.transactions``, ``sparkonce.healed``,
+    ``sparkonce.recovered`` and, for each sink, ``sparkonce.rows.<sink>``; a phase's is ``sparkonce.phase``.
+    """
+    if (trace := _trace()) is None:
+        return
+    watched, began_ms = figures.watched(), batch.began_ms
+    tracer = trace.get_tracer("sparkonce")
+    span = tracer.start_span(
+        "sparkonce.batch",
+        start_time=began_ms * _NS_A_MS,
+        attributes={
+            "sparkonce.query": watched.query,
+            "sparkonce.query_name": watched.name,
+            "sparkonce.run": watched.spark_run,
+            "sparkonce.batch": batch.batch,
+            "sparkonce.transactions": batch.transactions,
+            "sparkonce.healed": batch.healed,
+            "sparkonce.recovered": batch.recovered,
+            **{f"sparkonce.rows.{sink}": rows for sink, rows in batch.rows.items()},
+        },
+    )
+    inside = trace.set_span_in_context(span)
+    for phase, took_ms in batch.phases:
+        part = tracer.start_span(
+            "sparkonce.phase",
+            context=inside,
+            start_time=began_ms * _NS_A_MS,
+            attributes={"sparkonce.phase": phase},
+        )
+        began_ms += took_ms
+        part.end(began_ms * _NS_A_MS)
+    span.end(began_ms * _NS_A_MS)
+
+
+@cache
+def _trace() -> Any:
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace
