@@ -26,6 +26,7 @@ from sparkonce.spark.grouping import Grouping
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.pravega.sink import PravegaSink
 from sparkonce.spark.show.failures import short_error
+from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.tables.merging import quoted
 from sparkonce.spark.tables.sink import TableSink
@@ -99,8 +100,9 @@ class SparkWork:
                 f"No part of the batch is written to sinks {sorted(unwritten)}: their rows would be lost."
             )
         exact = all(sink.guarantee is Guarantee.EXACTLY_ONCE for share in asked for sink in share.sinks.values())
+        purpose = f"writing batch {self._batch} to {', '.join(sinks)}"
         try:
-            with computed_once(self._df, asked) as batch:
+            with described(self._df.sparkSession, purpose), computed_once(self._df, asked) as batch:
                 planned = [self._plan(share, share.of(batch), sinks) for share in asked]
                 written = self._write_planned(planned, only, computed, may_fail=exact)
         except Exception as error:
@@ -277,7 +279,8 @@ class SparkWork:
     def run_into_nothing(self) -> None:
         """Runs the plan into Spark's ``noop`` sink."""
         try:
-            self._df.write.format("noop").mode("overwrite").save()
+            with described(self._df.sparkSession, f"running batch {self._batch} once more, which writes nothing"):
+                self._df.write.format("noop").mode("overwrite").save()
         except Exception as error:  # noqa: BLE001 - of any kind: Spark's error for a failed job
             raise short_error(error) from None
 

@@ -156,6 +156,7 @@ class Figures:
         self._query = self._spark_run = ""
         self.name = ""
         self._state: Callable[[], State | None] = lambda: None
+        self._seen: State | None = None  # the last one of a run at work: one that has ended forgets what it had
         self._batch: int | None = None
         self._phase, self._since_ms = Phase.IDLE, now_ms()
         self._entered: list[tuple[Phase, int]] = []
@@ -185,6 +186,7 @@ class Figures:
             _known[query] = self
             self._swept_before += self._swept()
             self._query, self._spark_run, self._state, self._swept = query, spark_run, state, swept
+            self._seen = None
             self._note("started", None, f"Run {spark_run} begins.")
 
     @staticmethod
@@ -195,6 +197,7 @@ class Figures:
     def end_run(self) -> None:
         """Keeps the run's last state, and lets go of the run."""
         with self._changed:
+            self._at_work()
             state, swept = self._state(), self._swept()
             self._state, self._swept = lambda: state, lambda: swept
 
@@ -206,6 +209,7 @@ class Figures:
                 self._entered = []
             self._entered.append((phase, at_ms))
             self._batch, self._phase, self._since_ms = batch, phase, at_ms
+            self._at_work()
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
         """Takes note of a committed batch, whose phases it has been told of."""
@@ -252,14 +256,14 @@ class Figures:
     def watched(self) -> Watched:
         """Returns the query as it is now."""
         with self._changed:
-            state = self._state()
+            state = self._at_work()
             return Watched(
                 query=self._query,
                 spark_run=self._spark_run,
                 name=self.name,
                 state=state,
                 batch=self._batch,
-                phase=self._phase,
+                phase=Phase.STOPPED if self._has_ended() else self._phase,
                 since_ms=self._since_ms,
                 last=self._last,
                 in_doubt=in_doubt(state),
@@ -276,6 +280,16 @@ class Figures:
                     within=tuple(self._within),
                 ),
             )
+
+    def _at_work(self) -> State | None:
+        """Returns the run's state; of one that an error has ended, the last before."""
+        if not self._has_ended():
+            self._seen = self._state()
+        return self._seen
+
+    def _has_ended(self) -> bool:
+        state = self._state()
+        return state is not None and state.phase is Phase.STOPPED
 
     def _note(self, kind: str, batch: int | None, text: str, next_step: str = "") -> None:
         self.events.append(WatchedEvent(at_ms=self.now_ms(), kind=kind, batch=batch, text=text, next_step=next_step))

@@ -55,7 +55,7 @@ def emit(figures: Figures, batch: WatchedBatch) -> None:
 @cache
 def _trace() -> Any:
     try:
-        from opentelemetry import trace
+        import opentelemetry.trace as trace
     except ImportError:
         return None
     return trace

@@ -35,6 +35,7 @@ SEGMENTS_KEPT = 40
 WRITTEN_EVERY_S = 5.0
 FORMAT = 1
 _SUBFOLDER = "timeline"
+_CLOSED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +152,12 @@ class TimelineWriter:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Writes what is new, and ends the thread."""
+        """Writes what is new, and ends the thread: a store that is away may take longer than it waits, some seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(self._every_s)
+            self._thread.join(_CLOSED_WITHIN_S)
 
     def _keep_writing(self, files: CheckpointFiles) -> None:
         while True:

@@ -1,0 +1,24 @@
+"""Says in Spark's UI what a job of a batch is for."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+_DESCRIPTION = "spark.job.description"
+
+
+@contextmanager
+def described(session: SparkSession, text: str) -> Iterator[None]:
+    """Adds a line to the description of the jobs that this thread submits, below Spark's own of the batch."""
+    context = session.sparkContext
+    before = context.getLocalProperty(_DESCRIPTION)
+    line = html.escape(f"sparkonce: {text}", quote=False)
+    context.setLocalProperty(_DESCRIPTION, f"{before}<br/>{line}" if before else line)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)

@@ -1,0 +1,149 @@
+"""The timeline in a checkpoint: written in the background, bounded, and read by others while it is written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventually import eventually
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.state import Phase, State
+from sparkonce.watch import timeline
+from sparkonce.watch.figures import Figures, WatchedBatch
+from sparkonce.watch.timeline import TimelineReader, TimelineSegment, TimelineWriter
+from unit.test_watch_figures import CLAIM, QUERY
+
+
+def figures_of(token: Token | None) -> Figures:
+    made = Figures()
+    made.begin_run(QUERY, "r1", lambda: State(claim=CLAIM, token=token), lambda: 0)
+    return made
+
+
+def batch(number: int) -> WatchedBatch:
+    return WatchedBatch(
+        batch=number,
+        rows={"orders": 5},
+        transactions=2,
+        recovered=False,
+        healed=0,
+        began_ms=1_000 * number,
+        phases=(("writing", 10), ("deciding", 3)),
+    )
+
+
+def write(files: CheckpointFiles, token: Token, batches: range) -> None:
+    """Writes as a run does, and ends it."""
+    figures = figures_of(token)
+    writer = TimelineWriter(files, figures, every_s=60.0)
+    for number in batches:
+        writer.add(batch(number))
+    figures.enter(Phase.FINISHING, batches.stop)
+    writer.tell()
+    writer.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LocalFiles:
+    return LocalFiles(tmp_path)
+
+
+def numbers(segments: Any) -> list[int]:
+    return [one.batch for segment in segments for one in segment.batches]
+
+
+def test_it_is_read_as_it_was_written(files: LocalFiles) -> None:
+    write(files, Token(7, "ab12cd34"), range(3))
+    (segment,) = TimelineReader(files).read()
+    assert [one.batch for one in segment.batches] == [0, 1, 2]
+    assert segment.batches[1].took_ms == 13
+    assert (segment.run, segment.query, segment.spark_run) == ("7-ab12cd34", QUERY, "r1")
+    assert (segment.now.batch, segment.now.phase) == (3, "finishing")
+    assert segment.timeout_ms == {"orders": 900_000}
+    assert [one.kind for one in segment.events] == ["started"]
+
+
+def test_the_newest_batches_are_kept_over_all_runs(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
+    monkeypatch.setattr(timeline, "SEGMENTS_KEPT", 4)
+    write(files, Token(7, "ffffffff"), range(35))
+    write(files, Token(12, "00000000"), range(35, 62))
+    reader = TimelineReader(files)
+    assert numbers(reader.read()) == list(range(20, 62))
+    write(files, Token(20, "00000000"), range(62, 64))
+    assert numbers(reader.read()) == list(range(30, 64))
+    assert len(list((files.folder / "sparkonce" / "timeline").iterdir())) == 5, (
+        "one is begun after old ones are deleted"
+    )
+
+
+def test_a_reader_reads_again_what_may_have_changed(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
+    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), every_s=0.0)
+    reader, read = TimelineReader(files), list[str]()
+    known = LocalFiles.read
+    monkeypatch.setattr(LocalFiles, "read", lambda self, path: (read.append(path), known(self, path))[1])
+    for number in range(25):
+        writer.add(batch(number))
+    eventually(lambda: len(numbers(reader.read())) == 25, "all are written")
+    read.clear()
+    reader.read()
+    assert [path.rpartition(".0")[2] for path in read] == ["00002.json"]
+    writer.add(batch(25))
+    writer.close()
+    assert numbers(reader.read()) == list(range(26))
+
+
+def test_nothing_is_written_before_the_claim(files: LocalFiles) -> None:
+    writer = TimelineWriter(files, figures_of(None), every_s=60.0)
+    writer.tell()
+    writer.close()
+    assert TimelineReader(files).read() == []
+
+
+def test_a_store_that_refuses_is_told_once_and_stops_nothing(
+    files: LocalFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        tried.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tried: list[int] = []
+    monkeypatch.setattr(LocalFiles, "replace", full)
+    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), every_s=0.0)
+    for number in range(3):
+        writer.add(batch(number))
+        eventually(lambda number=number: len(tried) > number, "it was tried")
+    monkeypatch.undo()
+    writer.add(batch(3))
+    writer.close()
+    assert [one.levelno for one in caplog.records if "timeline" in one.getMessage()].count(logging.WARNING) == 1
+    assert numbers(TimelineReader(files).read()) == [0, 1, 2, 3], "what could not be written comes later"
+
+
+def test_what_is_damaged_or_newer_is_left_out(files: LocalFiles) -> None:
+    write(files, Token(7, "ab12cd34"), range(2))
+    folder = files.folder / "sparkonce" / "timeline"
+    (kept,) = folder.iterdir()
+    plain = json.loads(kept.read_bytes())
+    for number, text in enumerate(
+        ["", "[]", json.dumps({**plain, "format": 2}), json.dumps({**plain, "now": {}}), json.dumps({"format": 1})]
+    ):
+        (folder / f"{number:020d}-00000000.000000.json").write_text(text)
+    assert TimelineSegment.decoded(kept.read_bytes()) is not None
+    assert numbers(TimelineReader(files).read()) == [0, 1]
+
+
+def test_without_files_nothing_is_written_and_no_thread_begins() -> None:
+    writer = TimelineWriter(None, figures_of(Token(7, "ab12cd34")))
+    writer.add(batch(0))
+    writer.tell()
+    writer.close()
+    assert writer._thread is None
