@@ -251,6 +251,7 @@ def packages() -> None:
         "redis-server": program("redis-server"),
         "rabbitmq-server": program("rabbitmq-server"),
         "chromium": program("chromium") or program("google-chrome"),
+        "prometheus": program("promtool"),
         "libfaketime": any(faketime.exists() for faketime in places_of_faketime()),
     }
     missing = [package for package, path in found.items() if not path]

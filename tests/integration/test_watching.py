@@ -1,0 +1,237 @@
+"""The dashboard and the alert rules of docs/watching, asked of a real Prometheus that scrapes real figures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eventually import eventually
+from sparkonce import serve_metrics
+from sparkonce.errors import TransactionLostError
+from sparkonce.protocol.state import Phase, State, Writing
+from sparkonce.rig.servers.process import free_port
+from sparkonce.watch.figures import Figures
+from tidy.sources import ROOT
+from unit.test_watch_figures import CLAIM, TOKEN, handle, progress
+
+FOLDER = ROOT / "docs" / "watching"
+RULES = FOLDER / "sparkonce-rules.yml"
+DASHBOARD = json.loads((FOLDER / "sparkonce-dashboard.json").read_text())
+NEEDS_PROMETHEUS = pytest.mark.skipif(
+    not (shutil.which("promtool") and shutil.which("prometheus")), reason="Prometheus is not installed"
+)
+LIMIT_S = 60
+QUERIES = {"busy": "11111111-0000-4000-8000-000000000001", "dead": "11111111-0000-4000-8000-000000000002"}
+
+
+def expressions() -> dict[str, str]:
+    """Returns the dashboard's expressions as Grafana sends them, by the titles of their panels."""
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in DASHBOARD["panels"]
+        for target in panel.get("targets", [])
+    }
+    return {
+        title: expr.replace("$__rate_interval", "1m").replace("$query", "|".join(QUERIES.values()))
+        for title, expr in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Serves a query that is busy, and one that has stopped."""
+    busy, dead = Figures(), Figures()
+    for name, figures in (("busy", busy), ("dead", dead)):
+        figures.name = name
+        state = State(claim=CLAIM, token=TOKEN, writing=Writing(handles=(handle(0, time.time_ns() // 1_000_000),)))
+        figures.begin_run(QUERIES[name], "r1", lambda state=state: state, lambda: 1)
+        for phase in (Phase.WRITING, Phase.DECIDING, Phase.IDLE):
+            figures.enter(phase, 3)
+        figures.done(progress(3, healed=1))
+    busy.enter(Phase.FINISHING, 4)
+    dead.stopped(4, TransactionLostError("Rows are lost"))
+    return serve_metrics(0)
+
+
+@contextmanager
+def prometheus(folder: Path, scraped: int) -> Iterator[Callable[..., Any]]:
+    """Starts a Prometheus that scrapes a port and evaluates our rules; gives a function that asks its API."""
+    settings = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "sparkonce", "static_configs": [{"targets": [f"127.0.0.1:{scraped}"]}]}],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    address = f"127.0.0.1:{free_port()}"
+
+    def ask(path: str, **given: str) -> Any:
+        url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(given)}"
+        with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
+            return json.loads(answer.read())["data"]
+
+    def is_up() -> bool:
+        assert running.poll() is None, (folder / "log").read_text()
+        try:
+            return bool(ask("query", query="sparkonce_batches_total")["result"])
+        except OSError:
+            return False
+
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log) as running,
+    ):
+        try:
+            eventually(is_up, "Prometheus has scraped our figures")
+            yield ask
+        finally:
+            running.terminate()
+            running.wait(LIMIT_S)
+
+
+@NEEDS_PROMETHEUS
+def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
+    with prometheus(tmp_path, port) as ask:
+        answers = {title: ask("query", query=expr)["result"] for title, expr in expressions().items()}
+        value = {title: [float(one["value"][1]) for one in found] for title, found in answers.items()}
+        assert value["Queries that have stopped A"] == [1]
+        assert value["In doubt A"] == [2]
+        assert len(value["Phase A"]) == 2
+        assert [one["metric"]["name"] for one in answers["In one phase for A"]] == ["busy", "dead"]
+        assert len(value["Age of the oldest in doubt B"]) == 2
+        assert value["Age of the oldest in doubt B"][0] == 900
+        assert 0 < value["Oldest, of its timeout A"][0] < 0.5
+        rules = ask("rules")["groups"][0]["rules"]
+        assert all(rule["health"] == "ok" for rule in rules if rule["lastEvaluation"] > "0002")
+        firing = eventually(
+            lambda: [one for one in ask("alerts")["alerts"] if one["labels"]["alertname"] == "SparkonceRowsLost"],
+            "the alert for lost rows",
+        )
+        assert [one["labels"]["name"] for one in firing] == ["dead"]
+        assert "Query dead cannot" in firing[0]["annotations"]["summary"]
+
+
+def series(name: str, values: str, **labels: str) -> dict[str, str]:
+    told = ",".join(f'{label}="{value}"' for label, value in {"query": "q", "name": "totals", **labels}.items())
+    return {"series": f"sparkonce_{name}{{{told}}}", "values": values}
+
+
+FIRES: dict[str, list[dict[str, str]]] = {
+    "SparkonceStopped": [series("phase", "0 1x30", phase="stopped")],
+    "SparkonceRowsLost": [series("stops_total", "0 1x30", error="TransactionLostError")],
+    "SparkonceStandsStill": [
+        series("phase_age_seconds", "0+60x30"),
+        series("phase", "1x30", phase="finishing"),
+        series("phase", "0x30", phase="idle"),
+    ],
+    "SparkonceTransactionOld": [
+        series("oldest_in_doubt_seconds", "460x30"),
+        series("transaction_timeout_seconds", "900x30", sink="a"),
+        series("transaction_timeout_seconds", "3600x30", sink="b"),
+    ],
+    "SparkonceTransactionNearTimeout": [
+        series("oldest_in_doubt_seconds", "730x30"),
+        series("transaction_timeout_seconds", "900x30", sink="a"),
+        series("transaction_timeout_seconds", "3600x30", sink="b"),
+    ],
+    "SparkonceHealed": [series("healed_transactions_total", "0x10 2x20")],
+    "SparkonceSweepsMuch": [
+        series("swept_transactions_total", "0+9x30"),
+        series("transactions_total", "0+4x30"),
+    ],
+}
+QUIET = [
+    series("phase", "0x30", phase="stopped"),
+    series("phase", "1x30", phase="idle"),
+    series("phase_age_seconds", "0+60x30"),
+    series("stops_total", "0 1x30", error="PrepareError"),
+    series("oldest_in_doubt_seconds", "440x30"),
+    series("transaction_timeout_seconds", "900x30", sink="a"),
+    series("transaction_timeout_seconds", "3600x30", sink="b"),
+    series("healed_transactions_total", "5x30"),
+    series("swept_transactions_total", "0+4x30"),
+    series("transactions_total", "0+9x30"),
+]
+
+
+@NEEDS_PROMETHEUS
+@pytest.mark.parametrize("alert", [*FIRES, ""])
+def test_each_alert_fires_by_its_own_series_and_by_no_other(alert: str, tmp_path: Path) -> None:
+    """promtool evaluates the rules at a time of its own; without an alert's name nothing may fire."""
+    given = FIRES.get(alert, QUIET)
+    names = [one["alert"] for one in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]]
+    assert set(names) == set(FIRES)
+    expected = {name: [] for name in names}
+    also = {"SparkonceTransactionNearTimeout": ["SparkonceTransactionOld"]}.get(alert, [])
+    checks = [
+        {
+            "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)',
+            "eval_time": "28m",
+            "exp_samples": [{"labels": "{}", "value": int(name in (alert, *also))}],
+        }
+        for name in expected
+    ]
+    test = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": given, "promql_expr_test": checks}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yml")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dashboard_and_rules_name_figures_that_there_are(port: int) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
+        there = set(re.findall(r"^(sparkonce_\w+)", answer.read().decode(), re.MULTILINE))
+    texts = {"the dashboard": json.dumps(DASHBOARD["panels"]), "the rules": RULES.read_text()}
+    for where, text in texts.items():
+        named = set(re.findall(r"\bsparkonce_\w+", text))
+        assert named, where
+        assert named <= there, where
+    page = (ROOT / "docs" / "watching.md").read_text()
+    counted = {one.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for one in there}
+    assert set(re.findall(r"^\| `(sparkonce_\w+)", page, re.MULTILINE)) == {
+        one for one in counted if not one.endswith("_created")
+    }
+    assert set(re.findall(r"^### (Sparkonce\w+)$", page, re.MULTILINE)) == set(FIRES)
+
+
+def test_grafanas_schema_knows_all_of_the_dashboard() -> None:
+    """What a reader of the schema does not know is not there when it writes the dashboard again."""
+    dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+
+    register_default_plugins()
+    again = json.loads(JSONEncoder(sort_keys=True).encode(dashboards.Dashboard.from_json(DASHBOARD)))
+    assert list(_missing(DASHBOARD, again)) == []
+
+
+def _missing(given: Any, found: Any, path: str = "") -> Iterator[str]:
+    if isinstance(given, dict) and isinstance(found, dict):
+        for name in given:
+            yield from _missing(given[name], found.get(name), f"{path}/{name}")
+    elif isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
+        for number, pair in enumerate(zip(given, found, strict=True)):
+            yield from _missing(*pair, f"{path}/{number}")
+    elif given != found:
+        yield f"{path}: {given!r} became {found!r}"
