@@ -134,6 +134,11 @@ def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(
     assert (done.exit_code, "gone:" in done.stderr, "empty:" in done.stderr) == (2, True, False), done.stderr
 
 
+def test_a_folder_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    done = run("list", "--system", "files", "--settings", f"path={tmp_path / 'gone'}")
+    assert (done.exit_code, "there is no such folder" in done.stderr) == (1, True), done.output
+
+
 def test_a_name_that_is_not_open_is_said(scene: Scene) -> None:
     kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
     done = run("describe", "nobody", *kafka)

@@ -86,6 +86,14 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+def test_more_cannot_be_accepted_than_is_finished_and_nothing_is_claimed(scene: Scene) -> None:
+    scene.die_at(Phase.FINISHING)
+    before = read_log(DecisionLog(LocalLogStore(scene.checkpoint))).end
+    with pytest.raises(ConfigurationError, match="batch 1 is next"):
+        resolve(LocalFiles(scene.checkpoint), scene.sinks(), accept_lost={next(iter(scene.sinks())): BATCH})
+    assert read_log(DecisionLog(LocalLogStore(scene.checkpoint))).end == before
+
+
 @pytest.mark.parametrize("phase", [*DECIDED, *NOT_DECIDED])
 def test_all_ends_and_the_query_goes_on(scene: Scene, phase: Phase) -> None:
     scene.die_at(phase)

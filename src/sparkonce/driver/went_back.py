@@ -21,6 +21,23 @@ from sparkonce.sink import SinkCommitter
 logger = logging.getLogger("sparkonce")
 
 
+def check_accepted(accepted: Mapping[str, int], batch: int) -> None:
+    """Refuses to do without more batches than can be missing.
+
+    Args:
+        accepted: Of each sink the newest batch that may be missing.
+        batch: The next batch; all before it are finished.
+
+    Raises:
+        ConfigurationError: if one of them is not before it.
+    """
+    if any(newest >= batch for newest in accepted.values()):
+        raise errors.ConfigurationError(
+            f"accept_lost_batches={dict(accepted)!r}: batch {batch} is next, and only those before are finished.",
+            next_step="Give what StaleServerError named, or leave it out.",
+        )
+
+
 def check_servers(
     effect: do.CheckServers,
     committer: Callable[[str], SinkCommitter],
@@ -42,11 +59,7 @@ def check_servers(
         StaleServerError: if a server went back.
         UnknownOutcomeError: if a server could not be asked.
     """
-    if any(newest >= effect.batch for newest in accepted.values()):
-        raise errors.ConfigurationError(
-            f"accept_lost_batches={dict(accepted)!r}: batch {effect.batch} is next, and only those before are finished",
-            next_step="give what StaleServerError named, or leave it out.",
-        )
+    check_accepted(accepted, effect.batch)
     outage = Outage(patience_s)
     missing: dict[str, list[int]] = {}
     for name in effect.sinks:

@@ -16,6 +16,7 @@ from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.start import read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.driver.timing import Timing
+from sparkonce.driver.went_back import check_accepted
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
@@ -128,6 +129,7 @@ def _tried(
     found, point = _point(files)
     if (refused := _refused(found, point, moved=moved)) is not None:
         raise refused
+    check_accepted(accept_lost, point.next_batch().number)
     _check_sinks(point, sinks, decided=decided)
     log = DecisionLog(log_store(files))  # readers make no folders; a run may need them
     run = OperatorRun(

@@ -10,7 +10,7 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of
-from sparkonce.sinks.files.places import open_store
+from sparkonce.sinks.files.places import local_folder, open_store, scheme_of
 
 
 def options_in(line: str) -> dict[str, Any]:
@@ -39,6 +39,12 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
     """
     given = options_in(settings) if isinstance(settings, str) else dict(settings)
     path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")
+    if scheme_of(path) == "file" and not local_folder(path).is_dir():
+        raise ConfigurationError(
+            f"path={path!r}: there is no such folder on this machine.",
+            next_step="Correct the path, or run the command where the disk is mounted.",
+            setting="path",
+        )
     staged: dict[TransactionName, list[str]] = {}
     with closing(open_store(path, given)) as store:
         for one in store.list_staged():
