@@ -17,6 +17,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.kafka.stalled_rows import TopicLookup
 from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
@@ -180,6 +181,14 @@ def test_between_a_decision_and_the_next_start_that_start_says_it(
     assert "those of the last decided batch may be gone too" in told
     assert scene.open() == []
     assert scene.visible() == batch(2)
+
+
+def test_brokers_are_asked_which_topics_there_are(scene: Scene, witness: Witness) -> None:
+    lookup = TopicLookup({"bootstrap.servers": witness.bootstrap})
+    scene.job.run(0)  # which makes Kafka's own topic of transactions
+    assert lookup.is_there([scene.topic, "never-made", "not/a/name"]) == {scene.topic: True, "never-made": False}
+    scene.delete()
+    eventually(lambda: lookup.is_there([scene.topic]), lambda told: told == {scene.topic: False})
 
 
 def test_weaker_guarantees_say_it_at_the_next_start(

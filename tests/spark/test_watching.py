@@ -98,7 +98,7 @@ def test_all_see_the_same_batches(
     assert found[("sparkonce_batches_total",)] == len(done) == 3
     assert found["sparkonce_rows_total", "kafka"] == len(IDS)
     assert found[("sparkonce_transactions_total",)] == sum(one.transactions for one in done)
-    assert found[("sparkonce_in_doubt_transactions",)] == 0
+    assert found["sparkonce_in_doubt_transactions", "kafka"] == 0
     assert found["sparkonce_phase", "idle"] == 1
     assert found["sparkonce_transaction_timeout_seconds", "kafka"] > 0
     writing = sum(one.seconds[Phase.WRITING.value] for one in done)

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.kafka import stalled_rows
-from sparkonce.sinks.kafka.stalled_rows import StalledRows
+from sparkonce.sinks.kafka.stalled_rows import StalledRows, TopicLookup
 
-THERE, GONE = None, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-SILENT = KafkaException(KafkaError(KafkaError._TRANSPORT))
-DURATION_S = 6.0
+GONE_AFTER_S = 30.0
 
 
 class Stand:
     """A producer with rows in flight, brokers that answer for topics, and a clock."""
 
     def __init__(self) -> None:
-        self.rows, self.now_s = 10, 0.0
-        self.asked: list[str] = []
-        self.answers: dict[str, Any] = {"a": THERE, "b": THERE}
+        self.rows, self.now_s, self.asked = 10, 0.0, 0
+        self.answers = {"a": True, "b": True}
+        self.gone_after_s = GONE_AFTER_S
 
     def __len__(self) -> int:
         return self.rows
 
-    def list_topics(self, topic: str, _: float) -> Any:
-        self.asked.append(topic)
-        if isinstance(self.answers[topic], Exception):
-            raise self.answers[topic]
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=self.answers[topic])})
+    def is_there(self, topics: Collection[str]) -> dict[str, bool]:
+        assert topics == {"a", "b"}
+        self.asked += 1
+        return self.answers
 
 
 @pytest.fixture
@@ -44,50 +40,74 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
 
 
 @pytest.fixture
-def later(stand: Stand) -> Callable[[], None]:
+def later(stand: Stand) -> Callable[[float], None]:
+    """Looks once in a second, for so long."""
     pooled: Any = SimpleNamespace(producer=stand)
-    stalled = StalledRows(pooled, {"b", "a"})
+    lookup: Any = stand
+    stalled = StalledRows(pooled, {"b", "a"}, lookup)
 
-    def looks() -> None:
-        stand.now_s += DURATION_S
-        stalled.look()
+    def looks(seconds: float) -> None:
+        for _ in range(int(seconds)):
+            stand.now_s += 1.0
+            stalled.look()
 
     return looks
 
 
-def test_nobody_is_asked_while_rows_arrive_or_before_it_is_time(stand: Stand) -> None:
-    pooled: Any = SimpleNamespace(producer=stand)
-    stalled = StalledRows(pooled, {"a"})
-    for _ in range(5):
-        stand.now_s += DURATION_S
+def test_nobody_is_asked_while_rows_arrive(stand: Stand, later: Callable[[float], None]) -> None:
+    stand.answers["b"] = False
+    for _ in range(9):
+        later(4)
         stand.rows -= 1
-        stalled.look()
-    assert stand.asked == []
+    assert stand.asked == 0
+    later(6)
+    assert stand.asked == 1
 
 
-def test_a_topic_that_is_gone_twice_is_named(stand: Stand, later: Callable[[], None]) -> None:
-    stand.answers["b"] = GONE
-    later()
-    assert stand.asked == ["a", "b"]
+def test_a_topic_that_is_gone_for_long_is_named(stand: Stand, later: Callable[[float], None]) -> None:
+    stand.answers["b"] = False
+    later(5 + GONE_AFTER_S - 1)
     stand.rows += 1  # statistics that wait are no row that has arrived
     with pytest.raises(PrepareError, match="topic 'b' is not there"):
-        later()
+        later(6)
+    assert stand.asked == 7
 
 
-def test_one_answer_may_be_of_a_broker_that_lags_behind(stand: Stand, later: Callable[[], None]) -> None:
-    for answer in (GONE, THERE, GONE):
-        stand.answers["b"] = answer
-        later()
-    stand.rows -= 1
-    later()
-    assert len(stand.asked) == 6, "rows arrived"
-    later()
+@pytest.mark.parametrize("meanwhile", ["it is there once", "a row arrives"])
+def test_a_topic_that_appears_late_stops_nothing(meanwhile: str, stand: Stand, later: Callable[[float], None]) -> None:
+    stand.answers["b"] = False
+    later(GONE_AFTER_S)
+    if meanwhile == "a row arrives":
+        stand.rows -= 1
+        later(1)
+    else:
+        stand.answers["b"] = True
+        later(6)
+    stand.answers["b"] = False
+    later(GONE_AFTER_S)
+    stand.answers["b"] = True
+    later(100)
 
 
-def test_silence_and_other_errors_say_nothing(stand: Stand, later: Callable[[], None]) -> None:
-    stand.answers = {"a": KafkaError(KafkaError.LEADER_NOT_AVAILABLE), "b": SILENT}
-    later()
-    later()
-    stand.answers["a"] = SILENT
-    later()
-    assert stand.asked == ["a", "b", "a", "b", "a"], "no further one is asked where no broker answers"
+def test_silence_says_nothing(stand: Stand, later: Callable[[float], None]) -> None:
+    stand.answers = {}
+    later(100)
+    assert stand.asked > 10
+
+
+def test_without_a_lookup_nobody_is_asked(stand: Stand) -> None:
+    pooled: Any = SimpleNamespace(producer=stand)
+    stalled = StalledRows(pooled, {"a"}, None)
+    stand.now_s += 100
+    stalled.look()
+    assert stand.asked == 0
+
+
+@pytest.mark.parametrize(("given", "expected_s"), [({}, 30.0), (500, 10.0), ("60000", 60.0)])
+def test_a_topic_is_gone_when_librdkafka_would_give_up_waiting_for_it(given: Any, expected_s: float) -> None:
+    settings = {"topic.metadata.propagation.max.ms": given} if given else {}
+    assert TopicLookup(settings).gone_after_s == expected_s
+
+
+def test_no_broker_is_no_answer() -> None:
+    assert TopicLookup({"bootstrap.servers": "127.0.0.1:1"}).is_there(["a"]) == {}

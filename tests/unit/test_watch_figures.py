@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +13,10 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import ConfigurationError, TransactionLostError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
-from sparkonce.protocol.state import Finishing, Phase, State, Writing
+from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.state import Finishing, Phase, Putting, State, Writing
 from sparkonce.protocol.view import Decision
+from sparkonce.watch import figures as watch_figures
 from sparkonce.watch.figures import Figures, InDoubt, in_doubt
 from sparkonce.watch.prometheus import register, serve_metrics
 
@@ -43,11 +44,31 @@ def progress(batch: int, **more: Any) -> BatchProgress:
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000
+    """Two clocks that go alike, until somebody sets the first."""
 
-    def __call__(self) -> int:
-        return self.now_ms
+    def __init__(self) -> None:
+        self.now_ms, self.set_by_ms = 1_000, 0
+
+    def wall_ms(self) -> int:
+        return self.now_ms + self.set_by_ms
+
+    def monotonic_s(self) -> float:
+        return self.now_ms / 1000
+
+
+class Run:
+    """A run, with the state and the count that somebody sets."""
+
+    def __init__(self) -> None:
+        self.state, self.swept = State(claim=CLAIM, token=TOKEN, transactional=("orders",)), 0
+
+    def lifetimes_s(self) -> dict[str, float]:
+        return {"orders": 900.0}
+
+
+@pytest.fixture(autouse=True)
+def _no_other_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_figures, "_known", {})
 
 
 @pytest.fixture
@@ -56,114 +77,176 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def state() -> SimpleNamespace:
-    """The coordinator's state and the count of a run, as somebody sets them."""
-    return SimpleNamespace(now=State(claim=CLAIM, token=TOKEN), swept=0)
+def run() -> Run:
+    return Run()
 
 
 @pytest.fixture
-def figures(clock: Clock, state: SimpleNamespace) -> Figures:
-    made = Figures(clock)
-    made.name = "totals"
-    made.begin_run(QUERY, "r1", lambda: state.now, lambda: state.swept)
+def figures(clock: Clock, run: Run) -> Figures:
+    made = Figures(clock.wall_ms, clock.monotonic_s)
+    made.start(QUERY, "totals")
+    made.begin_run(QUERY, "r1", run)
     return made
 
 
-def run(figures: Figures, clock: Clock, batch: int, *phases: tuple[Phase, int]) -> None:
+def go_through(figures: Figures, clock: Clock, batch: int, *phases: tuple[Phase, int]) -> None:
     for phase, took_ms in phases:
         figures.enter(phase, batch)
         clock.now_ms += took_ms
     figures.enter(Phase.IDLE, batch)
 
 
+def samples() -> dict[tuple[str, ...], float]:
+    """Returns what Prometheus reads, by name and the values of the labels that follow query and name."""
+    registry = CollectorRegistry()
+    register(registry)
+    return {
+        (
+            sample.name,
+            *(value for label, value in sample.labels.items() if label not in ("query", "name")),
+        ): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+        if (sample.labels.get("query"), sample.labels.get("name")) == (QUERY, "totals")
+    }
+
+
 def test_a_batch_has_its_phases_in_their_order(figures: Figures, clock: Clock) -> None:
-    run(figures, clock, 3, (Phase.CLAIMING, 10), (Phase.WRITING, 200), (Phase.WRITING, 50), (Phase.DECIDING, 5))
+    go_through(figures, clock, 3, (Phase.CLAIMING, 10), (Phase.WRITING, 200), (Phase.WRITING, 50), (Phase.DECIDING, 5))
     found = figures.done(progress(3))
     assert found.phases == [("claiming", 10), (Phase.WRITING.value, 250), ("deciding", 5)]
     assert (found.began_ms, found.took_ms, found.rows) == (1_000, 265, {"orders": 5})
     clock.now_ms += 10_000  # idle, which is of no batch
-    run(figures, clock, 4, (Phase.WRITING, 20))
+    go_through(figures, clock, 4, (Phase.WRITING, 20))
     assert figures.done(progress(4)).phases == [(Phase.WRITING.value, 20)]
 
 
-def test_counts_go_on_over_runs(figures: Figures, clock: Clock, state: SimpleNamespace) -> None:
-    run(figures, clock, 0, (Phase.WRITING, 20))
+def test_a_clock_that_is_set_changes_no_duration(figures: Figures, clock: Clock) -> None:
+    figures.enter(Phase.WRITING, 3)
+    clock.now_ms += 100
+    clock.set_by_ms = -50_000
+    assert figures.watched().phase_age_s == pytest.approx(0.1)
+    go_through(figures, clock, 3, (Phase.DECIDING, 5))
+    found = figures.done(progress(3))
+    assert (found.began_ms, found.phases) == (1_000, [(Phase.WRITING.value, 100), ("deciding", 5)])
+
+
+def test_counts_go_on_over_runs(figures: Figures, clock: Clock, run: Run) -> None:
+    go_through(figures, clock, 0, (Phase.WRITING, 20))
     figures.done(progress(0, recovered=True, healed=2))
-    state.swept = 3
-    figures.end_run()
-    state.swept = 100
-    figures.begin_run(QUERY, "r2", lambda: state.now, lambda: 1)
-    run(figures, clock, 1, (Phase.WRITING, 20))
+    run.swept = 3
+    assert [one.kind for one in figures.watched().events] == ["started", "recovered", "healed", "swept"]
+    figures.end_run("r1")
+    run.swept = 100
+    following = Run()
+    figures.begin_run(QUERY, "r2", following)
+    following.swept = 1
+    go_through(figures, clock, 1, (Phase.WRITING, 20))
     figures.done(progress(1, seconds={Phase.WRITING.value: 400.0}))
     totals = figures.watched().totals
     assert (totals.batches, totals.recovered, totals.healed, totals.swept) == (2, 1, 2, 4)
     assert totals.rows == {"orders": 10}
     assert totals.phase_s == {Phase.WRITING.value: 400.3, "deciding": 0.1}
     assert totals.within == (0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1)
-    assert [one.kind for one in figures.events] == ["started", "recovered", "healed", "started"]
+    assert [one.kind for one in figures.watched().events] == ["started", "swept"], "of this run alone"
 
 
-def test_a_stop_is_an_event_with_its_next_step(figures: Figures, clock: Clock) -> None:
+def test_a_stop_is_an_event_with_its_next_step(figures: Figures, clock: Clock, run: Run) -> None:
     figures.enter(Phase.WRITING, 8)
     clock.now_ms += 7
-    figures.stopped(8, TransactionLostError("Rows are lost", next_step="Restore them"))
-    watched, event = figures.watched(), figures.events[-1]
+    figures.stopped(8, TransactionLostError("Rows are lost" + 9_000 * "!", next_step="Restore them"))
+    figures.end_run("r1", "[STREAM_FAILED]: the same error, as Spark has it")
+    watched = figures.watched()
+    event = watched.events[-1]
     assert (watched.phase, watched.since_ms) == (Phase.STOPPED, 1_007)
-    assert (event.kind, event.batch, event.next_step) == ("stopped", 8, "Restore them")
+    assert (event.kind, event.batch, event.next_step, len(event.text)) == ("stopped", 8, "Restore them", 2_000)
     assert watched.totals.stops == {"TransactionLostError": 1}
-    run(figures, clock, 8, (Phase.WRITING, 20))
+    figures.start(QUERY, "totals")
+    assert figures.watched().phase is Phase.IDLE, "it is started again, and has no batch yet"
+    figures.begin_run(QUERY, "r2", run)
+    go_through(figures, clock, 8, (Phase.WRITING, 20))
     assert figures.done(progress(8)).phases == [(Phase.WRITING.value, 20)], "what the stopped run did is not of it"
 
 
-def test_what_is_in_doubt_is_prepared_and_not_finished() -> None:
-    state = State(claim=CLAIM)
-    opened = (handle(0, 500), handle(1, 300), handle(2))
-    assert in_doubt(None) == in_doubt(state) == InDoubt()
-    writing = State(claim=CLAIM, writing=Writing(handles=opened))
-    assert in_doubt(writing) == InDoubt(transactions=2, opened_ms=300)
-    decision = Decision(position=9, token=TOKEN, query=QUERY, batch=1, offsets=(), handles=opened)
-    finishing = State(claim=CLAIM, finishing=Finishing(decision=decision, pending=(handle(0, 500),)))
-    assert in_doubt(finishing) == InDoubt(transactions=1, opened_ms=500)
+def test_an_error_of_sparks_own_is_a_stop_and_an_end_in_order_is_none(figures: Figures, clock: Clock, run: Run) -> None:
+    go_through(figures, clock, 0, (Phase.WRITING, 20))
+    figures.end_run("r1", "the source is away")
+    watched = figures.watched()
+    assert (watched.phase, watched.totals.stops) == (Phase.STOPPED, {"StreamingQueryException": 1})
+    assert watched.events[-1].text == "the source is away"
+    figures.begin_run(QUERY, "r2", run)
+    figures.end_run("r1", "the first one's end, which came late")
+    assert figures.watched().phase is Phase.IDLE
+    figures.end_run("r2", "")
+    assert figures.watched().events[-1].kind == "ended"
+    assert figures.watched().phase is Phase.IDLE
+    assert Figures.known() == [figures], "Prometheus may not have read its last batch yet"
 
 
-def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, state: SimpleNamespace) -> None:
-    state.now = State(claim=CLAIM, token=TOKEN, writing=Writing(handles=(handle(0, 500),)))
+def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -> None:
+    run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
     figures.enter(Phase.DECIDING, 4)
-    state.now = State(claim=CLAIM, phase=Phase.STOPPED)
-    figures.end_run()
+    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
     watched = figures.watched()
     assert watched.phase is Phase.STOPPED
     assert watched.state is not None
     assert watched.state.token == TOKEN
-    assert watched.in_doubt == InDoubt(transactions=1, opened_ms=500)
+    assert watched.in_doubt == {"orders": InDoubt(transactions=2, opened_ms=300)}
 
 
-def test_prometheus_reads_them(figures: Figures, clock: Clock, state: SimpleNamespace) -> None:
-    run(figures, clock, 3, (Phase.WRITING, 200))
+HANDLES = (handle(0, 500), handle(1, 300), handle(2))
+COMMIT = Commit(token=TOKEN, query=QUERY, batch=1, offsets=("{}",), handles=HANDLES)
+
+
+def decided(*pending: Handle) -> Finishing:
+    return Finishing(
+        decision=Decision(position=9, token=TOKEN, query=QUERY, batch=1, offsets=(), handles=HANDLES), pending=pending
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "transactions", "opened_ms"),
+    [
+        (Phase.IDLE, {}, 0, None),
+        (Phase.WRITING, {"writing": Writing()}, 0, 800),
+        (Phase.VALIDATING, {"writing": Writing(handles=HANDLES)}, 2, 300),
+        (Phase.DECIDING, {"putting": Putting(record=COMMIT)}, 2, 300),
+        (Phase.CLAIMING, {"putting": Putting(record=CLAIM)}, 0, None),
+        (Phase.ABORTING, {"writing": Writing(handles=HANDLES)}, 0, None),
+        (Phase.FINISHING, {"finishing": decided(handle(0, 500))}, 1, 500),
+        (Phase.WRITING, {"finishing": decided(), "writing": Writing()}, 0, 800),
+        (Phase.RESOLVING, {"finishing": decided(handle(0, 500)), "putting": Putting(record=COMMIT)}, 2, 300),
+    ],
+    ids=lambda value: value.name if isinstance(value, Phase) else "",
+)
+def test_what_is_in_doubt(phase: Phase, more: dict[str, Any], transactions: int, opened_ms: int | None) -> None:
+    state = State(claim=CLAIM, transactional=("orders",), phase=phase, **more)
+    found = in_doubt(state, since_ms=800).get("orders", InDoubt())
+    assert found == InDoubt(transactions=transactions, opened_ms=opened_ms)
+    assert in_doubt(None, since_ms=800) == {}
+
+
+def test_prometheus_reads_them(figures: Figures, clock: Clock, run: Run) -> None:
+    go_through(figures, clock, 3, (Phase.WRITING, 200))
     figures.done(progress(3))
-    figures.enter(Phase.FINISHING, 4)
-    state.now = State(claim=CLAIM, token=TOKEN, writing=Writing(handles=(handle(0, 500), handle(1, 900))))
-    registry = CollectorRegistry()
-    register(registry)
-    found = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(generate_latest(registry).decode())
-        for sample in family.samples
-        if sample.labels.get("query") == QUERY
-    }
-    assert found["sparkonce_batches_total", QUERY, "totals"] == 1
-    assert found["sparkonce_rows_total", QUERY, "orders", "totals"] == 5
-    assert found["sparkonce_phase_seconds_total", QUERY, Phase.WRITING.value, "totals"] == 0.3
-    assert found["sparkonce_in_doubt_transactions", QUERY, "totals"] == 2
-    assert found["sparkonce_oldest_in_doubt_seconds", QUERY, "totals"] > 1e9, "the clock of the test is long ago"
-    assert found["sparkonce_transaction_timeout_seconds", QUERY, "orders", "totals"] == 900
-    assert found["sparkonce_phase", QUERY, "finishing", "totals"] == 1
+    figures.enter(Phase.DECIDING, 4)
+    clock.now_ms += 4_000
+    run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
+    found = samples()
+    assert found[("sparkonce_batches_total",)] == 1
+    assert found["sparkonce_rows_total", "orders"] == 5
+    assert found["sparkonce_phase_seconds_total", Phase.WRITING.value] == 0.3
+    assert found["sparkonce_in_doubt_transactions", "orders"] == 2
+    assert found["sparkonce_oldest_transaction_seconds", "orders"] > 1e9, "the clock of the test is long ago"
+    assert found["sparkonce_transaction_timeout_seconds", "orders"] == 900
+    assert found["sparkonce_phase", "deciding"] == 1
     assert sum(value for (name, *_), value in found.items() if name == "sparkonce_phase") == 1
-    assert found["sparkonce_batch_seconds_bucket", "+Inf", QUERY, "totals"] == 1
-    assert found["sparkonce_batch_seconds_bucket", "0.25", QUERY, "totals"] == 0
-    assert found["sparkonce_batch_seconds_bucket", "0.5", QUERY, "totals"] == 1
-    assert found["sparkonce_last_batch", QUERY, "totals"] == 3
-    assert found["sparkonce_last_batch_timestamp_seconds", QUERY, "totals"] == 1.2
+    assert found[("sparkonce_phase_age_seconds",)] == 4
+    assert found["sparkonce_batch_seconds_bucket", "+Inf"] == 1
+    assert found["sparkonce_batch_seconds_bucket", "0.25"] == 0
+    assert found["sparkonce_batch_seconds_bucket", "0.5"] == 1
+    assert found[("sparkonce_last_batch",)] == 3
+    assert found[("sparkonce_last_batch_timestamp_seconds",)] == 1.2
 
 
 @pytest.mark.parametrize(("port", "host"), [(-1, "127.0.0.1"), (70_000, "127.0.0.1"), (0, "203.0.113.1"), ("x", "::")])

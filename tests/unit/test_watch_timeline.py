@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from sparkonce.protocol.state import Phase, State
 from sparkonce.watch import timeline
 from sparkonce.watch.figures import Figures, WatchedBatch
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment, TimelineWriter
-from unit.test_watch_figures import CLAIM, QUERY
+from unit.test_watch_figures import CLAIM, QUERY, Run
 
 
-def figures_of(token: Token | None) -> Figures:
-    made = Figures()
-    made.begin_run(QUERY, "r1", lambda: State(claim=CLAIM, token=token), lambda: 0)
+def figures_of(token: Token | None, spark_run: str = "r1") -> Figures:
+    made, run = Figures(), Run()
+    run.state = State(claim=CLAIM, token=token)
+    made.begin_run(QUERY, spark_run, run)
     return made
 
 
@@ -42,7 +44,7 @@ def batch(number: int) -> WatchedBatch:
 def write(files: CheckpointFiles, token: Token, batches: range) -> None:
     """Writes as a run does, and ends it."""
     figures = figures_of(token)
-    writer = TimelineWriter(files, figures, every_s=60.0)
+    writer = TimelineWriter(files, figures, "r1", every_s=60.0)
     for number in batches:
         writer.add(batch(number))
     figures.enter(Phase.FINISHING, batches.stop)
@@ -76,17 +78,15 @@ def test_the_newest_batches_are_kept_over_all_runs(files: LocalFiles, monkeypatc
     write(files, Token(7, "ffffffff"), range(35))
     write(files, Token(12, "00000000"), range(35, 62))
     reader = TimelineReader(files)
-    assert numbers(reader.read()) == list(range(20, 62))
+    assert numbers(reader.read()) == list(range(30, 62))
     write(files, Token(20, "00000000"), range(62, 64))
-    assert numbers(reader.read()) == list(range(30, 64))
-    assert len(list((files.folder / "sparkonce" / "timeline").iterdir())) == 5, (
-        "one is begun after old ones are deleted"
-    )
+    assert numbers(reader.read()) == list(range(35, 64))
+    assert len(list((files.folder / "sparkonce" / "timeline").iterdir())) == 4
 
 
 def test_a_reader_reads_again_what_may_have_changed(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
-    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), every_s=0.0)
+    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), "r1", every_s=0.0)
     reader, read = TimelineReader(files), list[str]()
     known = LocalFiles.read
     monkeypatch.setattr(LocalFiles, "read", lambda self, path: (read.append(path), known(self, path))[1])
@@ -95,14 +95,14 @@ def test_a_reader_reads_again_what_may_have_changed(files: LocalFiles, monkeypat
     eventually(lambda: len(numbers(reader.read())) == 25, "all are written")
     read.clear()
     reader.read()
-    assert [path.rpartition(".0")[2] for path in read] == ["00002.json"]
+    assert [path.rpartition(".")[0][-1:] for path in read] == ["2"]
     writer.add(batch(25))
     writer.close()
     assert numbers(reader.read()) == list(range(26))
 
 
 def test_nothing_is_written_before_the_claim(files: LocalFiles) -> None:
-    writer = TimelineWriter(files, figures_of(None), every_s=60.0)
+    writer = TimelineWriter(files, figures_of(None), "r1", every_s=60.0)
     writer.tell()
     writer.close()
     assert TimelineReader(files).read() == []
@@ -117,15 +117,65 @@ def test_a_store_that_refuses_is_told_once_and_stops_nothing(
 
     tried: list[int] = []
     monkeypatch.setattr(LocalFiles, "replace", full)
-    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), every_s=0.0)
+    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), "r1", every_s=0.0)
     for number in range(3):
         writer.add(batch(number))
         eventually(lambda number=number: len(tried) > number, "it was tried")
     monkeypatch.undo()
-    writer.add(batch(3))
+    eventually(lambda: numbers(TimelineReader(files).read()) == [0, 1, 2], "it is tried again, without any news")
     writer.close()
     assert [one.levelno for one in caplog.records if "timeline" in one.getMessage()].count(logging.WARNING) == 1
-    assert numbers(TimelineReader(files).read()) == [0, 1, 2, 3], "what could not be written comes later"
+
+
+def test_a_store_that_is_away_for_long_costs_no_memory(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        tried.append(1)
+        raise OSError(errno.EHOSTDOWN, "Host is down")
+
+    tried: list[int] = []
+    monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
+    monkeypatch.setattr(timeline, "SEGMENTS_KEPT", 4)
+    monkeypatch.setattr(LocalFiles, "replace", away)
+    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), "r1", every_s=0.0)
+    for number in range(99):
+        writer.add(batch(number))
+    eventually(lambda: bool(tried), "it was tried")
+    assert len(writer._batches) == 40
+    monkeypatch.undo()
+    writer.close()
+
+
+def test_a_writer_leaves_the_timeline_to_the_next_run(files: LocalFiles) -> None:
+    """Its store may have kept it waiting for so long that another run has begun."""
+    figures = figures_of(Token(7, "ab12cd34"), "r2")
+    writer = TimelineWriter(files, figures, "r1", every_s=60.0)
+    writer.add(batch(0))
+    writer.close("r2")
+    assert not writer._is_closed, "it is not that run's"
+    writer.close()
+    assert TimelineReader(files).read() == []
+
+
+def test_the_end_of_a_run_is_written_without_any_news(files: LocalFiles) -> None:
+    figures = figures_of(Token(7, "ab12cd34"))
+    writer = TimelineWriter(files, figures, "r1", every_s=60.0)
+    writer.add(batch(0))
+    eventually(lambda: bool(numbers(TimelineReader(files).read())), "it is written")
+    figures.end_run("r1", "the source is away")
+    writer.close()
+    (segment,) = TimelineReader(files).read()
+    assert (segment.now.phase, segment.events[-1].text) == ("stopped", "the source is away")
+
+
+def test_no_more_threads_stop_no_query(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer = TimelineWriter(files, figures_of(Token(7, "ab12cd34")), "r1")
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    writer.add(batch(0))
+    writer.add(batch(1))
+    writer.close()
 
 
 def test_what_is_damaged_or_newer_is_left_out(files: LocalFiles) -> None:
@@ -142,7 +192,7 @@ def test_what_is_damaged_or_newer_is_left_out(files: LocalFiles) -> None:
 
 
 def test_without_files_nothing_is_written_and_no_thread_begins() -> None:
-    writer = TimelineWriter(None, figures_of(Token(7, "ab12cd34")))
+    writer = TimelineWriter(None, figures_of(Token(7, "ab12cd34")), "r1")
     writer.add(batch(0))
     writer.tell()
     writer.close()

@@ -170,6 +170,10 @@ class RunDriver:
         """The number of transactions that this run has aborted since somebody had left them open."""
         return self._sweeper.swept
 
+    def lifetimes_s(self) -> dict[str, float]:
+        """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
+        return {life.sink: life.seconds for life in self._sinks.lives(self._sinks.transactional)}
+
     def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
         """Takes a batch from wherever it is to committed.
 

@@ -12,7 +12,7 @@ from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage
 from sparkonce.protocol import sweeping as on
-from sparkonce.protocol.outcomes import FINAL
+from sparkonce.protocol.outcomes import FINAL, Outcome
 from sparkonce.protocol.view import Run
 from sparkonce.sink import Owner, SinkCommitter
 
@@ -159,7 +159,7 @@ class Sweeper:
         for handle, answer in zip(lingering, answers, strict=True):
             fields = " ".join(f"{field}={value}" for field, value in handle.transaction)
             logger.info("Swept %s sink=%s %s: %s", answer.outcome.value, name, fields, answer.reason or "ok")
-        self.swept += sum(answer.outcome in FINAL for answer in answers)
+        self.swept += sum(answer.outcome is Outcome.ABORTED for answer in answers)
         if any(answer.in_flight for answer in answers):
             self.leave_names(name)
         if waiting := [answer for answer in answers if answer.outcome not in FINAL]:

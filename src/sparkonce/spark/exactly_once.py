@@ -38,7 +38,7 @@ from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.plans import reads_plainly
 from sparkonce.spark.query_end import close_at_end
 from sparkonce.spark.show.display import ProgressDisplay
-from sparkonce.spark.show.failures import without_causes
+from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import check_sources
 from sparkonce.spark.start.classic import never_pickled, running_query
@@ -143,7 +143,7 @@ class ExactlyOnce:
         )
         self._display = ProgressDisplay(None if display is None else flag("display", display))
         self.figures = Figures()
-        self._has_timeline, self._timeline = flag("timeline", timeline), TimelineWriter(None, self.figures)
+        self._has_timeline, self._timeline = flag("timeline", timeline), TimelineWriter(None, self.figures, "")
         # By run, since a query that is started again with the same object must claim again.
         self._run: tuple[str, RunDriver] | None = None
         self._kept = Kept()
@@ -212,8 +212,8 @@ class ExactlyOnce:
         self._open(df).check()
         self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
-        self.figures.name = query_name or ""
         self._query = query = writer.foreachBatch(self).start()
+        self.figures.start(query.id, query_name or "")
         self._close_at_end(query)
         return query
 
@@ -223,6 +223,22 @@ class ExactlyOnce:
         Raises:
             SparkonceError: if the query must stop.
         """
+        try:
+            asked, done = self._commit(df, batch)
+        except SparkonceError as error:
+            logger.debug("Batch %d stopped the query.", batch, exc_info=error)
+            if not is_of_a_stop(error):
+                self.figures.stopped(batch, error)
+            self._timeline.tell()
+            raise without_causes(error) from None
+        self._timeline.add(watched := self.figures.done(done))
+        spans.emit(self.figures, watched)
+        logger.info("%s", line := done.line())
+        warn_of_refused(self._letters, done)
+        self._display.show(done, line)
+        self._advice.look(df.sparkSession, asked, done)
+
+    def _commit(self, df: DataFrame, batch: int) -> tuple[BatchAsked, BatchProgress]:
         checkpoint, patience_s = SparkCheckpoint(self._open(df)), self._timing.outage_patience_s
         offsets = input_offsets(checkpoint, batch, patience_s)
         run_id, query = running_query(df)
@@ -238,22 +254,10 @@ class ExactlyOnce:
             self._topics.check_same()
         before = input_offsets(checkpoint, batch - 1, patience_s)
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
-        try:
-            row_bytes = self._arrow.row_bytes if self._is_plain and is_as_planned(df, query, self._kept) else None
-            grouping = grouping_of(before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
-            work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
-            done = run.run_batch(asked, work)
-        except SparkonceError as error:
-            logger.debug("Batch %d stopped the query.", batch, exc_info=error)
-            self.figures.stopped(batch, error)
-            self._timeline.tell()
-            raise without_causes(error) from None
-        self._timeline.add(watched := self.figures.done(done))
-        spans.emit(self.figures, watched)
-        logger.info("%s", line := done.line())
-        warn_of_refused(self._letters, done)
-        self._display.show(done, line)
-        self._advice.look(df.sparkSession, asked, done)
+        row_bytes = self._arrow.row_bytes if self._is_plain and is_as_planned(df, query, self._kept) else None
+        grouping = grouping_of(before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
+        work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
+        return asked, run.run_batch(asked, work)
 
     def progress(self) -> list[BatchProgress]:
         """Returns the last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
@@ -266,20 +270,25 @@ class ExactlyOnce:
         takes some seconds, and their open transactions are aborted.
         """
         self._display.end()
-        self._kept = Kept()
-        if self._run is not None:
-            self._run[1].end()
-        self._timeline.close()
-        self.figures.end_run()
+        self._end(self._run, None)
 
     __reduce__ = never_pickled
 
     def _close_at_end(self, query: StreamingQuery) -> None:
         close_at_end(query, self._display, self._close_run)
 
-    def _close_run(self, run: str) -> None:
-        if self._run is not None and self._run[0] == run:
-            self.close()
+    def _close_run(self, run: str, failure: str) -> None:
+        known = self._run
+        self._end(known if known is not None and known[0] == run else None, failure)
+
+    def _end(self, known: tuple[str, RunDriver] | None, failure: str | None) -> None:
+        """Ends a run; another one of the same object may begin meanwhile."""
+        timeline, run = self._timeline, known[0] if known is not None else ""
+        if known is not None:
+            self._kept = Kept()
+            known[1].end()
+        self.figures.end_run(run, failure)
+        timeline.close(run)
 
     def _driver(self, df: DataFrame, run: str, query: str, offsets: Sequence[str]) -> RunDriver:
         if self._run is not None and self._run[0] == run:
@@ -312,10 +321,10 @@ class ExactlyOnce:
             reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
             topics=lambda recorded: topics.kept(recorded, offsets),
         )
-        self._run, self._kept = (run, driver), Kept()
-        self.figures.begin_run(query, run, lambda: driver.state, lambda: driver.swept)
         self._timeline.close()
-        self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures)
+        self._run, self._kept = (run, driver), Kept()
+        self.figures.begin_run(query, run, driver)
+        self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures, run)
         return driver
 
     def _preflight(

@@ -20,25 +20,27 @@ _ends: dict[str, threading.Thread] = {}
 """The threads that wait for the runs that are not closed yet, by the run's id."""
 
 
-def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callable[[str], None]) -> None:
+def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callable[[str, str], None]) -> None:
     """Starts a thread that waits for the query's end: ``foreachBatch`` learns of batches only.
 
     Args:
         query: The query.
         display: Shows its progress until then.
-        close: Called with the run's id at the end.
+        close: Called at the end with the run's id, and Spark's error or an empty text.
     """
     run = query.runId
 
     def wait() -> None:
+        failure = ""
         try:
             while not _has_ended(query, display):
                 _show_status(query, display)
         except Exception as error:  # noqa: BLE001 - the query's own, which Spark shows; or the JVM is gone
-            logger.debug("Run %s ended: %s", run, error)
+            failure = str(error) or type(error).__name__
+            logger.debug("Run %s ended: %s", run, failure)
         display.end()
         try:
-            close(run)
+            close(run, failure)
         finally:
             _ends.pop(run, None)
 

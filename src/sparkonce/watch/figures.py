@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase, State
 
 _known: dict[str, Figures] = {}
 """The newest figures of each query that has begun in this process, by the query's id."""
 
+MOST_CHARACTERS = 2000
+"""The longest text of an event: an error may quote a row, or list thousands of slots."""
 MOST_EVENTS = 100
 """The number of events that are remembered."""
 BATCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -55,7 +60,7 @@ class WatchedEvent:
 
     Attributes:
         at_ms: When it was, in milliseconds since the epoch.
-        kind: ``started``, ``stopped``, ``healed``, ``swept`` or ``recovered``.
+        kind: ``started``, ``recovered``, ``healed``, ``swept``; ``stopped`` by an error, or ``ended`` in order.
         batch: Spark's batch id; None where it is of no batch.
         text: A sentence.
         next_step: The operator's next step; empty if there is none.
@@ -70,11 +75,12 @@ class WatchedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """The transactions that are prepared and not finished.
+    """The transactions that are open.
 
     Attributes:
-        transactions: How many.
-        opened_ms: When the oldest was begun, in milliseconds since the epoch; None without one.
+        transactions: How many are prepared, and not finished.
+        opened_ms: When the oldest was begun, in milliseconds since the epoch; None without one. While slots are being
+            prepared, when that began.
     """
 
     transactions: int = 0
@@ -110,21 +116,39 @@ class Totals:
     within: Sequence[int] = (0,) * len(BATCH_BUCKETS_S)
 
 
+class WatchedRun(Protocol):
+    """A run of the query, as `sparkonce.driver.run.RunDriver` is one."""
+
+    @property
+    def state(self) -> State:
+        """The coordinator's."""
+
+    @property
+    def swept(self) -> int:
+        """The number of transactions that it has swept."""
+
+    def lifetimes_s(self) -> Mapping[str, float]:
+        """Returns how long the transactions of each sink may live; without those that do not time out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """A query at one moment.
 
     Attributes:
-        query: Spark's query id; empty before its first batch.
-        spark_run: Spark's run id.
+        query: Spark's query id.
+        spark_run: Spark's run id; empty before its first batch.
         name: The query's name; empty without one.
-        state: The coordinator's; None before the first batch.
+        state: The coordinator's; None before the first batch. Of a run that has stopped, the last before.
         batch: The batch at work, or else the last one; None before the first.
         phase: The phase.
         since_ms: When it entered the phase, in milliseconds since the epoch.
+        phase_age_s: How long it has been in it.
         last: The last committed batch of this process; None before it.
-        in_doubt: What is prepared and not finished.
+        in_doubt: The open transactions, by sink.
+        lifetimes_s: How long transactions may live, by sink.
         totals: The counts.
+        events: The newest events of the run, oldest first.
     """
 
     query: str
@@ -134,9 +158,12 @@ class Watched:
     batch: int | None
     phase: Phase
     since_ms: int
+    phase_age_s: float
     last: WatchedBatch | None
-    in_doubt: InDoubt
+    in_doubt: Mapping[str, InDoubt]
+    lifetimes_s: Mapping[str, float]
     totals: Totals
+    events: Sequence[WatchedEvent]
 
 
 class Figures:
@@ -144,85 +171,105 @@ class Figures:
 
     Args:
         now_ms: The clock, in milliseconds since the epoch.
-
-    Attributes:
-        name: The query's name; empty without one.
-        events: The newest events, oldest first.
+        monotonic_s: A clock that only goes forward, in seconds.
     """
 
-    def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.now_ms = now_ms
+        self._monotonic_s = monotonic_s
         self._changed = threading.Lock()
-        self._query = self._spark_run = ""
-        self.name = ""
-        self._state: Callable[[], State | None] = lambda: None
-        self._seen: State | None = None  # the last one of a run at work: one that has ended forgets what it had
+        self._query = self._spark_run = self._name = ""
+        self._run: WatchedRun | None = None
+        self._seen: State | None = None  # the last one of a run at work: one that has stopped forgets what it had
+        self._lifetimes_s: Mapping[str, float] = {}
         self._batch: int | None = None
-        self._phase, self._since_ms = Phase.IDLE, now_ms()
-        self._entered: list[tuple[Phase, int]] = []
         self._last: WatchedBatch | None = None
         self._counts: Counter[str] = Counter()
         self._rows: Counter[str] = Counter()
         self._stops: Counter[str] = Counter()
-        self._phase_s: dict[str, float] = {}
+        self._phase_s: defaultdict[str, float] = defaultdict(float)
         self._within = [0] * len(BATCH_BUCKETS_S)
         self._batch_s = 0.0
-        self._swept: Callable[[], int] = lambda: 0
-        self._swept_before = 0
-        self.events: deque[WatchedEvent] = deque(maxlen=MOST_EVENTS)
+        self._swept = self._swept_before = 0
+        self._events: deque[WatchedEvent] = deque(maxlen=MOST_EVENTS)
+        self._entered: list[tuple[Phase, float]] = []
+        self._phase = Phase.IDLE
+        self._rest(self._phase)
 
-    def begin_run(
-        self, query: str, spark_run: str, state: Callable[[], State | None], swept: Callable[[], int]
-    ) -> None:
+    @staticmethod
+    def known() -> list[Figures]:
+        """Returns those of the queries that this process has started, whether they have ended or not."""
+        return list(_known.values())
+
+    def start(self, query: str, name: str = "") -> None:
+        """Takes note that Spark has started the query."""
+        with self._changed:
+            _known[query] = self
+            self._query, self._name = query, name
+            if self._run is None:  # else its first batch has begun already
+                self._rest(Phase.IDLE)
+
+    def begin_run(self, query: str, spark_run: str, run: WatchedRun) -> None:
         """Follows a new run of the query.
 
         Args:
             query: Spark's query id.
             spark_run: Spark's run id.
-            state: Returns the coordinator's state.
-            swept: Returns how many transactions the run has swept.
+            run: The run.
         """
         with self._changed:
             _known[query] = self
-            self._swept_before += self._swept()
-            self._query, self._spark_run, self._state, self._swept = query, spark_run, state, swept
-            self._seen = None
+            self._look()
+            self._swept_before, self._swept = self._swept_before + self._swept, 0
+            self._query, self._spark_run, self._run, self._seen = query, spark_run, run, None
+            self._events.clear()
+            self._rest(Phase.IDLE)
             self._note("started", None, f"Run {spark_run} begins.")
 
-    @staticmethod
-    def known() -> list[Figures]:
-        """Returns those of the queries that have begun in this process, whether they have ended or not."""
-        return list(_known.values())
+    def end_run(self, spark_run: str, failure: str | None = None) -> None:
+        """Takes note that a run has ended, and lets go of it.
 
-    def end_run(self) -> None:
-        """Keeps the run's last state, and lets go of the run."""
+        Args:
+            spark_run: Spark's run id. Nothing is noted if another one has begun since.
+            failure: Spark's error; empty if the query has ended in order, None if that is not known.
+        """
         with self._changed:
-            self._at_work()
-            state, swept = self._state(), self._swept()
-            self._state, self._swept = lambda: state, lambda: swept
+            if self._spark_run not in ("", spark_run):
+                return
+            self._look()
+            self._run = None
+            if failure and self._phase is not Phase.STOPPED:
+                self._stops["StreamingQueryException"] += 1
+                self._note("stopped", self._batch, failure)
+                self._rest(Phase.STOPPED)
+            elif failure == "" and self._phase is not Phase.STOPPED:
+                self._note("ended", self._batch, "The query has ended.")
 
     def enter(self, phase: Phase, batch: int) -> None:
         """Takes note of a phase that begins; IDLE ends a batch."""
         with self._changed:
-            at_ms = self.now_ms()
             if self._phase in (Phase.IDLE, Phase.STOPPED):
-                self._entered = []
-            self._entered.append((phase, at_ms))
-            self._batch, self._phase, self._since_ms = batch, phase, at_ms
-            self._at_work()
+                self._entered, self._began_ms = [], self.now_ms()
+            self._batch, self._phase, self._since_ms = batch, phase, self.now_ms()
+            self._since_s = self._monotonic_s()
+            self._entered.append((phase, self._since_s))
+            self._look()
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
-        """Takes note of a committed batch, whose phases it has been told of."""
+        """Takes note of a committed batch, of whose phases it has been told."""
         with self._changed:
-            phases = _lasting(self._entered, self.now_ms())
             self._last = done = WatchedBatch(
                 batch=progress.batch,
                 rows=progress.rows,
                 transactions=progress.transactions,
                 recovered=progress.recovered,
                 healed=progress.healed,
-                began_ms=self._entered[0][1] if self._entered else progress.finished_at_ms,
-                phases=phases,
+                began_ms=self._began_ms,
+                phases=_lasting(self._entered, self._monotonic_s()),
             )
             self._counts.update(
                 batches=1,
@@ -232,7 +279,7 @@ class Figures:
             )
             self._rows.update(progress.rows)
             for phase, seconds in progress.seconds.items():
-                self._phase_s[phase] = self._phase_s.get(phase, 0.0) + seconds
+                self._phase_s[phase] += seconds
             took_s = progress.total_seconds
             self._batch_s += took_s
             self._within = [
@@ -243,12 +290,14 @@ class Figures:
             if progress.healed:
                 lost = f"{progress.healed} transactions of batch {progress.batch} were lost, and written again."
                 self._note("healed", progress.batch, lost)
+            self._look()
             return done
 
     def stopped(self, batch: int, error: SparkonceError) -> None:
         """Takes note that an error has ended the run."""
         with self._changed:
-            self._phase, self._since_ms = Phase.STOPPED, self.now_ms()
+            self._look()
+            self._rest(Phase.STOPPED)
             kind = type(error).__name__
             self._stops[kind] += 1
             self._note("stopped", batch, f"{kind}: {error.message}", error.next_step)
@@ -256,63 +305,95 @@ class Figures:
     def watched(self) -> Watched:
         """Returns the query as it is now."""
         with self._changed:
-            state = self._at_work()
+            self._look()
             return Watched(
                 query=self._query,
                 spark_run=self._spark_run,
-                name=self.name,
-                state=state,
+                name=self._name,
+                state=self._seen,
                 batch=self._batch,
-                phase=Phase.STOPPED if self._has_ended() else self._phase,
+                phase=self._phase,
                 since_ms=self._since_ms,
+                phase_age_s=self._monotonic_s() - self._since_s,
                 last=self._last,
-                in_doubt=in_doubt(state),
+                in_doubt=in_doubt(self._seen, self._since_ms),
+                lifetimes_s=self._lifetimes_s,
                 totals=Totals(
                     batches=self._counts["batches"],
                     recovered=self._counts["recovered"],
                     transactions=self._counts["transactions"],
                     healed=self._counts["healed"],
-                    swept=self._swept_before + self._swept(),
+                    swept=self._swept_before + self._swept,
                     rows=dict(self._rows),
                     stops=dict(self._stops),
                     phase_s=dict(self._phase_s),
                     batch_s=self._batch_s,
                     within=tuple(self._within),
                 ),
+                events=tuple(self._events),
             )
 
-    def _at_work(self) -> State | None:
-        """Returns the run's state; of one that an error has ended, the last before."""
-        if not self._has_ended():
-            self._seen = self._state()
-        return self._seen
+    def _rest(self, phase: Phase) -> None:
+        """Begins a phase in which no batch is at work."""
+        self._phase, self._since_ms, self._since_s = phase, self.now_ms(), self._monotonic_s()
+        self._entered, self._began_ms = [], self._since_ms
 
-    def _has_ended(self) -> bool:
-        state = self._state()
-        return state is not None and state.phase is Phase.STOPPED
+    def _look(self) -> None:
+        """Reads the run's state. An error that nobody told of has ended one that is stopped."""
+        if self._run is None:
+            return
+        state, swept = self._run.state, self._run.swept
+        if swept > self._swept:
+            self._note("swept", None, f"{swept - self._swept} transactions that were left open are aborted.")
+            self._swept = swept
+        if state.phase is not Phase.STOPPED:
+            self._seen, self._lifetimes_s = state, self._run.lifetimes_s()
+        elif self._phase is not Phase.STOPPED:
+            self._rest(Phase.STOPPED)
 
     def _note(self, kind: str, batch: int | None, text: str, next_step: str = "") -> None:
-        self.events.append(WatchedEvent(at_ms=self.now_ms(), kind=kind, batch=batch, text=text, next_step=next_step))
+        event = WatchedEvent(
+            at_ms=self.now_ms(), kind=kind, batch=batch, text=text[:MOST_CHARACTERS], next_step=next_step
+        )
+        self._events.append(event)
 
 
-def in_doubt(state: State | None) -> InDoubt:
-    """Returns the transactions that a run has prepared and not finished, by its state."""
-    if state is None:
-        return InDoubt()
-    handles = state.finishing.pending if state.finishing is not None else state.writing.handles if state.writing else ()
-    opened = [handle.opened_ms for handle in handles if handle.transaction]
-    return InDoubt(transactions=len(opened), opened_ms=min((one for one in opened if one), default=None))
+def in_doubt(state: State | None, since_ms: int) -> Mapping[str, InDoubt]:
+    """Returns the open transactions of a run by sink, as far as its state knows them.
+
+    Args:
+        state: The run's state; None for none.
+        since_ms: When it entered its phase.
+    """
+    if state is None or state.phase is Phase.ABORTING:  # whose answer ends the run or the attempt
+        return {}
+    handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)
+    found = {sink: InDoubt(opened_ms=since_ms) for sink in state.transactional if state.phase is Phase.WRITING}
+    for handle in handles:
+        known = found.get(handle.sink, InDoubt())
+        times = [one for one in (known.opened_ms, handle.opened_ms) if one]
+        found[handle.sink] = InDoubt(transactions=known.transactions + 1, opened_ms=min(times, default=None))
+    return found
 
 
-def _lasting(entered: Sequence[tuple[Phase, int]], until_ms: int) -> list[tuple[str, int]]:
+def _open(state: State) -> Iterable[Handle]:
+    if state.finishing is not None:
+        yield from state.finishing.pending
+    if state.writing is not None:
+        yield from state.writing.handles
+    if state.putting is not None and not isinstance(state.putting.record, Claim):
+        yield from state.putting.record.handles
+
+
+def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tuple[str, int]]:
     """Returns the phases with the milliseconds that they took; one that follows itself is one."""
-    found: list[tuple[str, int]] = []
-    ends = [at_ms for _, at_ms in entered[1:]] + [until_ms]
-    for (phase, at_ms), end_ms in zip(entered, ends, strict=True):
+    found: list[tuple[str, float]] = []
+    ends = [at_s for _, at_s in entered[1:]] + [until_s]
+    for (phase, at_s), end_s in zip(entered, ends, strict=True):
         if phase is Phase.IDLE:
             continue
         if found and found[-1][0] == phase.value:
-            found[-1] = phase.value, found[-1][1] + end_ms - at_ms
+            found[-1] = phase.value, found[-1][1] + end_s - at_s
         else:
-            found.append((phase.value, end_ms - at_ms))
-    return found
+            found.append((phase.value, end_s - at_s))
+    return [(phase, round(took_s * 1000)) for phase, took_s in found]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkonce.arguments import whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.state import Phase
-from sparkonce.watch.figures import BATCH_BUCKETS_S, Figures, Watched
+from sparkonce.watch.figures import BATCH_BUCKETS_S, Figures, InDoubt
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -55,11 +55,7 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> int:
 
 
 def register(registry: CollectorRegistry) -> None:
-    """Adds the figures of all queries of this process to a registry of yours.
-
-    Raises:
-        ConfigurationError: if prometheus-client is not installed.
-    """
+    """Adds the figures of all queries of this process to a registry of yours, to which they were not added before."""
     registry.register(QueryCollector())
 
 
@@ -87,47 +83,38 @@ class QueryCollector:
         stops = counter("stops", "Runs that an error ended, by the error's name.", "error")
         phases = counter("phase_seconds", "Wall time by phase.", "phase")
         durations = HistogramMetricFamily("sparkonce_batch_seconds", "Wall time of a batch.", labels=_LABELS)
-        doubt = gauge("in_doubt_transactions", "Transactions that are prepared and not finished.")
-        age = gauge("oldest_in_doubt_seconds", "The age of the oldest of them; 0 without one.")
+        doubt = gauge("in_doubt_transactions", "Transactions that are prepared and not finished.", "sink")
+        age = gauge("oldest_transaction_seconds", "The age of the oldest open transaction; 0 without one.", "sink")
         timeout = gauge("transaction_timeout_seconds", "How long a sink's transactions may live.", "sink")
         phase = gauge("phase", "1 for the phase that the query is in.", "phase")
         since = gauge("phase_age_seconds", "How long the query has been in its phase.")
         last = gauge("last_batch", "The newest committed batch.")
         finished = gauge("last_batch_timestamp_seconds", "When it was committed, by the driver's clock.")
-        for one in _watched():
+        for one in [figures.watched() for figures in Figures.known()]:
             labels, totals = (one.query, one.name), one.totals
             batches.add_metric(labels, totals.batches)
             recovered.add_metric(labels, totals.recovered)
             transactions.add_metric(labels, totals.transactions)
             healed.add_metric(labels, totals.healed)
             swept.add_metric(labels, totals.swept)
-            for family, found in ((rows, totals.rows), (stops, totals.stops), (phases, totals.phase_s)):
-                for label, value in found.items():
+            for family, counts in ((rows, totals.rows), (stops, totals.stops), (phases, totals.phase_s)):
+                for label, value in counts.items():
                     family.add_metric((*labels, label), value)
             bounds = [*map(str, BATCH_BUCKETS_S), "+Inf"]
-            counts = [*totals.within, totals.batches]
-            durations.add_metric(labels, list(zip(bounds, counts, strict=True)), totals.batch_s)
-            doubt.add_metric(labels, one.in_doubt.transactions)
-            opened_ms = one.in_doubt.opened_ms
-            age.add_metric(labels, max(0.0, now_s - opened_ms / 1000) if opened_ms is not None else 0.0)
-            for sink, timeout_s in timeouts_s(one).items():
-                timeout.add_metric((*labels, sink), timeout_s)
+            within = [*totals.within, totals.batches]
+            durations.add_metric(labels, list(zip(bounds, within, strict=True)), totals.batch_s)
+            for sink in one.state.transactional if one.state is not None else ():
+                found = one.in_doubt.get(sink, InDoubt())
+                doubt.add_metric((*labels, sink), found.transactions)
+                opened_s = now_s if found.opened_ms is None else found.opened_ms / 1000
+                age.add_metric((*labels, sink), max(0.0, now_s - opened_s))
+            for sink, life_s in one.lifetimes_s.items():
+                timeout.add_metric((*labels, sink), life_s)
             for each in Phase:
                 phase.add_metric((*labels, each.value), int(each is one.phase))
-            since.add_metric(labels, max(0.0, now_s - one.since_ms / 1000))
+            since.add_metric(labels, one.phase_age_s)
             if one.last is not None:
                 last.add_metric(labels, one.last.batch)
                 finished.add_metric(labels, (one.last.began_ms + one.last.took_ms) / 1000)
         yield from (batches, recovered, transactions, healed, swept, rows, stops, phases, durations)
         yield from (doubt, age, timeout, phase, since, last, finished)
-
-
-def timeouts_s(watched: Watched) -> dict[str, float]:
-    """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
-    claim = watched.state.claim if watched.state is not None else None
-    told = {name: dict(facts).get("transaction_timeout_ms") for name, facts in claim.sinks} if claim else {}
-    return {name: int(timeout) / 1000 for name, timeout in told.items() if timeout}
-
-
-def _watched() -> list[Watched]:
-    return [figures.watched() for figures in Figures.known()]

@@ -5,11 +5,14 @@ Nothing is sent unless ``opentelemetry-api`` is installed and the process has se
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkonce.watch.figures import Figures, WatchedBatch
+    from sparkonce.watch.figures import Figures, Watched, WatchedBatch
+
+logger = logging.getLogger("sparkonce")
 
 _NS_A_MS = 1_000_000
 
@@ -23,7 +26,14 @@ def emit(figures: Figures, batch: WatchedBatch) -> None:
     """
     if (trace := _trace()) is None:
         return
-    watched, began_ms = figures.watched(), batch.began_ms
+    try:
+        _emit(trace, figures.watched(), batch)
+    except Exception as error:  # noqa: BLE001 - a processor of the user's may raise any: the batch is committed
+        logger.debug("The spans of batch %d could not be made: %s", batch.batch, error)
+
+
+def _emit(trace: Any, watched: Watched, batch: WatchedBatch) -> None:
+    began_ms = batch.began_ms
     tracer = trace.get_tracer("sparkonce")
     span = tracer.start_span(
         "sparkonce.batch",

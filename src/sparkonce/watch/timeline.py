@@ -4,14 +4,16 @@ Nothing of the guarantee depends on it: it is written in the background, and wha
 
 Layout, under ``<checkpoint>/sparkonce``::
 
-    timeline/00000000000000000007-ab12cd34.000003.json    a segment: run 7-ab12cd34, its part 3
+    timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, its part 3
 
 A segment has at most `BATCHES_A_SEGMENT` batches. The newest of a run is replaced whenever there is news, every
-`WRITTEN_EVERY_S` at most; the others stay as they are. The newest `SEGMENTS_KEPT` are kept, of all runs together.
+`WRITTEN_EVERY_S` at most, and once a minute without news; the others stay as they are. The newest `SEGMENTS_KEPT` are
+kept, of all runs together.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import socket
@@ -24,18 +26,20 @@ from typing import Any
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import FOLDER
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
 from sparkonce.watch.figures import Figures, InDoubt, Watched, WatchedBatch, WatchedEvent
 
 logger = logging.getLogger("sparkonce")
 
 BATCHES_A_SEGMENT = 250
 SEGMENTS_KEPT = 40
-"""The newest 10,000 batches are there."""
+"""The newest 10,000 batches are there, or fewer where runs are short."""
 WRITTEN_EVERY_S = 5.0
 FORMAT = 1
 _SUBFOLDER = "timeline"
 _CLOSED_WITHIN_S = 5.0
+_HEARTBEAT_S = 60.0
+"""The time after which it is written without news, too: readers know then that the driver lives."""
+_SILENT_MS = 3 * int(_HEARTBEAT_S) * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +119,21 @@ class TimelineWriter:
     Args:
         files: The query's checkpoint; None to write nothing.
         figures: The query's figures.
+        spark_run: Spark's id of the run.
         every_s: The time between two writes.
     """
 
-    def __init__(self, files: CheckpointFiles | None, figures: Figures, *, every_s: float = WRITTEN_EVERY_S) -> None:
+    def __init__(
+        self, files: CheckpointFiles | None, figures: Figures, spark_run: str, *, every_s: float = WRITTEN_EVERY_S
+    ) -> None:
         self._files = files and files.inside(FOLDER)
         self._figures = figures
+        self._spark_run = spark_run
         self._every_s = every_s
         self._changed = threading.Condition()
-        self._pending: deque[WatchedBatch] = deque()
-        self._batches: list[WatchedBatch] = []
+        self._batches: deque[WatchedBatch] = deque(maxlen=BATCHES_A_SEGMENT * SEGMENTS_KEPT)
         self._number = 0
-        self._is_new = self._is_closed = False
-        self._said = self._has_begun = False
+        self._is_new = self._is_closed = self._said = self._has_begun = False
         self._thread: threading.Thread | None = None
 
     def add(self, batch: WatchedBatch) -> None:
@@ -135,7 +141,7 @@ class TimelineWriter:
         if self._files is None:
             return
         with self._changed:
-            self._pending.append(batch)
+            self._batches.append(batch)
         self.tell()
 
     def tell(self) -> None:
@@ -145,14 +151,26 @@ class TimelineWriter:
         with self._changed:
             self._is_new = True
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._keep_writing, args=(self._files,), name="sparkonce-timeline", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more threads, or the interpreter ends
+                    self._is_closed = True
+                    logger.warning("The timeline is not written: %s", error)
+                    return
+                self._thread = thread
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Writes what is new, and ends the thread: a store that is away may take longer than it waits, some seconds."""
+    def close(self, spark_run: str | None = None) -> None:
+        """Writes the run's end, and ends the thread: a store that is away may take longer than it waits, some seconds.
+
+        Args:
+            spark_run: Closes only the timeline of this run; None for whichever it is.
+        """
+        if spark_run not in (None, self._spark_run):
+            return
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -160,43 +178,43 @@ class TimelineWriter:
             self._thread.join(_CLOSED_WITHIN_S)
 
     def _keep_writing(self, files: CheckpointFiles) -> None:
-        while True:
+        is_closed = False
+        while not is_closed:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_new or self._is_closed)
-                if not self._is_new:
-                    return
-                self._is_new = False
+                self._changed.wait_for(lambda: self._is_new or self._is_closed, _HEARTBEAT_S)
+                self._is_new, is_closed = False, self._is_closed
             try:
                 self._write(files)
             except Exception as error:  # noqa: BLE001 - of any store: the query must not depend on it
                 level = logging.DEBUG if self._said else logging.WARNING
                 logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)
-                self._said = True
+                self._said = self._is_new = True
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, self._every_s)
 
     def _write(self, files: CheckpointFiles) -> None:
         """Writes the newest segment, and those that are full before it."""
         now = self._figures.watched()
-        if now.state is None or (token := now.state.token) is None:
-            return  # it has claimed nothing yet
+        if now.spark_run != self._spark_run or now.state is None or (token := now.state.token) is None:
+            return  # it has claimed nothing yet, or is superseded
         if not self._has_begun:
             _forget_old(files)
             self._has_begun = True
-        with self._changed:
-            self._batches += self._pending
-            self._pending.clear()
         while True:
-            segment = self._segment(now, now.state.claim, token, self._batches[:BATCHES_A_SEGMENT])
+            with self._changed:
+                batches = tuple(itertools.islice(self._batches, BATCHES_A_SEGMENT))
+            segment = self._segment(now, token, batches)
             files.replace(_path(segment.run, self._number), segment.encoded())
-            if len(self._batches) < BATCHES_A_SEGMENT:
+            if len(batches) < BATCHES_A_SEGMENT:
                 break
-            del self._batches[:BATCHES_A_SEGMENT]
+            with self._changed:
+                for _ in batches:
+                    self._batches.popleft()
             self._number += 1
             _forget_old(files)
 
-    def _segment(self, now: Watched, claim: Claim, token: Token, batches: Sequence[WatchedBatch]) -> TimelineSegment:
-        timeouts = {name: dict(facts).get("transaction_timeout_ms") for name, facts in claim.sinks}
+    def _segment(self, now: Watched, token: Token, batches: Sequence[WatchedBatch]) -> TimelineSegment:
+        opened = [one.opened_ms for one in now.in_doubt.values() if one.opened_ms is not None]
         return TimelineSegment(
             run=f"{token.position}-{token.nonce}",
             number=self._number,
@@ -204,16 +222,19 @@ class TimelineWriter:
             spark_run=now.spark_run,
             name=now.name,
             host=socket.gethostname(),
-            timeout_ms={name: int(timeout) for name, timeout in timeouts.items() if timeout},
+            timeout_ms={name: int(life_s * 1000) for name, life_s in now.lifetimes_s.items()},
             now=RunNow(
                 written_ms=self._figures.now_ms(),
                 batch=now.batch,
                 phase=now.phase.value,
                 since_ms=now.since_ms,
-                in_doubt=now.in_doubt,
+                in_doubt=InDoubt(
+                    transactions=sum(one.transactions for one in now.in_doubt.values()),
+                    opened_ms=min(opened, default=None),
+                ),
             ),
-            batches=tuple(batches),
-            events=tuple(self._figures.events),
+            batches=batches,
+            events=now.events,
         )
 
 
@@ -226,7 +247,7 @@ class TimelineReader:
 
     def __init__(self, files: CheckpointFiles) -> None:
         self._files = files.inside(FOLDER)
-        self._last: dict[str, TimelineSegment] = {}  # what was behind another one when it was read
+        self._last: dict[str, TimelineSegment] = {}  # those that do not change any more
 
     def read(self) -> Sequence[TimelineSegment]:
         """Returns the segments, oldest first. Leaves out one that is damaged, or of a newer version's format.
@@ -242,15 +263,27 @@ class TimelineReader:
                 segment = TimelineSegment.decoded(data) if data is not None else None
             if segment is not None:
                 found[name] = segment
-        self._last = {name: found[name] for name in names[:-1] if name in found}
+        newest_ms = max((segment.now.written_ms for segment in found.values()), default=0)
+        self._last = {
+            name: found[name]
+            for name, following in zip(names, [*names, ""][1:], strict=True)
+            if name in found
+            and (_run_in(name) == _run_in(following) or newest_ms - found[name].now.written_ms > _SILENT_MS)
+        }
         return list(found.values())
 
 
 def _forget_old(files: CheckpointFiles) -> None:
+    """Leaves those that are kept when one more is written."""
+    files.tidy(_SUBFOLDER)
     names = sorted(files.names(_SUBFOLDER))
-    files.delete([f"{_SUBFOLDER}/{name}" for name in names[:-SEGMENTS_KEPT]])
+    files.delete([f"{_SUBFOLDER}/{name}" for name in names[: 1 - SEGMENTS_KEPT]])
 
 
 def _path(run: str, number: int) -> str:
     position, _, nonce = run.partition("-")
-    return f"{_SUBFOLDER}/{int(position):020d}-{nonce}.{number:06d}.json"
+    return f"{_SUBFOLDER}/{int(position):020d}-{nonce}.{number:09d}.json"
+
+
+def _run_in(name: str) -> str:
+    return name.partition(".")[0]

@@ -247,8 +247,8 @@ class BatchProducer:
                 raise KafkaException(error)
             self.poll(0)  # it waits until the rows that it has dropped are reported
 
-    def list_topics(self, topic: str, timeout_s: float) -> dict[str, int]:
-        """Learns a topic's partitions from a broker, and returns its error code. Raises KafkaException."""
+    def list_topics(self, topic: str, timeout_s: float) -> None:
+        """Learns a topic's partitions from a broker. Raises KafkaException."""
         found = ctypes.POINTER(rd.Metadata)()
         code = self._library.metadata(self._handle, 0, self._topic(topic), ctypes.byref(found), int(timeout_s * 1000))
         if code != rd.OK:
@@ -257,7 +257,6 @@ class BatchProducer:
             for told in found.contents.topics[: found.contents.topic_count]:
                 led = [one.number for one in told.partitions[: told.count] if one.leader >= 0]
                 self._partitioner.learn(rd.text(told.name), told.count, led)
-            return {rd.text(told.name): told.err for told in found.contents.topics[: found.contents.topic_count]}
         finally:
             self._library.metadata_destroy(found)
 

@@ -142,6 +142,7 @@ class KafkaSink(TwoPhaseCommitSink):
         from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
         from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
         from sparkonce.sinks.kafka.rows import BY_ROW
+        from sparkonce.sinks.kafka.stalled_rows import TopicLookup
         from sparkonce.sinks.kafka.topic_limits import limits_of_process
         from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
 
@@ -170,6 +171,7 @@ class KafkaSink(TwoPhaseCommitSink):
                 int(owner.facts["max_message_bytes"]) if "max_message_bytes" in owner.facts else None,
             ),
             topic_limits=limits_of_process(settings) if self.topic is None else None,
+            lookup=TopicLookup(settings),
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:

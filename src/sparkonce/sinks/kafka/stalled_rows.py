@@ -1,24 +1,69 @@
 """Tells that a topic is gone to which rows are on their way.
 
 librdkafka sends the rows of an idempotent producer again for as long as it remembers the topic's leaders, and gives
-them up only when they are as old as a transaction may be. So a writer asks by itself.
+them up only when they are as old as a transaction may be. So a writer asks by itself, with a client of its own: what
+the producer is told of a topic would change what it does with the rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import cached_property
+from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.kafka.batch_producer import BatchProducer
+from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
 _ASK_AFTER_S = 5.0
 """The time without a row that arrives, before the topics are asked for, and again. A leader moves in less."""
-_ANSWER_LIMIT_S = 2.0
+_SURELY_GONE_AFTER_S = 10.0
+_PROPAGATION = "topic.metadata.propagation.max.ms"
+_PROPAGATION_MS = 30_000
+_ANSWER_LIMIT_S, _SPARE_S = 2.0, 1.0
+_MOST_TOPICS = 100
+"""The number of topics that are asked for at once."""
+_SURELY_THERE = "__transaction_state"
+
+
+class TopicLookup:
+    """Asks brokers which topics there are.
+
+    Args:
+        settings: The settings of a producer, in librdkafka's names.
+
+    Attributes:
+        gone_after_s: The time for which all answers must say that a topic is not there: a broker may lag behind, and
+            a topic may be about to appear, for which librdkafka itself waits as long.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self.gone_after_s = max(_SURELY_GONE_AFTER_S, int(settings.get(_PROPAGATION, _PROPAGATION_MS)) / 1000)
+
+    def is_there(self, topics: Collection[str]) -> dict[str, bool]:
+        """Returns for each topic if it is there, without those of which no broker tells it.
+
+        Nothing is said by a broker that does not know Kafka's own topic of transactions either: it has just started.
+        """
+        answers = self._client.describe_topics(
+            TopicCollection([*sorted(topics)[:_MOST_TOPICS], _SURELY_THERE]), request_timeout=_ANSWER_LIMIT_S
+        )
+        give_up_at_s = time.monotonic() + _ANSWER_LIMIT_S + _SPARE_S
+        told = {topic: _is_there(answer, give_up_at_s) for topic, answer in answers.items()}
+        if told.pop(_SURELY_THERE) is False:
+            return {}
+        return {topic: is_there for topic, is_there in told.items() if is_there is not None}
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        return AdminClient({**self._settings, "logger": client_log})
 
 
 class StalledRows:
@@ -27,48 +72,48 @@ class StalledRows:
     Args:
         pooled: The producer.
         topics: The topics of its rows.
+        lookup: Asked for them; None to ask nobody.
     """
 
-    def __init__(self, pooled: PooledProducer, topics: Collection[str]) -> None:
+    def __init__(self, pooled: PooledProducer, topics: Collection[str], lookup: TopicLookup | None) -> None:
         self._pooled = pooled
         self._topics = topics
+        self._lookup = lookup
         self._waiting = len(pooled.producer)
         self._ask_at_s = time.monotonic() + _ASK_AFTER_S
-        self._missing: set[str] = set()
+        self._missing_since: dict[str, float] = {}
 
     def look(self) -> None:
-        """Asks for the topics if no row has arrived for some time. One answer may be that of a broker that lags behind.
+        """Asks for the topics if no row has arrived for some time.
 
         Raises:
-            PrepareError: if brokers have said twice that one is not there.
+            PrepareError: if brokers have said for long that one is not there, and never that it is.
         """
+        if self._lookup is None:
+            return
         if (waiting := len(self._pooled.producer)) < self._waiting:  # more may wait, such as statistics
-            self._waiting, self._missing = waiting, set()
+            self._waiting, self._missing_since = waiting, {}
         elif time.monotonic() < self._ask_at_s:
             return
         else:
-            missing = self._ask()
-            if gone := missing & self._missing:
-                raise no_such_topic(min(gone))
-            self._missing = missing
+            for topic, is_there in self._lookup.is_there(self._topics).items():
+                if is_there:
+                    self._missing_since.pop(topic, None)
+                elif time.monotonic() - self._missing_since.setdefault(topic, time.monotonic()) >= (
+                    self._lookup.gone_after_s
+                ):
+                    raise no_such_topic(topic)
         self._ask_at_s = time.monotonic() + _ASK_AFTER_S
 
-    def _ask(self) -> set[str]:
-        """Returns the topics that are not there. Asks no further once no broker answers."""
-        missing = set()
-        with contextlib.suppress(KafkaException):
-            for topic in sorted(self._topics):
-                if self._code(topic) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    missing.add(topic)
-        return missing
 
-    def _code(self, topic: str) -> int:
-        """Returns the broker's error code for a topic, which is 0 if the topic is there. Raises KafkaException."""
-        producer = self._pooled.producer
-        if isinstance(producer, BatchProducer):
-            return producer.list_topics(topic, _ANSWER_LIMIT_S).get(topic, 0)
-        error: KafkaError | None = producer.list_topics(topic, _ANSWER_LIMIT_S).topics[topic].error
-        return 0 if error is None else int(error.code())
+def _is_there(answer: Future[Any], give_up_at_s: float) -> bool | None:
+    try:
+        answer.result(max(0.0, give_up_at_s - time.monotonic()))
+    except FutureTimeoutError:
+        return None
+    except KafkaException as error:
+        return False if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART else None
+    return True
 
 
 def no_such_topic(topic: str) -> PrepareError:

@@ -32,7 +32,7 @@ from sparkonce.sinks.kafka.rows import (
     to_chunks,
 )
 from sparkonce.sinks.kafka.settings import queue_bytes
-from sparkonce.sinks.kafka.stalled_rows import StalledRows, no_such_topic
+from sparkonce.sinks.kafka.stalled_rows import StalledRows, TopicLookup, no_such_topic
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
@@ -93,6 +93,7 @@ class KafkaWriter(SinkWriter):
         transactional: True if the guarantee is EXACTLY_ONCE.
         limits: Its limits of memory and time.
         topic_limits: Tells the limits of topics that rows name, before they are offered.
+        lookup: Asked for the topics of rows that do not arrive.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class KafkaWriter(SinkWriter):
         transactional: bool,
         limits: WriterLimits,
         topic_limits: TopicLimits | None = None,
+        lookup: TopicLookup | None = None,
     ) -> None:
         self._topic_limits = topic_limits
+        self._lookup = lookup
         self._pool = pool
         self._batch = batch
         self._topic = topic
@@ -247,7 +250,7 @@ class KafkaWriter(SinkWriter):
         """Waits until the chunk fits, since librdkafka refuses rows once its queue is full."""
         # librdkafka tells only the number of rows in flight. They have no more bytes than that many of the largest
         # rows, and no more than were queued since the queue was last empty.
-        deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics)
+        deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics, self._lookup)
         while waiting := len(pooled.producer):
             in_flight_bytes = min(waiting * self._largest_bytes, self._queued_bytes)
             fits = in_flight_bytes + chunk.size_bytes <= self._limits.queued_bytes
@@ -263,7 +266,7 @@ class KafkaWriter(SinkWriter):
         self._largest_bytes = max(self._largest_bytes, chunk.largest_bytes)
 
     def _flush(self, pooled: PooledProducer) -> None:
-        deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics)
+        deadline, stalled = time.monotonic() + self._limits.delivery_s, StalledRows(pooled, self._topics, self._lookup)
         while len(pooled.producer):
             if time.monotonic() > deadline:
                 raise self._too_slow(pooled)

@@ -107,6 +107,12 @@ class _Cause:
         return f"{self.kind}: {self.said}" if self.kind and self.said else self.kind or self.said
 
 
+def is_of_a_stop(error: SparkonceError) -> bool:
+    """Tells if an error is only that somebody has stopped the query in the middle of a batch."""
+    chain = (error, error.__cause__)
+    return any(isinstance(one, SparkonceError) and one.details.get("stopped") for one in chain)
+
+
 def without_causes(error: SparkonceError) -> SparkonceError:
     """Returns the error without its causes, which Spark would show completely, twice.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pyspark.sql import SparkSession
 
@@ -20,5 +20,8 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
     context.setLocalProperty(_DESCRIPTION, f"{before}<br/>{line}" if before else line)
     try:
         yield
-    finally:
-        context.setLocalProperty(_DESCRIPTION, before)
+    except BaseException:
+        with suppress(Exception):  # Spark may be gone, which the error says that is under way
+            context.setLocalProperty(_DESCRIPTION, before)
+        raise
+    context.setLocalProperty(_DESCRIPTION, before)
