@@ -14,7 +14,8 @@ import yaml
 import sparkonce
 from sparkonce import errors
 from sparkonce.sinks.files.s3.settings import S3Settings
-from tidy.sources import ROOT, nobody
+from tidy.sources import MODULES, ROOT, name, nobody
+from tidy.sources import text as source
 
 DOCS = ROOT / "docs"
 ORDER = ["How it works", "Set-up", "Every property", "What to watch", "When things go wrong"]
@@ -89,6 +90,20 @@ def linked(text: str) -> set[str]:
     return {outside.get(one, one) for one in found}
 
 
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as the site and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def lost_addresses(texts: dict[str, str]) -> Iterator[str]:
+    """Yields the addresses in messages and docstrings that lead to no page of docs/, or to no heading of it."""
+    for where, text in texts.items():
+        for page, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text):
+            if not (DOCS / page).is_file() or (anchor and anchor not in anchors(DOCS / page)):
+                yield f"{where}: docs/{page}#{anchor}"
+
+
 def unnamed_errors(text: str) -> list[str]:
     classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.SparkonceError)]
     assert len(classes) > 15
@@ -111,6 +126,12 @@ def test_every_property_is_in_its_page() -> None:
 def test_every_sink_has_a_page() -> None:
     sinks = {one for one in sparkonce.__all__ if one.endswith("Sink") and not one.startswith("TwoPhase")}
     assert {name for names in PROPERTIES.values() for name in names} >= sinks
+
+
+def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
+    nobody(lost_addresses({name(path): source(path) for path in MODULES}), "name the page and heading that it is now")
+    said = {"a": "see docs/kafka.md#readers, docs/kafka.md#reader and docs/nowhere.md."}
+    assert list(lost_addresses(said)) == ["a: docs/kafka.md#reader", "a: docs/nowhere.md#"]
 
 
 def test_every_error_is_in_troubleshooting() -> None:
