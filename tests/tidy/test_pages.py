@@ -14,7 +14,8 @@ import yaml
 import sparkonce
 from sparkonce import errors
 from sparkonce.sinks.files.s3.settings import S3Settings
-from tidy.sources import MODULES, ROOT, name, nobody
+from tidy.sources import MODULES, ROOT, nobody
+from tidy.sources import name as where_in_src
 from tidy.sources import text as source
 
 DOCS = ROOT / "docs"
@@ -129,7 +130,10 @@ def test_every_sink_has_a_page() -> None:
 
 
 def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
-    nobody(lost_addresses({name(path): source(path) for path in MODULES}), "name the page and heading that it is now")
+    nobody(
+        lost_addresses({where_in_src(path): source(path) for path in MODULES}),
+        "name the page and heading that it is now",
+    )
     said = {"a": "see docs/kafka.md#readers, docs/kafka.md#reader and docs/nowhere.md."}
     assert list(lost_addresses(said)) == ["a: docs/kafka.md#reader", "a: docs/nowhere.md#"]
 
