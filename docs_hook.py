@@ -31,6 +31,8 @@ def on_config(config: Any) -> Any:
         known = {name.lower(): url for name, url in urls.items()}
         config.site_url = known.get("documentation") or config.site_url
         config.repo_url = known.get("source") or known.get("repository") or config.repo_url
+        # mkdocs takes the name from the address earlier than this, and would show "None".
+        config.repo_name = config.repo_name or (config.repo_url or "").rstrip("/").rpartition("/")[2]
     return config
 
 

@@ -24,7 +24,7 @@ __all__ = ["client", "cluster", "server"]
 pytestmark = needs_redis
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "redis.md").read_text()
-RIGHTS = PAGE.partition("\n## Rights\n")[2].partition("\n## ")[0].replace("\\|", "|")
+RIGHTS = PAGE.partition("\n### Rights\n")[2].partition("\n## ")[0].replace("\\|", "|")
 (LINE,) = (line for line in RIGHTS.splitlines() if line.startswith("ACL SETUSER"))
 COMMANDS = re.findall(r"\+([a-z|]+)", LINE)
 ELSEWHERE = {"cluster|slots", "asking", "wait", "select", "config|get"}

@@ -1,0 +1,164 @@
+"""Pages of one kind have one order, tables that are complete, and a question on the front page that leads to them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sparkonce
+from sparkonce import errors
+from sparkonce.sinks.files.s3.settings import S3Settings
+from tidy.sources import MODULES, ROOT, nobody
+from tidy.sources import name as where_in_src
+from tidy.sources import text as source
+
+DOCS = ROOT / "docs"
+ORDER = ["How it works", "Set-up", "Every property", "What to watch", "When things go wrong"]
+"""The first headings of each page about a system that rows are written to."""
+
+PROPERTIES: dict[str, list[str]] = {
+    "kafka": ["KafkaSink"],
+    "files": ["FilesSink"],
+    "s3": ["store_options"],
+    "postgres": ["PostgresSink"],
+    "mysql": ["MySQLSink"],
+    "redis": ["RedisSink"],
+    "rabbitmq": ["RabbitMQStreamSink", "RabbitMQQueueSink", "RabbitMQ"],
+    "tables": ["DeltaSink", "IcebergSink"],
+    "pravega": ["PravegaSink", "Pravega"],
+    "write-ahead": ["WriteAheadSink"],
+}
+"""The pages about systems, and what is called with the properties that each lists."""
+
+
+def headings(text: str) -> list[str]:
+    """Returns a page's headings of the second level, but for what looks like one in code."""
+    return re.findall(r"^## (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+
+
+def parameters(name: str) -> set[str]:
+    called: Any = S3Settings if name == "store_options" else getattr(sparkonce, name)
+    return set(inspect.signature(called).parameters)
+
+
+def listed(text: str, name: str) -> set[str]:
+    """Returns what the first cells name in the table whose head names this class."""
+    part = text.partition("\n## Every property\n")[2].partition("\n## ")[0]
+    tables = re.findall(r"^\|.*(?:\n\|.*)*", part, re.M)
+    named: set[str] = set()
+    for head, _, *rows in (table.splitlines() for table in tables):
+        if re.search(rf"`{name}(?:\(…\))?`", head.split("|")[1]):
+            named |= {one for row in rows for one in re.findall(r"`(\w+)`", row.split("|")[1])}
+    return named
+
+
+def property_gaps(page: str, text: str) -> Iterator[str]:
+    names = PROPERTIES[page]
+    all_of_them = set().union(*map(parameters, names))
+    for name in names:
+        found = listed(text, name)
+        # A table for two classes has what either of them takes.
+        known = all_of_them if page == "tables" else parameters(name)
+        yield from (f"{page}.md: {name}({one}) is missing" for one in sorted(parameters(name) - found))
+        yield from (f"{page}.md: {name} has no {one}" for one in sorted(found - known))
+
+
+def menu_pages(entries: Any) -> Iterator[str]:
+    """Yields each page of the menu in mkdocs.yml."""
+    if isinstance(entries, str):
+        yield entries
+    else:
+        for entry in entries.values() if isinstance(entries, dict) else entries:
+            yield from menu_pages(entry)
+
+
+def menu() -> set[str]:
+    text = (ROOT / "mkdocs.yml").read_text()
+    return set(menu_pages(yaml.safe_load(text[text.index("\nnav:") :])["nav"]))
+
+
+def linked(text: str) -> set[str]:
+    """Returns the pages that a page of docs/ links to, by the names that they have on the site."""
+    outside = {"../README.md": "readme.md", "../CHANGELOG.md": "changelog.md", "../SECURITY.md": "security-policy.md"}
+    outside["../tests/README.md"] = "tests.md"
+    found = set(re.findall(r"\]\(([^)#\s]+\.md)", text))
+    return {outside.get(one, one) for one in found}
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as the site and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def lost_addresses(texts: dict[str, str]) -> Iterator[str]:
+    """Yields the addresses in messages and docstrings that lead to no page of docs/, or to no heading of it."""
+    for where, text in texts.items():
+        for page, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text):
+            if not (DOCS / page).is_file() or (anchor and anchor not in anchors(DOCS / page)):
+                yield f"{where}: docs/{page}#{anchor}"
+
+
+def unnamed_errors(text: str) -> list[str]:
+    classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.SparkonceError)]
+    assert len(classes) > 15
+    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
+    return sorted(one.__name__ for one in classes if f"`{one.__name__}`" not in rows)
+
+
+@pytest.mark.parametrize("page", PROPERTIES)
+def test_a_page_about_a_system_has_the_order_of_all(page: str) -> None:
+    assert headings((DOCS / f"{page}.md").read_text())[: len(ORDER)] == ORDER
+
+
+def test_every_property_is_in_its_page() -> None:
+    nobody(
+        (one for page in PROPERTIES for one in property_gaps(page, (DOCS / f"{page}.md").read_text())),
+        "keep the table below Every property",
+    )
+
+
+def test_every_sink_has_a_page() -> None:
+    sinks = {one for one in sparkonce.__all__ if one.endswith("Sink") and not one.startswith("TwoPhase")}
+    assert {name for names in PROPERTIES.values() for name in names} >= sinks
+
+
+def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
+    nobody(
+        lost_addresses({where_in_src(path): source(path) for path in MODULES}),
+        "name the page and heading that it is now",
+    )
+    said = {"a": "see docs/kafka.md#readers, docs/kafka.md#reader and docs/nowhere.md."}
+    assert list(lost_addresses(said)) == ["a: docs/kafka.md#reader", "a: docs/nowhere.md#"]
+
+
+def test_every_error_is_in_troubleshooting() -> None:
+    assert unnamed_errors((DOCS / "troubleshooting.md").read_text()) == []
+
+
+def test_the_front_page_leads_to_every_page() -> None:
+    pages = menu() - {"index.md"}
+    assert len(pages) > 35
+    assert pages - linked((DOCS / "index.md").read_text()) == set()
+
+
+def test_a_gap_is_found() -> None:
+    text = (DOCS / "kafka.md").read_text()
+    assert list(property_gaps("kafka", text.replace("| `prefix` |", "| `prefixes` |"))) == [
+        "kafka.md: KafkaSink(prefix) is missing",
+        "kafka.md: KafkaSink has no prefixes",
+    ]
+    assert headings("## A\n```\n## B\n```\n### C\n## D\n") == ["A", "D"]
+    assert set(menu_pages([{"Start": ["a.md", {"B": "b.md"}]}])) == {"a.md", "b.md"}
+    assert linked("[a](a.md#b) [r](../README.md#c)") == {"a.md", "readme.md"}
+    assert "LogError" in unnamed_errors("| `PrepareError` | `LogError` |")
+
+
+def test_pages_are_there() -> None:
+    assert {path.stem for path in map(Path, menu())} >= set(PROPERTIES)
