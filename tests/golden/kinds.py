@@ -26,6 +26,8 @@ from sparkonce.sinks.write_ahead.sink import FOLDER, LEDGER
 from sparkonce.sinks.write_ahead.stored import StoredFolder
 from sparkonce.sources.rabbitmq.places import beginning, behind
 from sparkonce.spark.pravega.notes import Begun, TransactionNotes
+from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
+from sparkonce.watch.timeline import RunNow, TimelineSegment, _path
 
 KINDS = HERE / "kinds"
 SINKS = ("pravega", "queue", "streams", "super")
@@ -157,6 +159,8 @@ def write(folder: Path) -> None:
             notes.make()
             notes.put(entry(sink, 0).name, 0, BEGUN)
     _stored(folder / "stored")
+    (folder / "timeline").mkdir()
+    (folder / _path(timeline().run, timeline().number)).write_bytes(timeline().encoded())
     told = {"publishing ids": {f"{BATCH}.{group}": [one.first, one.last] for group, one in ids().items()}, **offsets()}
     (folder / "said.json").write_text(f"{json.dumps(told, indent=1)}\n")
 
@@ -191,6 +195,38 @@ def offsets() -> dict[str, object]:
         "read_rabbitmq_queue": {"queue": "872fa69c2925a8a0", "next": 3},
         "read_pravega": {"stream": "shop/orders", "cut": {"0": 120}, "made": {"0": 1795647840578}, "first": {"0": 0}},
     }
+
+
+def timeline() -> TimelineSegment:
+    """A part of what a run keeps for those who watch it."""
+    return TimelineSegment(
+        run=f"{TOKEN.position}-{TOKEN.nonce}",
+        number=3,
+        query=QUERY,
+        spark_run="00000000-0000-4000-8000-000000000002",
+        name="orders",
+        host="driver.example",
+        timeout_ms={"kafka": 900_000},
+        now=RunNow(
+            written_ms=AT_MS + 9,
+            batch=BATCH + 1,
+            phase="WRITING",
+            since_ms=AT_MS + 8,
+            in_doubt=InDoubt(transactions=2, opened_ms=AT_MS),
+        ),
+        batches=[
+            WatchedBatch(
+                batch=BATCH,
+                rows={"kafka": 14},
+                transactions=2,
+                recovered=False,
+                healed=1,
+                began_ms=AT_MS,
+                phases=[["WRITING", 10], ["DECIDING", 3]],  # type: ignore[list-item] - as JSON has them
+            )
+        ],
+        events=[WatchedEvent(at_ms=AT_MS, kind="healed", batch=BATCH, text="One was lost.", next_step="Nothing.")],
+    )
 
 
 if __name__ == "__main__":

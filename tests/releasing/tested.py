@@ -45,6 +45,8 @@ CLIENTS: Mapping[str, tuple[str, ...]] = {
     "mysql": ("pymysql",),
     "redis": ("redis",),
     "rabbitmq": ("rstream", "pika", "mmh3"),
+    "metrics": ("prometheus-client",),
+    "otel": ("opentelemetry-api",),
 }
 """What an extra asks for, or all that talks to a system."""
 
@@ -138,6 +140,13 @@ def pravega() -> str:
     return f"Pravega {jar.stem.rpartition('-')[2]}"
 
 
+def prometheus() -> str:
+    said = subprocess.run(["prometheus", "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"version (\S+)", said.stdout + said.stderr)
+    assert found is not None, said
+    return f"Prometheus {found[1]}"
+
+
 def _ports(server: Server) -> Sequence[int]:
     mark = str(server.folder)
     found = []
@@ -200,6 +209,7 @@ SERVERS_TAIL = """
 - versitygw, which serves S3, and Pravega answer without a version. It is that of the program that was started.
 - The extra `avro` is tested with Spark's Avro module, and the Schema Registry of `sparkonce.testing`.
 - The tests of MySQL run on MariaDB. MySQL's own server, cloud stores and managed services are not in this table.
+- The extra `otel` is tested with the SDK of OpenTelemetry, in the process of the test.
 - Delta and Iceberg tables are on a local disk.
 """
 OTHERS = """## Other versions
@@ -228,6 +238,8 @@ SERVERS: Sequence[tuple[str, Callable[[], str] | None]] = (
     ("redis", redis),
     ("rabbitmq", rabbitmq),
     ("pravega", pravega),
+    ("metrics", prometheus),
+    ("otel", None),
 )
 
 

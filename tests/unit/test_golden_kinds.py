@@ -33,6 +33,7 @@ from sparkonce.sources.rabbitmq.places import StreamRange, ranges_of
 from sparkonce.sources.rabbitmq.queue.progress import Progress
 from sparkonce.spark.pravega import sink as pravega_sink
 from sparkonce.spark.pravega.notes import TransactionNotes
+from sparkonce.watch.timeline import TimelineReader
 from tidy.sources import SOURCE
 
 V1 = KINDS / "v1"
@@ -125,6 +126,11 @@ def test_rows_on_an_object_store_have_their_fate(tmp_path: Path) -> None:
     (root / "fate" / str(names[2])).write_bytes(b"moved")
     with pytest.raises(OSError, match="is damaged, or of another version: b'moved'"):
         stored.find(names[2])
+
+
+def test_the_newest_batches_and_events_are_read(tmp_path: Path) -> None:
+    shutil.copytree(V1 / "timeline", tmp_path / "sparkonce" / "timeline")
+    assert TimelineReader(LocalFiles(tmp_path)).read() == [kinds.timeline()]
 
 
 # --- RabbitMQ and Pravega --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from golden.kept import DECIDED, HERE, RELEASES, state
 from sparkonce.protocol.codec import FORMATS
 from sparkonce.sinks.files import generations, manifests
 from sparkonce.sources.rabbitmq.queue import segments
+from sparkonce.watch import timeline
 from tidy.sources import ROOT
 
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -22,6 +23,7 @@ NUMBERS = {
     "manifests": manifests._FORMAT,
     "manifests of compacted batches": generations.FORMAT,
     "messages of a queue": segments._VERSION,
+    "newest batches and events, to be watched": timeline.FORMAT,
 }
 
 
