@@ -12,6 +12,9 @@
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py audit    ask whether a locked package has a known vulnerability
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
+    python3 dev.py notices  write THIRD_PARTY.md: the licences of what is locked, and of the jars
+    python3 dev.py tested   write docs/tested-with.md: start each server, and ask it for its version
+    python3 dev.py release  check that tag, version, changelog and golden files agree: see CONTRIBUTING.md
 
 Needs only the standard library. Fetches uv and the locked packages into .venv, and Java by apt where that is allowed;
 where it is not, says what is missing. The tests also want the databases that sinks write to, a browser and a clock
@@ -47,6 +50,7 @@ AT_ONCE = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 EVERY = ("-m", "slow or not slow")
 NOT_SOUND, NOT_AUDITED = 1, 3
 AUDIT_LIMIT_S = 300
+RELEASING = {"notices": "releasing.notices", "tested": "releasing.tested", "release": "releasing.check"}
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 
@@ -57,12 +61,16 @@ def main(arguments: list[str]) -> int:
     if command == "audit":
         environment()
         return call(["pytest", "-q", "tests/tidy/test_lock.py"]) or audit()
-    if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "versions", "run"}:
+    if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "versions", "run", *RELEASING}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
-    if command in {"test", "coverage"}:
+    if command in {"test", "coverage", "tested"}:
         servers()
     environment()
+    if command in RELEASING:
+        os.environ["PYTHONPATH"] = str(ROOT / "tests")
+        uv_command()
+        return call(["python", "-m", RELEASING[command], *rest])
     if command == "run":
         return call(rest)
     if command == "timings":
@@ -137,7 +145,7 @@ def seed() -> str:
     known = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     if known.returncode == 0:
         return known.stdout.strip()
-    return re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+    return re.findall(r'^__version__ = "(.+)"', (ROOT / "src/sparkonce/version.py").read_text(), re.MULTILINE)[0]
 
 
 def environment() -> None:

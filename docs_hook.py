@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parent
 PAGES = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
+    "THIRD_PARTY.md": "third-party.md",
     "tests/README.md": "tests.md",
 }
 """Files of the repository that are pages of the site, and under which name."""

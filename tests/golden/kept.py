@@ -19,6 +19,8 @@ HERE = Path(__file__).parent
 VERSIONS = ("v1",)
 NEWEST = VERSIONS[-1]
 """The version that today's code writes."""
+RELEASES = {"0.1": ("v1", "compacted", "queue/v1", "kinds/v1")}
+"""The folders with what each minor version writes. A release needs its own: see `releasing.check`."""
 
 UNDECIDED, DECIDED, FINISHED = STATES = ("undecided", "decided", "finished")
 EMPTY = "empty-folders"

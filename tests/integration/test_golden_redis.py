@@ -116,3 +116,17 @@ def test_what_a_killed_run_has_staged_is_swept(version: str, place: Place) -> No
         assert [one.outcome for one in committer.commit(left)] == [Outcome.LOST] * 2
     assert place.everywhere.data() == {}
     assert len(place.everywhere.own_keys()) == 2, "the ledger and the id"
+
+
+def test_an_entry_of_a_newer_version_is_neither_committed_nor_lost(version: str, place: Place) -> None:
+    place.restore(version, DECIDED)
+    (one, _) = handles(version, DECIDED, place.name)
+    held = servers(version, DECIDED)["redis"][place.name]
+    ((key, ledger),) = held["ledgers"].items()
+    name = str(one["transaction"])
+    place._of(key).hset(key, name, f"Z{ledger[name][1:]}")
+    sink = place.sink()
+    with closing(sink.committer()) as committer:
+        (answer,) = committer.commit([one])
+    assert answer.outcome is Outcome.UNKNOWN, answer
+    assert "'Z'" in answer.reason

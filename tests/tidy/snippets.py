@@ -15,7 +15,10 @@ from pathlib import Path
 from tidy.sources import ROOT
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "tests/README.md")),
+    *(
+        ROOT / f"{name}.md"
+        for name in ("README", "SECURITY", "CHANGELOG", "CONTRIBUTING", "THIRD_PARTY", "tests/README")
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -22,7 +22,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 class HandleCommitter(SinkCommitter, Generic[T]):
-    """Commits and aborts transactions, each of which a handle names. ``T`` is a transaction as a value."""
+    """Commits and aborts transactions, each of which a handle names. ``T`` is a transaction as a value.
+
+    Attributes:
+        handle_fields: The fields that its handles may have. A newer version has written a handle with more of them,
+            and what it names stays as it is. Empty if they are not looked at.
+    """
+
+    handle_fields: ClassVar[frozenset[str]] = frozenset()
 
     @abc.abstractmethod
     def transaction_of(self, handle: Handle) -> T | Finished:
@@ -50,10 +57,27 @@ class HandleCommitter(SinkCommitter, Generic[T]):
     def _answers(
         self, handles: Sequence[Handle], finish: Callable[[Mapping[T, Handle]], Mapping[T, Finished]]
     ) -> list[Finished]:
-        read = {handle: self.transaction_of(handle) if handle.transaction else NOTHING for handle in handles}
+        read = {handle: self._read(handle) for handle in handles}
         wanted = {found: handle for handle, found in read.items() if not isinstance(found, Finished)}
         answers = finish(wanted) if wanted else {}
         return [found if isinstance(found := read[handle], Finished) else answers[found] for handle in handles]
+
+    def _read(self, handle: Handle) -> T | Finished:
+        if not handle.transaction:
+            return NOTHING
+        fields = {name for name, _ in handle.transaction}
+        strange = sorted(fields - self.handle_fields)
+        # Without any field of this sink it is a handle of another sink, which is said otherwise.
+        return _newer(strange) if strange and fields & self.handle_fields else self.transaction_of(handle)
+
+
+def _newer(strange: Sequence[str]) -> Finished:
+    """Returns the answer for a handle that a newer version has written."""
+    return Finished(
+        outcome=Outcome.UNKNOWN,
+        reason=f"The handle has fields that this version of sparkonce does not know: {', '.join(strange)}. Run the "
+        "version that wrote it, which `sparkonce checkpoint history` names, or a newer one.",
+    )
 
 
 def finish_each(wanted: Sequence[T], finish: Callable[[T], Finished], *, at_once: int) -> dict[T, Finished]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from sparkonce.errors import PreflightError
@@ -39,6 +39,27 @@ def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: s
     if before != now:
         shown = repr(before)
         raise refusal(setting, repr(now), why.format(before=shown), next_step.format(before=shown))
+
+
+def check_columns(setting: str, table: str, found: Iterable[str], known: frozenset[str]) -> None:
+    """Sees that one of the sink's own tables has no columns of a newer version, which may mean what nobody here knows.
+
+    Args:
+        setting: The setting that leads to the table.
+        table: Its name.
+        found: The columns that it has.
+        known: Those that this version knows.
+
+    Raises:
+        PreflightError: if it has more.
+    """
+    if strange := sorted(set(found) - known):
+        raise PreflightError(
+            f"{table} has columns that this version of sparkonce does not know: {', '.join(strange)}.",
+            next_step="Run the newer version of sparkonce again, which has added them, or upgrade this one. Drop those "
+            "that somebody else has added.",
+            setting=setting,
+        )
 
 
 class Attempts:

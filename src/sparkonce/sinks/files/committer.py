@@ -16,7 +16,7 @@ from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, Every, HandleCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.files import manifests
-from sparkonce.sinks.files.handle import LISTS, Listed, read_handle, read_list
+from sparkonce.sinks.files.handle import FIELDS, LISTS, Listed, read_handle, read_list
 from sparkonce.sinks.files.manifests import Manifest, ManifestName
 from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
 from sparkonce.sinks.files.store import Fields, FileStore
@@ -50,6 +50,8 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         name: The sink's name.
         manifest: Whether whole batches are listed.
     """
+
+    handle_fields = FIELDS
 
     def __init__(self, store: FileStore, name: str, *, manifest: bool) -> None:
         self._store = store

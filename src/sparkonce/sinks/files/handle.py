@@ -18,6 +18,10 @@ LONGEST_BYTES = 16_384
 LISTS = f"{HIDDEN}/lists"
 
 
+FIELDS = frozenset({"name", "begun_ms", "folder", "files", "list", "list_checksum"})
+"""The fields of a handle, with ``files`` or a list."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """A handle as a value.

@@ -75,6 +75,8 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         ConfigurationError: for a setting that the driver's connection cannot follow.
     """
 
+    handle_fields = frozenset({"transactional_id", "producer_id", "epoch"})
+
     def __init__(
         self,
         settings: Mapping[str, Any],

@@ -52,6 +52,7 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
 
     errors = SERVER_ERRORS
     name_field = "transaction"
+    handle_fields = markers.FIELDS
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from sparkonce.sinks.mysql.flavours import Flavour
 from sparkonce.sinks.mysql.names import Xid
 
 COMMITS = "sparkonce_commits"
+FIELDS = frozenset({"transaction", "commit", "server", "begun_ms"})
 SERVERS = "sparkonce_servers"
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 
@@ -36,6 +37,8 @@ TABLES = {
 """The statements that make the sink's own tables, by name. The second one is for MariaDB alone."""
 
 _COLUMNS = "prefix, query, batch, copy, slot, position, nonce, kind, begun_ms"
+KNOWN_COLUMNS = {COMMITS: frozenset({*_COLUMNS.split(", "), "connection"}), SERVERS: frozenset({"host", "id"})}
+"""The columns of each table."""
 _MOVED = re.compile(r"server (?P<new>\S+) was (?P<old>\S+)")
 _HOST = "CONCAT(@@hostname, ':', @@port)"
 
@@ -66,7 +69,7 @@ class Marker:
         return cls(name=name, kind=kind, server=str(fields.get("server", "")), begun_ms=begun_ms)
 
     def fields(self) -> dict[str, Scalar]:
-        """Returns the fields of its handle."""
+        """Returns the fields of its handle: `FIELDS`."""
         return {
             "transaction": str(self.name),
             "commit": self.kind,

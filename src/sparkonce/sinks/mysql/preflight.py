@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import PreflightError
 from sparkonce.sink import Facts
-from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
+from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
@@ -307,6 +307,11 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
             f"Making the table {name}", f"Grant CREATE on the database, or make it yourself: {statement}."
         ):
             connection.run(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+    found = connection.rows(
+        "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s",
+        (name,),
+    )
+    check_columns("database", name, (str(column).lower() for (column,) in found), markers.KNOWN_COLUMNS[name])
     with _attempts.of(f"Writing to {name}", f"Grant SELECT, INSERT and DELETE on {name} to the user."):
         connection.run(f"DELETE FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
         connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours

@@ -21,7 +21,7 @@ from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.postgres.catalog import read_signature
 from sparkonce.sinks.postgres.connection import Connection, connect, is_alive, is_idle, within
 from sparkonce.sinks.postgres.markers import TIDY_EVERY, list_staged, not_committed, read_traces, tidy
-from sparkonce.sinks.postgres.names import OPEN, BackendName, Location, Transaction
+from sparkonce.sinks.postgres.names import FIELDS, OPEN, BackendName, Location, Transaction
 from sparkonce.sinks.postgres.outcomes import finished
 from sparkonce.sinks.postgres.prepared import list_prepared, try_finish
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
@@ -53,6 +53,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
 
     errors = (psycopg.Error,)
     name_field = "name"
+    handle_fields = FIELDS
 
     def __init__(self, to: Conninfo, name: str, *, limits: Limits, target: Target | None = None) -> None:
         super().__init__(name, f"PostgreSQL at {to}", answer_s=limits.answer_s)

@@ -13,11 +13,12 @@ from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
+from sparkonce.sinks._shared.preflight import check_columns
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.names import Location, Transaction
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE
-from sparkonce.sinks.postgres.statements import COMMITTED_STATE, STAGED_STATE, commits
+from sparkonce.sinks.postgres.statements import COMMITS_COLUMNS, COMMITTED_STATE, STAGED_STATE, commits
 
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY = 20
@@ -62,6 +63,17 @@ def find_commits(connection: Connection, schema: str) -> tuple[int, bool, bool] 
         "WHERE n.nspname = %s AND c.relname = %s",
         (schema, COMMITS_TABLE),
     ).fetchone()
+
+
+def check_markers(connection: Connection, schema: str) -> None:
+    """Refuses a table of markers with columns of a newer version. Raises `PreflightError`."""
+    found = connection.execute(
+        "SELECT a.attname::text FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
+        "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped",
+        (schema, COMMITS_TABLE),
+    ).fetchall()
+    check_columns("commits_schema", f"{schema}.{COMMITS_TABLE}", (name for (name,) in found), COMMITS_COLUMNS)
 
 
 def look_for(connection: Connection, name: TransactionName, location: Location) -> MarkerState:

@@ -28,7 +28,7 @@ from sparkonce.sinks.postgres.catalog import (
     unique_keys,
 )
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
-from sparkonce.sinks.postgres.markers import find_commits, read_system
+from sparkonce.sinks.postgres.markers import check_markers, find_commits, read_system
 from sparkonce.sinks.postgres.outcomes import server_message
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Conninfo, Target, quoted
 from sparkonce.sinks.postgres.statements import create_commits
@@ -360,6 +360,7 @@ def _check_commits(connection: Connection, request: PreflightRequest, *, is_new:
             next_step=f"GRANT {', '.join(missing)} ON {name} TO the role of the query, or set commits_schema.",
             setting="commits_schema",
         )
+    check_markers(connection, request.commits_schema)
     if not is_durable:
         raise PreflightError(
             f"{name} is a view, or is unlogged: markers would be lost when the server crashes.",

@@ -22,6 +22,10 @@ def commits(schema: str) -> sql.Identifier:
     return sql.Identifier(schema, COMMITS_TABLE)
 
 
+COMMITS_COLUMNS = frozenset({"name", "prefix", "query", "batch", "state", "target", "begun"})
+"""The columns of the table of markers."""
+
+
 def create_commits(schema: str) -> sql.Composed:
     """Makes the table of markers."""
     return sql.SQL(

@@ -78,6 +78,8 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         wait_replicas: The number of replicas that must have the committed rows.
     """
 
+    handle_fields = frozenset({names.TRANSACTION, names.SEEN})
+
     def __init__(
         self, nodes: Nodes, name: str, *, staging_ttl_s: int, ledger_ttl_s: int, wait_replicas: int = 0
     ) -> None:

@@ -16,7 +16,7 @@ from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, HandleCommitter
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
 from sparkonce.sinks.write_ahead.calls import Calls
-from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.entry import FIELDS, Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 
 log = logging.getLogger("sparkonce")
@@ -44,6 +44,8 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
         settings: The settings of the calls.
         application: Makes the calls; by default those of the user's function.
     """
+
+    handle_fields = FIELDS
 
     def __init__(
         self,

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import TransactionName
 
+FIELDS = frozenset({"name", "size_bytes", "checksum", "identity", "begun_ms", "parts"})
+"""The fields of a handle, of which ``parts`` may be missing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -38,7 +41,7 @@ class Entry:
     def of_fields(cls, fields: Mapping[str, Scalar]) -> Entry | None:
         """Returns the entry, or None if these are not the fields of one."""
         name = TransactionName.parse(str(fields.get("name", "")))
-        if name is None or set(fields) - {"parts"} != {"name", "size_bytes", "checksum", "identity", "begun_ms"}:
+        if name is None or set(fields) | {"parts"} != FIELDS:
             return None
         return cls(
             name=name,
