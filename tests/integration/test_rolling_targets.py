@@ -137,9 +137,7 @@ class Query:
 
     def __init__(self, folder: Path, *sinks: Callable[[], TwoPhaseCommitSink]) -> None:
         self.sinks = sinks
-        self.job = SmallJob(
-            folder / "checkpoint", lambda: [make() for make in self.sinks], numbered, deadline_s=60.0
-        )
+        self.job = SmallJob(folder / "checkpoint", lambda: [make() for make in self.sinks], numbered, deadline_s=60.0)
 
 
 def numbered(batch: int, slot: int) -> pa.RecordBatch:
