@@ -36,7 +36,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 
-pytestmark = pytest.mark.drawn(2, "rolling changes")
+pytestmark = pytest.mark.drawn(5, "rolling changes")
 
 OLD, NEW = "the-old-password", "the-new-password"
 
@@ -251,6 +251,7 @@ def test_a_certificate_for_kafka_is_read_by_each_new_producer(
     job = job_of(tmp_path, make)
     with pytest.raises(PrepareError, match=r"ssl\.certificate\.location failed"):
         run(job, lambda: (pair / "client.pem").write_text("half of a certificate"))
+    renew()
     job.run(1)
     assert witness.committed(topic) == batches(0, 1)
 

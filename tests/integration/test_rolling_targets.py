@@ -33,7 +33,7 @@ from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.kafka import list_transactions
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.drawn(5, "rolling changes")]
 
 
 @pytest.fixture(scope="module")
