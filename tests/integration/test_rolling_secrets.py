@@ -26,7 +26,13 @@ from s3_bucket import Bucket
 from secured import CLIENT, make_certificate, make_keys, secured_cluster
 from shared_servers import s3_server
 from small_job import SmallJob
-from sparkonce.errors import PreflightError, PrepareError, SparkonceError, TransactionTooOldError
+from sparkonce.errors import (
+    PreflightError,
+    PrepareError,
+    SparkonceError,
+    TransactionTooOldError,
+    UnknownOutcomeError,
+)
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.postgres import PostgresServer
@@ -113,11 +119,13 @@ def test_postgresql_reads_a_file_of_passwords_again(login: Login, tmp_path: Path
 
 
 @needs_postgres
-@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.FINISHING])
-def test_a_password_of_postgresql_that_was_given_needs_a_start(login: Login, tmp_path: Path, phase: Phase) -> None:
+@pytest.mark.parametrize(("phase", "error"), [(Phase.WRITING, PrepareError), (Phase.FINISHING, UnknownOutcomeError)])
+def test_a_password_of_postgresql_that_was_given_needs_a_start(
+    login: Login, tmp_path: Path, phase: Phase, error: type[SparkonceError]
+) -> None:
     password = OLD
     job = job_of(tmp_path, lambda: login.sink(password=password))
-    with pytest.raises(SparkonceError, match="password authentication failed"):
+    with pytest.raises(error, match="password authentication failed"):
         run(job, lambda: login.change(NEW), phase)
     assert login.visible() == batches(0)
     with pytest.raises(PreflightError, match="password authentication failed"):
@@ -321,7 +329,7 @@ def test_keys_of_s3_that_were_given_need_a_start(rotated: Keys, tmp_path: Path) 
         return rotated.sink(aws_access_key_id=access, aws_secret_access_key=secret)
 
     job = job_of(tmp_path, make)
-    with pytest.raises(SparkonceError, match="AccessDenied"):
+    with pytest.raises(UnknownOutcomeError, match="AccessDenied"):
         run(job, lambda: rotated.change(1), Phase.FINISHING)
     assert rotated.visible() == batches(0)
     user = 1

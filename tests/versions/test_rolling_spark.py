@@ -1,4 +1,4 @@
-"""Queries are killed on the oldest version of Spark, each with a batch under way, and go on with the one installed here.
+"""Queries are killed on the oldest Spark, each with a batch under way, and go on with the version installed here.
 
 ``python3 dev.py versions 4.1.1`` runs this, and makes the environment of the oldest one, too.
 """
