@@ -27,10 +27,10 @@ from secured import CLIENT, make_certificate, make_keys, secured_cluster
 from shared_servers import s3_server
 from small_job import SmallJob
 from sparkonce.errors import (
+    ConfigurationError,
     PreflightError,
     PrepareError,
     SparkonceError,
-    TransactionTooOldError,
     UnknownOutcomeError,
 )
 from sparkonce.protocol.state import Phase
@@ -38,6 +38,7 @@ from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.kafka.pooled_producer import INITIALISE_LIMIT_S, PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
@@ -125,7 +126,7 @@ def test_a_password_of_postgresql_that_was_given_needs_a_start(
 ) -> None:
     password = OLD
     job = job_of(tmp_path, lambda: login.sink(password=password))
-    with pytest.raises(error, match="password authentication failed"):
+    with pytest.raises(error, match=r"password authentication failed|terminating connection"):
         run(job, lambda: login.change(NEW), phase)
     assert login.visible() == batches(0)
     with pytest.raises(PreflightError, match="password authentication failed"):
@@ -216,31 +217,31 @@ def set_password(witness: Witness, user: str, password: str) -> None:
 def test_a_password_of_kafka_counts_for_new_connections_and_needs_a_start(
     cluster: Cluster, witness: Witness, tmp_path: Path
 ) -> None:
-    """The driver's connection goes on. The next producer that a worker makes is refused, and the batch says so."""
     user, topic, password = new_name("etl"), witness.create_topic(), OLD
     set_password(witness, user, OLD)
     for kind, name in ((ResourceType.TOPIC, topic), (ResourceType.TRANSACTIONAL_ID, "sparkonce")):
         allow(witness, user, kind, name, AclOperation.WRITE)
 
-    def make() -> KafkaSink:
+    def settings() -> dict[str, str]:
         login = {"sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": user, "sasl.password": password}
-        place = {"bootstrap.servers": cluster.bootstrap_of("SASL"), "security.protocol": "sasl_plaintext"}
-        return KafkaSink({**place, **login}, topic=topic)
+        return {"bootstrap.servers": cluster.bootstrap_of("SASL"), "security.protocol": "sasl_plaintext", **login}
 
-    job = job_of(tmp_path, make)
-    with pytest.raises(PrepareError, match="SASL authentication error") as stopped:
-        run(job, lambda: set_password(witness, user, NEW))
-    assert not isinstance(stopped.value, TransactionTooOldError)
-    assert witness.committed(topic) == batches(0)
-    with pytest.raises(PreflightError, match="did not answer"):
-        job.run(1)
-    password = NEW
-    job.run(1)
+    job = job_of(tmp_path, lambda: KafkaSink(settings(), topic=topic))
+    # After the writes: the driver's connection is there, and commits.
+    run(job, lambda: set_password(witness, user, NEW), Phase.VALIDATING)
     assert witness.committed(topic) == batches(0, 1)
+    producer = PooledProducer(settings(), transactional_id=new_name("sparkonce"))
+    with pytest.raises(PrepareError, match="SASL authentication error"):
+        producer.initialise(INITIALISE_LIMIT_S)
+    with pytest.raises(PreflightError, match="did not answer"):
+        job.run(2)
+    password = NEW
+    job.run(2)
+    assert witness.committed(topic) == batches(0, 1, 2)
 
 
 @pytest.mark.kafka
-def test_a_certificate_for_kafka_is_read_by_each_new_producer(
+def test_a_certificate_for_kafka_is_read_by_each_new_producer_and_connection(
     cluster: Cluster, witness: Witness, keys: Path, tmp_path: Path
 ) -> None:
     topic, pair = witness.create_topic(), _made(tmp_path / "pair")
@@ -250,18 +251,20 @@ def test_a_certificate_for_kafka_is_read_by_each_new_producer(
         for name in ("client.pem", "client.key"):
             shutil.copy(keys / name, pair / name)
 
-    def make() -> KafkaSink:
-        files = {"certificate": pair / "client.pem", "key": pair / "client.key", "ca": keys / "ca.pem"}
-        place = {"bootstrap.servers": cluster.bootstrap_of("TLS"), "security.protocol": "ssl"}
-        return KafkaSink({**place, **{f"ssl.{name}.location": str(file) for name, file in files.items()}}, topic=topic)
-
+    files = {"certificate": pair / "client.pem", "key": pair / "client.key", "ca": keys / "ca.pem"}
+    place = {"bootstrap.servers": cluster.bootstrap_of("TLS"), "security.protocol": "ssl"}
+    settings = {**place, **{f"ssl.{name}.location": str(file) for name, file in files.items()}}
     renew()
-    job = job_of(tmp_path, make)
+    job = job_of(tmp_path, lambda: KafkaSink(settings, topic=topic))
+    run(job, renew)
+    (pair / "client.pem").write_text("half of a certificate")
     with pytest.raises(PrepareError, match=r"ssl\.certificate\.location failed"):
-        run(job, lambda: (pair / "client.pem").write_text("half of a certificate"))
+        PooledProducer(settings, transactional_id=new_name("sparkonce"))
+    with pytest.raises(ConfigurationError, match=r"ssl\.certificate\.location"):
+        job.run(2)
     renew()
-    job.run(1)
-    assert witness.committed(topic) == batches(0, 1)
+    job.run(2)
+    assert witness.committed(topic) == batches(0, 1, 2)
 
 
 # --- S3 --------------------------------------------------------------------------------------------------------------
