@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
@@ -19,7 +20,7 @@ from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.driver.timing import Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log.files import log_store
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
@@ -51,6 +52,8 @@ class SmallJob:
 
     Attributes:
         accept_lost: See `RunDriver`.
+        files_of_checkpoint: Where it is now: it may be moved to another store.
+        moved: See `RunDriver`.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class SmallJob:
         self._reporters = reporters
         self._source = source
         self.accept_lost: Mapping[str, int] = {}
+        self.files_of_checkpoint: CheckpointFiles = LocalFiles(checkpoint)
+        self.moved = False
 
     @property
     def short_query(self) -> str:
@@ -84,7 +89,7 @@ class SmallJob:
         """A new run, as after a restart of the driver, and these batches in it."""
         sinks = {sink.name: sink for sink in self._make_sinks()}
         for sink in sinks.values():
-            sink.use_checkpoint(LocalFiles(self.checkpoint))
+            sink.use_checkpoint(self.files_of_checkpoint)
         driver = RunDriver(
             run=str(uuid.uuid4()),
             query=self.query,
@@ -94,6 +99,7 @@ class SmallJob:
             listener=listener,
             reporters=self._reporters(),
             accept_lost=self.accept_lost,
+            moved=self.moved,
         )
         try:
             return [
@@ -124,7 +130,7 @@ class SmallJob:
         return decided
 
     def _log(self) -> DecisionLog:
-        return DecisionLog(LocalLogStore(self.checkpoint))
+        return DecisionLog(log_store(self.files_of_checkpoint))
 
     def _asked(self, batch: int) -> BatchAsked:
         def line(number: int) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def check(witness: Witness, *, recorded: Facts | None = None, columns: tuple[str
 def test_what_is_remembered(witness: Witness) -> None:
     facts = check(witness)
     assert facts == check(witness, recorded=facts)
-    assert set(facts) == {"prefix", "server", "database"}
+    assert set(facts) == {"prefix", "server", "database", "table"}
     older = {name: facts[name] for name in ("prefix", "server")}
     assert check(witness, recorded=older) == facts
     assert facts["prefix"] == "sparkonce.mysql"

@@ -421,3 +421,36 @@ def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:
     driver.run_batch(asked(1), work)
     assert world.server.transactions()[opened[0]] is TransactionState.ABORTED
     assert world.visible() == numbers(0, 1)
+
+
+# --- the target was changed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fact", ["topic", "table"])
+def test_a_batch_that_is_lost_in_part_is_not_written_elsewhere(
+    world: World, monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    place = {fact: "old"}
+    monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"prefix": "memory", **place})
+    decided(world, committed=1)
+    place[fact] = "new"
+    with pytest.raises(errors.ConfigurationError, match=f"{fact}='old'; now the sink has {fact}='new'"):
+        heal(world)
+    assert world.visible() == numbers(0, slots=[0])
+    place.clear()  # as of a sink whose rows name their topics
+    with pytest.raises(errors.ConfigurationError, match=f"{fact}='old'; now the sink has {fact}=None"):
+        heal(world)
+    place[fact] = "old"
+    heal(world)
+    assert world.visible() == numbers(0)
+
+
+def test_a_batch_that_is_lost_as_a_whole_may_be_written_elsewhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"table": "old"}
+    monkeypatch.setattr(MemorySink, "preflight", lambda *_: {"prefix": "memory", **place})
+    decided(world, committed=0)
+    place["table"] = "new"
+    heal(world)
+    assert world.visible() == numbers(0)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import KafkaError
 
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token
@@ -384,3 +385,12 @@ def test_a_forked_process_is_another_worker() -> None:
     assert before == after
     assert len(child) == 12
     assert child != before
+
+
+def test_a_refused_login_is_not_forgotten_for_the_error_that_follows_it() -> None:
+    reports = Reports()
+    reports.on_error(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error"))
+    reports.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert (reports.barred, reports.last_error) == (True, "SASL authentication error")
+    reports.on_error(KafkaError(KafkaError._TRANSPORT, "Connection refused"))
+    assert (reports.barred, reports.last_error) == (False, "Connection refused")

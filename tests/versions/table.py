@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KILLS = "tests/spark/test_kills.py"
-OF_EACH_SPARK = ("tests/versions/test_spark.py", "tests/versions/test_adaptive.py", "tests/versions/test_rabbitmq.py")
+OF_EACH_SPARK = (
+    "tests/versions/test_spark.py",
+    "tests/versions/test_adaptive.py",
+    "tests/versions/test_rabbitmq.py",
+    "tests/versions/test_rolling_spark.py",
+)
 WITH_CONNECTOR = (
     KILLS,
     "tests/spark/test_lost.py",

@@ -4,7 +4,8 @@
 - ``halves``: a run whose batches are begun in one process, and ended in another
 - ``resume``: the point at which a query resumes
 - ``start``: the look at log and servers before the claim; ``went_back``: the check for servers that went back after it
-- ``write``: a batch is written, again if need be; ``validate``: what speaks against deciding it
+- ``write``: a batch is written, again if need be; ``same_target``: refuses to split a decided batch over two places
+- ``validate``: what speaks against deciding it
 - ``put``: records are put into the log, and old ones tidied away
 - ``finish``: transactions are committed and aborted, and sinks told that a batch is committed
 - ``sweeper``: what nobody will decide is aborted

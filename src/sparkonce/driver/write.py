@@ -11,6 +11,7 @@ from sparkonce import errors
 from sparkonce.driver.ages import Life, Pace
 from sparkonce.driver.outage import Outage, is_outage
 from sparkonce.driver.put import LogWriter
+from sparkonce.driver.same_target import check_same_target
 from sparkonce.driver.sinks import RunSinks
 from sparkonce.driver.stops import Trouble
 from sparkonce.driver.sweeper import Sweeper
@@ -65,9 +66,14 @@ class BatchWriter:
         self.rows_asked: int | None = None
 
     def write(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
-        """Runs the plan once and prepares every slot. Before it is written again, the last write is undone."""
+        """Runs the plan once and prepares every slot. Before it is written again, the last write is undone.
+
+        Raises:
+            ConfigurationError: if lost rows would be written elsewhere than the rest of their batch.
+        """
         if not effect.sinks:
             return on.Prepared(handles=())
+        check_same_target(state, self._sinks.facts)
         if effect.attempt is do.Attempt.FIRST:
             self._outage, self._slow_s = Outage(self._patience_s), None
         elif effect.attempt is do.Attempt.AGAIN and (verdict := self._undo(effect, state, work)) is not None:

@@ -28,6 +28,7 @@ STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
 """A producer's id is in its first statistics after initialisation. Statistics cost: every 100 ms they took 17 % of a
 worker's CPU in batches of 200 rows, and they take more with more partitions. A `BatchProducer` tells the id before."""
 
+_SOONER_S = 50.0  # a login that is refused for ten seconds is not one that a broker has yet to learn of
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
 _ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
@@ -64,8 +65,7 @@ _AWAY = {
 """The brokers cannot be reached, or accept nothing for now. A full disk gives KAFKA_STORAGE_ERROR."""
 
 _TOO_LARGE = (
-    "Raise the topic's max.message.bytes, the limit of a batch as it is sent, set compression.type, or keep such rows "
-    "out."
+    "Raise the topic's max.message.bytes, a limit of batches as sent, set compression.type, or keep such rows out."
 )
 UNKNOWN_PARTITION = (
     "If the rows have a column 'partition', as those of a Kafka source do, drop it: the key then chooses the "
@@ -114,8 +114,9 @@ class Reports:
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
-        """Keeps an error of the whole client."""
-        self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
+        """Keeps an error of the whole client, but not the one without a cause that follows a refused login."""
+        if not self.barred or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.last_error, self.barred = one_line(error.str()), error.code() in _NOT_ALLOWED
 
     def on_acknowledged(self, rows: int) -> None:
         """Counts rows that have arrived."""
@@ -269,8 +270,8 @@ class PooledProducer:
         deadline = time.monotonic() + timeout_s
         attempt_s = _FIRST_ATTEMPT_S
         while (refusal := self._try_to_initialise(attempt_s)) is not None:
-            if not refusal.retriable() or time.monotonic() + attempt_s > deadline:
-                self.poll(0)
+            self.poll(0)
+            if not refusal.retriable() or time.monotonic() + attempt_s > deadline - self.reports.barred * _SOONER_S:
                 error = self.explain(refusal, f"could not initialise the transactional id {self.transactional_id!r}")
                 self.destroy()
                 raise error

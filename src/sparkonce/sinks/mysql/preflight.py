@@ -80,7 +80,7 @@ def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
     """Checks the server, the table, the rights, and that it is still the recorded server.
 
     Returns:
-        For EXACTLY_ONCE ``prefix``, ``server``, the server's identity, and ``database``.
+        For EXACTLY_ONCE ``prefix``, ``server``, the server's identity, ``database`` and ``table``.
 
     Raises:
         PreflightError: naming the setting and its value.
@@ -104,7 +104,7 @@ def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
         server = _check_identity(connection, flavour, recorded)
         _make_table(connection, markers.COMMITS, is_new="server" not in (recorded or {}))
         _check_commit(connection, flavour, request)
-    return {"prefix": request.prefix, "server": server, "database": database}
+    return {"prefix": request.prefix, "server": server, "database": database, "table": request.table}
 
 
 # --- the server ------------------------------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> 
         else:
             _check_staged(connection, request, table)
         _check_commits(connection, request, is_new="commits" not in recorded)
-        return {**facts, "commits": request.commits_schema, "prefix": request.prefix}, table
+        more = {"commits": request.commits_schema, "prefix": request.prefix, "table": str(request.target)}
+        return {**facts, **more}, table
 
 
 def read_target(request: PreflightRequest) -> Table:

@@ -1,0 +1,327 @@
+"""A running query gets another target, other sinks, or other settings of a sink, with a batch under way and without."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from conformance import test_mysql, test_postgres
+from integration.kafka_witness import Witness, eventually, until_final
+from mariadb_witness import shared_server
+from postgres_witness import ask, close_all
+from shared_servers import postgres_server
+from small_job import SmallJob
+from sparkonce.errors import ConfigurationError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.state import Phase
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.testing.kafka import list_transactions
+
+pytestmark = [pytest.mark.kafka, pytest.mark.drawn(5, "rolling changes")]
+
+
+@pytest.fixture(scope="module")
+def witness(broker: Cluster) -> Iterator[Witness]:
+    with closing(Witness(broker.bootstrap)) as opened:
+        yield opened
+
+
+# --- each system -----------------------------------------------------------------------------------------------------
+
+
+class Place(Protocol):
+    """Two targets of one system, ``old`` and ``new``."""
+
+    fact: str
+
+    def make(self, target: str) -> TwoPhaseCommitSink: ...
+    def visible(self, target: str) -> Sequence[str]: ...
+    def lose(self, handle: Handle) -> None: ...
+
+
+class OnKafka:
+    fact = "topic"
+
+    def __init__(self, witness: Witness) -> None:
+        self.witness = witness
+        self.settings = {"bootstrap.servers": witness.bootstrap}
+        self.topics = {name: witness.create_topic() for name in ("old", "new")}
+
+    def make(self, target: str, **more: Any) -> KafkaSink:
+        return KafkaSink(self.settings, topic=self.topics[target], **more)
+
+    def visible(self, target: str) -> Sequence[str]:
+        return self.witness.committed(self.topics[target])
+
+    def lose(self, handle: Handle) -> None:
+        with closing(KafkaCommitter(self.settings, "kafka")) as committer:
+            assert until_final(committer.abort, [handle]) == [Outcome.ABORTED]
+
+    def open(self, job: SmallJob) -> list[str]:
+        """The query's open transactions."""
+        names = list_transactions(self.witness.bootstrap, states=("Ongoing",))
+        return [name for name in names if job.short_query in name]
+
+
+class OnTables:
+    fact = "table"
+
+    def __init__(self, suite: Any, server: Any) -> None:
+        self.suite = suite()
+        self.suite.settle(server)
+
+    def lose(self, handle: Handle) -> None:
+        assert self.suite.expire(handle)
+
+
+class OnPostgres(OnTables):
+    def make(self, target: str) -> TwoPhaseCommitSink:
+        return PostgresSink(self.suite.server.conninfo(), table=target, **self.suite.settings)
+
+    def __init__(self, suite: Any) -> None:
+        super().__init__(suite, postgres_server())
+        for table in ("old", "new"):
+            ask(self.suite.server, sql.SQL("CREATE TABLE {} (value text)").format(sql.Identifier(table)))
+
+    def visible(self, target: str) -> Sequence[str]:
+        found = ask(self.suite.server, sql.SQL("SELECT value FROM {} ORDER BY 1").format(sql.Identifier(target)))
+        return [value for (value,) in found]
+
+
+class OnMariaDB(OnTables):
+    def make(self, target: str) -> TwoPhaseCommitSink:
+        return MySQLSink(self.suite.witness.settings, table=target, commit=self.suite.commit)
+
+    def __init__(self, suite: Any) -> None:
+        super().__init__(suite, shared_server())
+        for table in ("old", "new"):
+            self.suite.witness.run(f"CREATE TABLE {table} (value varchar(20)) ENGINE=InnoDB")
+
+    def visible(self, target: str) -> Sequence[str]:
+        return [value for (value,) in self.suite.witness.rows(f"SELECT value FROM {target} ORDER BY 1")]  # noqa: S608
+
+
+MADE: dict[str, Callable[[Witness], Place]] = {
+    "kafka": OnKafka,
+    "postgres two_phase": lambda _: OnPostgres(test_postgres.TestTwoPhase),
+    "postgres staged": lambda _: OnPostgres(test_postgres.TestStaged),
+    "mariadb two_phase": lambda _: OnMariaDB(test_mysql.TestMySQLTwoPhase),
+    "mariadb staged": lambda _: OnMariaDB(test_mysql.TestMySQLStaged),
+}
+
+
+@pytest.fixture(params=MADE)
+def place(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Place]:
+    yield MADE[request.param](witness)
+    close_all()
+
+
+class Query:
+    """A query whose sinks the test changes between two runs."""
+
+    def __init__(self, folder: Path, *sinks: Callable[[], TwoPhaseCommitSink]) -> None:
+        self.sinks = sinks
+        self.job = SmallJob(folder / "checkpoint", lambda: [make() for make in self.sinks], numbered, deadline_s=60.0)
+
+
+def numbered(batch: int, slot: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [f"{batch}.{slot}"]})
+
+
+def batches(*numbers: int) -> list[str]:
+    return sorted(f"{number}.{slot}" for number in numbers for slot in range(2))
+
+
+# --- another topic, another table ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "stays", "goes"),
+    [
+        pytest.param(Phase.FINISHING, (0, 1), (2,), id="decided"),
+        pytest.param(Phase.DECIDING, (0,), (1, 2), id="undecided"),
+    ],
+)
+def test_a_batch_is_in_the_target_of_the_run_that_decided_it(
+    place: Place, tmp_path: Path, phase: Phase, stays: tuple[int, ...], goes: tuple[int, ...]
+) -> None:
+    query = Query(tmp_path, lambda: place.make("old"))
+    query.job.run(0)
+    query.job.kill(1, phase)
+    query.sinks = (lambda: place.make("new"),)
+    query.job.run(1, 2)
+    assert (place.visible("old"), place.visible("new")) == (batches(*stays), batches(*goes))
+
+
+def test_a_batch_that_is_lost_in_part_is_not_spread_over_two_targets(place: Place, tmp_path: Path) -> None:
+    query = Query(tmp_path, lambda: place.make("old"))
+    query.job.run(0)
+    query.job.kill(1, Phase.FINISHING)
+    place.lose(next(handle for handle in query.job.decision(1).handles if handle.slot == 1))
+    query.sinks = (lambda: place.make("new"),)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="has lost a part of batch 1, which is decided") as refused:
+            query.job.run(1)
+        assert f"Start the query with {place.fact}=" in refused.value.next_step
+        assert (place.visible("old"), place.visible("new")) == ([*batches(0), "1.0"], [])
+    query.sinks = (lambda: place.make("old"),)
+    query.job.run(1)
+    query.sinks = (lambda: place.make("new"),)
+    query.job.run(2)
+    assert (place.visible("old"), place.visible("new")) == (batches(0, 1), batches(2))
+
+
+def test_a_batch_that_is_lost_as_a_whole_goes_to_the_new_target(place: Place, tmp_path: Path) -> None:
+    query = Query(tmp_path, lambda: place.make("old"))
+    query.job.run(0)
+    query.job.kill(1, Phase.FINISHING)
+    for handle in query.job.decision(1).handles:
+        place.lose(handle)
+    query.sinks = (lambda: place.make("new"),)
+    query.job.run(1)
+    assert (place.visible("old"), place.visible("new")) == (batches(0), batches(1))
+
+
+# --- sinks that come and go ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kafka(witness: Witness) -> OnKafka:
+    return OnKafka(witness)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(line.split('"')[3] for file in folder.glob("*.json") for line in file.read_text().splitlines())
+
+
+@pytest.mark.parametrize(("phase", "first"), [(Phase.FINISHING, 2), (Phase.DECIDING, 1)])
+def test_a_sink_that_is_added_begins_with_the_first_batch_that_is_not_decided(
+    kafka: OnKafka, tmp_path: Path, phase: Phase, first: int
+) -> None:
+    query = Query(tmp_path, lambda: kafka.make("old"))
+    query.job.run(0)
+    query.job.kill(1, phase)
+    query.sinks = (*query.sinks, lambda: FilesSink(tmp_path / "out", format="json"))
+    query.job.run(1, 2)
+    assert kafka.visible("old") == batches(0, 1, 2)
+    assert files_in(tmp_path / "out") == batches(*range(first, 3))
+
+
+def test_a_sink_is_removed_or_renamed_once_its_last_batch_is_committed(kafka: OnKafka, tmp_path: Path) -> None:
+    both = (lambda: kafka.make("old"), lambda: FilesSink(tmp_path / "out", format="json"))
+    query = Query(tmp_path, *both)
+    query.job.run(0)
+    query.job.kill(1, Phase.FINISHING)
+    for sinks in ((both[1],), (lambda: kafka.make("old", name="renamed"), both[1])):
+        query.sinks = sinks
+        with pytest.raises(ConfigurationError, match="holds transactions of sink 'kafka'") as refused:
+            query.job.run(1)
+        assert "give the sink again, under this name" in refused.value.next_step.lower()
+    query.sinks = both
+    query.job.run(1)
+    query.sinks = (both[1],)
+    query.job.run(2)
+    assert kafka.visible("old") == batches(0, 1)
+    assert files_in(tmp_path / "out") == batches(0, 1, 2)
+    assert kafka.open(query.job) == []
+
+
+def test_what_a_removed_sink_left_undecided_stays_open_until_it_is_given_once_more(
+    kafka: OnKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = (lambda: kafka.make("old", prefix="removed"), lambda: FilesSink(tmp_path / "out", format="json"))
+    query = Query(tmp_path, *both)
+    query.job.kill(0, Phase.DECIDING)
+    query.sinks = (both[1],)
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        query.job.run(0)
+    assert "Sink 'kafka', which this query's last run had, is taken away" in caplog.text
+    assert "'removed'" in caplog.text
+    assert len(kafka.open(query.job)) == 2
+    query.sinks = both
+    query.job.run(1)
+    assert kafka.open(query.job) == []
+    assert kafka.visible("old") == batches(1)
+    assert files_in(tmp_path / "out") == batches(0, 1)
+
+
+# --- the guarantee, and the timeout ----------------------------------------------------------------------------------
+
+EXACTLY, LEAST, MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
+
+
+@pytest.mark.parametrize("lower", [LEAST, MOST])
+@pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.FINISHING])
+def test_a_guarantee_is_lowered_and_what_was_prepared_before_is_still_ended(
+    kafka: OnKafka, tmp_path: Path, phase: Phase, lower: Guarantee
+) -> None:
+    query = Query(tmp_path, lambda: kafka.make("old"))
+    query.job.run(0)
+    query.job.kill(1, phase)
+    assert len(kafka.open(query.job)) == 2
+    query.sinks = (lambda: kafka.make("old", guarantee=lower),)
+    query.job.run(1, 2)
+    assert kafka.visible("old") == batches(0, 1, 2)
+    assert kafka.open(query.job) == []
+
+
+def test_what_is_lost_is_not_written_again_below_exactly_once(kafka: OnKafka, tmp_path: Path) -> None:
+    query = Query(tmp_path, lambda: kafka.make("old"))
+    query.job.kill(0, Phase.FINISHING)
+    kafka.lose(query.job.decision(0).handles[1])
+    query.sinks = (lambda: kafka.make("old", guarantee=LEAST),)
+    with pytest.raises(ConfigurationError, match=r"is now guarantee='at-least-once', .* cannot be written again"):
+        query.job.run(0)
+    query.sinks = (lambda: kafka.make("old"),)
+    query.job.run(0)
+    query.sinks = (lambda: kafka.make("old", guarantee=LEAST),)
+    query.job.run(1)
+    assert kafka.visible("old") == batches(0, 1)
+
+
+@pytest.mark.parametrize("lower", [LEAST, MOST])
+def test_a_guarantee_is_raised_from_the_first_batch_that_is_not_decided(
+    kafka: OnKafka, tmp_path: Path, lower: Guarantee
+) -> None:
+    query = Query(tmp_path, lambda: kafka.make("old", guarantee=lower))
+    query.job.run(0)
+    query.job.kill(1, Phase.SWEEPING_OWN)
+    query.sinks = (lambda: kafka.make("old"),)
+    query.job.run(1)
+    query.job.kill(2, Phase.DECIDING)
+    assert len(kafka.open(query.job)) == 2
+    query.job.run(2)
+    assert kafka.visible("old") == batches(0, 1, 2)
+    assert kafka.open(query.job) == []
+
+
+def test_a_shorter_timeout_is_that_of_new_transactions(kafka: OnKafka, tmp_path: Path) -> None:
+    """One that is open keeps the timeout that its producer had: the broker has it."""
+    query = Query(tmp_path, lambda: KafkaSink({**kafka.settings, "transaction.timeout.ms": 900_000}, topic=topic))
+    topic = kafka.topics["old"]
+    query.job.run(0)
+    query.job.kill(1, Phase.FINISHING)
+    decided = query.job.decision(1).handles
+    # As long as the shorter timeout: another query's transaction of that timeout is aborted meanwhile.
+    short = kafka.witness.prepare(kafka.topics["new"], timeout_ms=1_000)
+    eventually(lambda: kafka.witness.state(short.handle), lambda states: states == {"CompleteAbort"})
+    assert kafka.witness.state(*decided) == {"Ongoing"}
+    query.sinks = (lambda: KafkaSink({**kafka.settings, "transaction.timeout.ms": 1_000}, topic=topic),)
+    (done,) = query.job.run(1)
+    assert (done.recovered, done.healed) == (True, 0)
+    assert kafka.visible("old") == batches(0, 1)
