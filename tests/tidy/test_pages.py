@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,7 @@ def menu() -> set[str]:
 
 def linked(text: str) -> set[str]:
     """Returns the pages that a page of docs/ links to, by the names that they have on the site."""
-    outside = {"../README.md": "readme.md", "../CHANGELOG.md": "changelog.md", "../SECURITY.md": "security-policy.md"}
-    outside["../tests/README.md"] = "tests.md"
+    outside = {f"../{file}": page for file, page in runpy.run_path(str(ROOT / "docs_hook.py"))["PAGES"].items()}
     found = set(re.findall(r"\]\(([^)#\s]+\.md)", text))
     return {outside.get(one, one) for one in found}
 

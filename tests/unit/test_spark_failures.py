@@ -219,12 +219,12 @@ def test_what_a_plan_raises_is_told_whole() -> None:
 
 def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
     class Plan:
-        """A DataFrame whose job is stopped."""
+        """A DataFrame whose job is stopped, and its session."""
 
         def __getattr__(self, _: str) -> Any:
             return self
 
-        def __call__(self, _: str) -> Any:
+        def __call__(self, *_: object) -> Any:
             return self
 
         def save(self) -> None:
