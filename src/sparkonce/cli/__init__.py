@@ -7,6 +7,7 @@
 - ``checkpoint``: shows where a query stands, and what its next start does.
 - ``transactions``: lists what is open on servers, and says what is to come of it.
 - ``resolve``: ends what a query has left open; two more commands of ``transactions``.
+- ``ui``: serves a live page on queries and systems.
 - ``doctor``: makes the checks of a start.
 - ``broker``: starts and stops a Kafka broker on this machine.
 - ``files``: compacts the files of a files sink.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparkonce.cli import broker, checkpoint, demo, doctor, explain, files, new, resolve, run, transactions, verify
+from sparkonce.cli import broker, checkpoint, demo, doctor, explain, files, new, resolve, run, transactions, ui, verify
 from sparkonce.cli.errors import tell
 from sparkonce.errors import SparkonceError
 from sparkonce.version import __version__
@@ -45,6 +45,7 @@ app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command("orphans", hidden=True)(transactions.list_all)  # its first name
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run.run)
+app.command()(ui.ui)
 app.command()(verify.verify)
 
 

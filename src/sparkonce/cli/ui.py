@@ -1,0 +1,55 @@
+"""``sparkonce ui``: a live page on queries, their batches and open transactions. Needs no Spark.
+
+Typer reads the annotations when the command runs, so their types are imported here for real.
+"""
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from sparkonce.cli.checkpoint import opened
+from sparkonce.cli.conf import Conf
+from sparkonce.cli.transactions import ConfigFile
+from sparkonce.errors import ConfigurationError
+
+_FIRST_LOOK_S = 5.0
+
+
+def ui(
+    checkpoint: Annotated[
+        list[str], typer.Option(help="A query's checkpoint: a folder, or a URL as Spark takes it; may be repeated.")
+    ],
+    config: ConfigFile = "",
+    host: Annotated[str, typer.Option(help="The address to listen on. There is no login.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8765,
+    conf: Conf = None,
+) -> None:
+    """Serves a live page: queries, their batches by phase, open transactions, and alarms with the next step.
+
+    Reads only, also beside running queries. Ends with Ctrl-C. For example:
+    sparkonce ui --checkpoint /data/checkpoints/totals --config systems.yaml
+    """
+    from sparkonce.operate.systems import read_file
+    from sparkonce.page.server import PageServer, is_loopback
+    from sparkonce.page.watcher import PageWatcher
+
+    file = read_file(config)
+    with ExitStack() as stack:
+        watcher = PageWatcher({one: stack.enter_context(opened(one, conf)) for one in checkpoint}, file)
+    watcher.refuse_what_is_no_checkpoint(_FIRST_LOOK_S)
+    try:
+        server = PageServer(watcher, host, port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--host {host} --port {port} cannot be listened on: {error.strerror or error}.",
+            next_step="Give another --port, or --port 0 for a free one.",
+        ) from error
+    if not is_loopback(host):
+        typer.secho(f"Whoever reaches {host} can read this page: it has no login, and no TLS.", fg="yellow", err=True)
+    typer.echo(f"The page is at {server.url} Ctrl-C ends it.")
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("Ended.")

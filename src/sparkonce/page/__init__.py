@@ -1,0 +1,8 @@
+"""The live page of ``sparkonce ui``, for operators: it reads checkpoints and systems, and changes nothing.
+
+- ``kept``: a query's batches and events, numbered, so that a browser fetches each once
+- ``state``: what is known of each query and system, as values
+- ``alarms``: the rules by which something is an alarm, with its next step
+- ``watcher``: reads checkpoints and systems in the background, each with a deadline
+- ``server``: serves the page, and its JSON
+"""

@@ -1,0 +1,246 @@
+"""The rules by which something is an alarm. Each alarm has a sentence, the next step, and the command to run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sparkonce.operate.checkpoint import NextStart
+from sparkonce.operate.transactions import LogVerdict
+from sparkonce.page.state import (
+    FEW,
+    PageState,
+    QueryState,
+    ShownQuery,
+    ShownSystem,
+    ShownTransaction,
+    Usual,
+    longest_usual_ms,
+)
+
+SLOW_MS = 10_000
+"""A phase that is shorter is no alarm, whatever is usual."""
+OLD, VERY_OLD = 0.5, 0.9
+"""Transactions are alarms from these parts of their timeout on."""
+STRANGE_S = 60.0
+"""A transaction of a query whose checkpoint was not given is an alarm once it is as old."""
+SILENT_S = 15.0
+"""A system or store that answers within this time is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something that an operator has to look at.
+
+    Attributes:
+        key: The same as long as it is the same alarm.
+        urgent: True if rows wait, or may be lost.
+        title: A few words that do not change while it lasts.
+        says: A sentence.
+        next_step: The operator's next step.
+        command: The command to run.
+    """
+
+    key: str
+    urgent: bool
+    title: str
+    says: str
+    next_step: str
+    command: str
+
+
+def alarms_of(state: PageState) -> list[Alarm]:
+    """Returns all alarms, urgent ones first."""
+    return sorted((one for rule in RULES for one in rule(state)), key=lambda one: not one.urgent)
+
+
+def shown_time(seconds: float) -> str:
+    """Returns a time in its two largest units, such as ``1 h 5 min``."""
+    if 0 < seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s".replace(".0 ", " ")
+    left, found = int(seconds), []
+    for name, unit in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= unit:
+            found.append(f"{left // unit} {name}")
+        left %= unit
+    return " ".join(found[:2])
+
+
+def _stopped(state: PageState) -> Iterator[Alarm]:
+    for query in state.queries:
+        if query.state is QueryState.STOPPED:
+            yield Alarm(
+                key=f"stopped {query.location} {query.run}",
+                urgent=True,
+                title=f"{query.name}: the run has stopped",
+                says=query.says,
+                next_step=query.next_step or "Remove the cause, and start the query again.",
+                command=_checkpoint("show", query),
+            )
+
+
+def _not_heard(state: PageState) -> Iterator[Alarm]:
+    for query in state.queries:
+        if query.state is QueryState.NOT_HEARD:
+            silent_s = (state.now_ms - (query.heard_ms or state.now_ms)) / 1000
+            yield Alarm(
+                key=f"not heard {query.location} {query.run}",
+                urgent=True,
+                title=f"{query.name}: the driver is not heard of",
+                says=f"{query.says} That is {shown_time(silent_s)} ago. {_usually(query.usual.get(query.phase))}",
+                next_step=f"See if the driver runs on {query.host or 'its host'}. If not, start the query again.",
+                command=_checkpoint("show", query),
+            )
+
+
+def _slow(state: PageState) -> Iterator[Alarm]:
+    for query in state.queries:
+        if query.state is not QueryState.AT_WORK or query.since_ms is None:
+            continue
+        usual, takes_ms = query.usual.get(query.phase), state.now_ms - query.since_ms
+        if takes_ms > longest_usual_ms(usual, SLOW_MS):
+            yield Alarm(
+                key=f"slow {query.location} {query.batch} {query.phase}",
+                urgent=False,
+                title=f"{query.name}: batch {query.batch} takes long",
+                says=f"It is at {query.phase!r} for {shown_time(takes_ms / 1000)}. {_usually(usual)}",
+                next_step="See what is open on the systems, and the driver's log.",
+                command=_transactions("list", state, query) if state.systems else _checkpoint("show", query),
+            )
+
+
+def _refused(state: PageState) -> Iterator[Alarm]:
+    for query in state.queries:
+        if query.next_start in (NextStart.REFUSED.value, NextStart.DEPENDS.value):
+            # A log that runs ahead of Spark's files for a moment is as it should be while a driver is at work.
+            if query.next_start == NextStart.DEPENDS.value and query.state is QueryState.AT_WORK:
+                continue
+            yield Alarm(
+                key=f"refused {query.location}",
+                urgent=query.next_start == NextStart.REFUSED.value,
+                title=f"{query.name}: the next start {query.next_start}",
+                says=query.next_says,
+                next_step=query.next_start_step,
+                command=_checkpoint("check", query),
+            )
+
+
+def _unreadable(state: PageState) -> Iterator[Alarm]:
+    for query in state.queries:
+        if query.error or query.silent_s > SILENT_S:
+            yield Alarm(
+                key=f"unreadable {query.location}",
+                urgent=True,
+                title=f"{query.name}: the checkpoint cannot be read",
+                says=query.error or f"Its store has not answered for {shown_time(query.silent_s)}.",
+                next_step=query.error_step or "See if the store can be reached from this machine.",
+                command=_checkpoint("show", query),
+            )
+
+
+def _old(state: PageState) -> Iterator[Alarm]:
+    told: set[str] = set()
+    for system, one in _open(state):
+        if one.timeout_s is None or one.age_s <= OLD * one.timeout_s:
+            continue
+        told.add(one.query)
+        left_s = one.timeout_s - one.age_s
+        ends = f"It ends in {shown_time(left_s)}." if left_s > 0 else "It is past it."
+        loss = " Its rows are decided, and have to be written again if it ends." if _is_decided(one) else ""
+        yield Alarm(
+            key=f"old {system.name} {one.name}",
+            urgent=one.age_s > VERY_OLD * one.timeout_s,
+            title=f"{system.name}: a transaction is near its timeout",
+            says=f"{one.name} is open for {shown_time(one.age_s)} of {shown_time(one.timeout_s)}. {ends}{loss}",
+            next_step=_OF_VERDICT[one.verdict],
+            command=_transactions("describe", state, _query_of(state, one), one.name),
+        )
+    for query in state.queries:
+        opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
+        if opened_ms is None or timeout_ms is None or query.short in told or query.state is QueryState.IDLE:
+            continue
+        age_ms = state.now_ms - opened_ms
+        if age_ms > OLD * timeout_ms:
+            yield Alarm(
+                key=f"old {query.location} {query.batch}",
+                urgent=age_ms > VERY_OLD * timeout_ms,
+                title=f"{query.name}: a transaction is near its timeout",
+                says=f"The oldest of batch {query.batch} was opened {shown_time(age_ms / 1000)} ago. "
+                f"The shortest timeout is {shown_time(timeout_ms / 1000)}.",
+                next_step="If the driver does not run, start the query again.",
+                command=_transactions("list", state, query) if state.systems else _checkpoint("show", query),
+            )
+
+
+def _unknown(state: PageState) -> Iterator[Alarm]:
+    for system, one in _open(state):
+        query = _query_of(state, one)
+        if one.verdict != LogVerdict.NOT_KNOWN.value or (query is None and one.age_s < STRANGE_S):
+            continue
+        yield Alarm(
+            key=f"unknown {system.name} {one.name}",
+            urgent=False,
+            title=f"{system.name}: nobody knows what is to come of a transaction",
+            says=f"{one.name}: {one.why}",
+            next_step="Find out which copy of the checkpoint is the newest."
+            if query is not None
+            else f"Give this page the checkpoint of query {one.query}, too.",
+            command=_transactions("describe", state, query, one.name),
+        )
+
+
+def _silent(state: PageState) -> Iterator[Alarm]:
+    for system in state.systems:
+        if system.error or system.silent_s > SILENT_S:
+            yield Alarm(
+                key=f"silent {system.name}",
+                urgent=True,
+                title=f"{system.name}: the system does not answer",
+                says=system.error or f"It was asked {shown_time(system.silent_s)} ago.",
+                next_step=system.error_step or "See if it runs, and can be reached from this machine.",
+                command=_transactions("list", state, None, f"--system {system.kind}"),
+            )
+
+
+Rule = Callable[[PageState], Iterator[Alarm]]
+RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _silent, _slow, _unknown)
+"""Every rule, in the order in which alarms of one urgency are shown."""
+
+_OF_VERDICT = {
+    LogVerdict.COMMIT.value: "Start the query, which commits it; or run transactions resolve.",
+    LogVerdict.ABORT.value: "Start the query, which aborts it; or run transactions resolve.",
+    LogVerdict.UNDER_WAY.value: "See if the driver runs and its batch goes forward. If not, start the query again.",
+    LogVerdict.NOT_KNOWN.value: "Find the checkpoint of its query: only its log knows if the rows are decided.",
+}
+
+
+def _is_decided(one: ShownTransaction) -> bool:
+    return one.verdict == LogVerdict.COMMIT.value
+
+
+def _open(state: PageState) -> Iterator[tuple[ShownSystem, ShownTransaction]]:
+    return ((system, one) for system in state.systems for one in system.open)
+
+
+def _query_of(state: PageState, one: ShownTransaction) -> ShownQuery | None:
+    return next((query for query in state.queries if query.short == one.query), None)
+
+
+def _usually(usual: Usual | None) -> str:
+    if usual is None or usual.of < FEW:
+        return "There are too few batches to say what is usual."
+    return f"Usual is {shown_time(usual.p50_ms / 1000)}, and 95 % take at most {shown_time(usual.p95_ms / 1000)}."
+
+
+def _checkpoint(command: str, query: ShownQuery) -> str:
+    return f"sparkonce checkpoint {command} {shlex.quote(query.location)}"
+
+
+def _transactions(command: str, state: PageState, query: ShownQuery | None, *more: str) -> str:
+    words = [f"sparkonce transactions {command}", *(one if one.startswith("--") else shlex.quote(one) for one in more)]
+    words += [f"--config {shlex.quote(state.config)}"] if state.config else []
+    words += [f"--checkpoint {shlex.quote(query.location)}"] if query is not None else []
+    return " ".join(words)

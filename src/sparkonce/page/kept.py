@@ -1,0 +1,110 @@
+"""Keeps a query's batches and events with numbers, so that a browser fetches each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkonce.operate.history import LogEntry
+from sparkonce.page.state import sentence
+from sparkonce.watch.figures import WatchedBatch, WatchedEvent
+from sparkonce.watch.timeline import TimelineSegment
+
+MOST_KEPT = 12_000
+"""How many batches are kept; a timeline in a checkpoint has 10,000."""
+BY_THE_LOG = "from the first transaction to the decision, by the log"
+"""The one phase of a batch that only the log knows."""
+_OF_THE_LOG = {
+    "claim": ("started", "Run {run} begins on {host}, by the log."),
+    "amend": ("healed", "Lost transactions of batch {batch} were written again, by the log."),
+    "void": ("void", "Rows of batch {batch} are gone: some of its transactions are void, by the log."),
+}
+
+
+class _Names:
+    """Gives numbers to texts that are repeated."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def __call__(self, name: str) -> int:
+        return self.known.setdefault(name, len(self.known))
+
+
+class KeptTimeline:
+    """A query's batches and events, each with a number that grows. Not for several threads at once.
+
+    Attributes:
+        last: The newest number; 0 without any.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
+        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
+        self._events: dict[tuple[Any, ...], list[Any]] = {}
+
+    def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry]) -> None:
+        """Takes what is new of a timeline and a log. The log's batches count before the first one of the timeline."""
+        first = min((one.batch for segment in segments for one in segment.batches), default=None)
+        runs = {segment.run for segment in segments}
+        for entry in entries:
+            if entry.kind == "commit" and entry.batch is not None and (first is None or entry.batch < first):
+                self._add_batch(entry.run, _of_log(entry), by_log=True)
+            if entry.kind in _OF_THE_LOG and entry.run not in runs:
+                kind, text = _OF_THE_LOG[entry.kind]
+                said = text.format(run=entry.run, host=entry.host or "an unknown host", batch=entry.batch)
+                self._add_event(WatchedEvent(at_ms=entry.at_ms, kind=kind, batch=entry.batch, text=said))
+        for segment in segments:
+            for batch in segment.batches:
+                self._add_batch(segment.run, batch, by_log=False)
+            for event in segment.events:
+                self._add_event(event)
+
+    def newer(self, than: int) -> dict[str, Any]:
+        """Returns the batches and events with numbers above one, as plain lists, with the names that they refer to.
+
+        A batch is its number, run, id, begin, transactions, recovered, healed, known by the log alone, rows as sink and
+        count in turn, phases as phase and milliseconds in turn. An event is its number, time, kind, batch, text, step.
+        """
+        return {
+            "last": self.last,
+            "runs": list(self._runs.known),
+            "sinks": list(self._sinks.known),
+            "phases": list(self._phases.known),
+            "batches": [one for one in self._batches.values() if one[0] > than],
+            "events": [one for one in self._events.values() if one[0] > than],
+        }
+
+    def _add_batch(self, run: str, one: WatchedBatch, *, by_log: bool) -> None:
+        key = (run, one.batch, one.began_ms)
+        if key in self._batches:
+            return
+        rows = [part for sink, count in one.rows.items() for part in (self._sinks(sink), count)]
+        phases = [part for phase, took_ms in one.phases for part in (self._phases(phase), took_ms)]
+        fields = [self._runs(run), one.batch, one.began_ms, one.transactions, int(one.recovered), one.healed]
+        self._keep(self._batches, key, [*fields, int(by_log), rows, phases])
+
+    def _add_event(self, one: WatchedEvent) -> None:
+        key = (one.at_ms, one.kind, one.batch, one.text)
+        if key not in self._events:
+            self._keep(self._events, key, [*key, sentence(one.next_step)])
+
+    def _keep(self, kept: dict[tuple[Any, ...], list[Any]], key: tuple[Any, ...], fields: list[Any]) -> None:
+        self.last += 1
+        kept[key] = [self.last, *fields]
+        if len(kept) > MOST_KEPT:
+            del kept[next(iter(kept))]  # the oldest
+
+
+def _of_log(entry: LogEntry) -> WatchedBatch:
+    began_ms = min(entry.opened_ms or entry.at_ms, entry.at_ms)
+    return WatchedBatch(
+        batch=entry.batch if entry.batch is not None else -1,
+        rows=entry.rows,
+        transactions=sum(entry.transactions.values()),
+        recovered=False,
+        healed=0,
+        began_ms=began_ms,
+        phases=[(BY_THE_LOG, entry.at_ms - began_ms)],
+    )

@@ -1,0 +1,373 @@
+"""Says what is known of each query and system at one moment, as values, and as JSON for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from sparkonce.errors import SparkonceError
+from sparkonce.operate.checkpoint import CheckpointStatus, told
+from sparkonce.operate.history import LogEntry
+from sparkonce.operate.transactions import OpenTransaction
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks._shared.orphans import token_in
+from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan
+from sparkonce.watch.figures import InDoubt, WatchedBatch
+from sparkonce.watch.timeline import TimelineSegment
+
+MEASURED = 1000
+"""So many of the newest batches say what is usual."""
+FEW = 10
+"""With fewer batches nothing is usual yet."""
+RATE_OVER_MS = 300_000
+NOT_HEARD_MS = 60_000
+"""A driver that is at work and silent for longer, and for longer than is usual, is not heard of."""
+LONGER_THAN_USUAL = 3
+"""A phase takes much longer than usual, if it takes so many times the usual."""
+
+
+class QueryState(str, Enum):
+    """The states of a query, as the page names them."""
+
+    AT_WORK = "at work"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    NOT_HEARD = "not heard of"
+    NOT_KNOWN = "not known"
+    NEW = "not started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """The times that batches, or one of their phases, have taken.
+
+    Attributes:
+        p50_ms: Half of them took at most this.
+        p95_ms: 95 % of them took at most this.
+        of: How many there are.
+    """
+
+    p50_ms: int
+    p95_ms: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A checkpoint, as it was last read.
+
+    Attributes:
+        location: As the operator gave it.
+        segments: Its timeline, oldest first.
+        entries: The records of its log.
+        status: The state of the query; None if it could not be read.
+        error: The reason for which the last reading failed.
+        read_ms: When it was last read whole; None if it never was.
+        silent_s: How long a reading that is under way takes already; 0 if none takes long.
+        last: The newest number of its `KeptTimeline`.
+    """
+
+    location: str
+    segments: Sequence[TimelineSegment] = ()
+    entries: Sequence[LogEntry] = ()
+    status: CheckpointStatus | None = None
+    error: SparkonceError | None = None
+    read_ms: int | None = None
+    silent_s: float = 0.0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownQuery:
+    """A query, as the page shows it.
+
+    Attributes:
+        location: The checkpoint's.
+        name: The query's; the last part of its checkpoint's path without one.
+        query: Its id; empty before its first start.
+        run: The newest run.
+        host: Its driver's host.
+        state: The state.
+        says: The state as a sentence; empty where a phase and its begin say all.
+        next_step: The operator's next step, if it has stopped.
+        phase: The phase of its driver; empty if it is not known.
+        since_ms: When this state began; None if it is not known.
+        heard_ms: The newest sign of its driver; None without one.
+        batch: The batch at work, or else the last one, by its driver; None before the first.
+        newest: The newest batch by the log; None before the first.
+        newest_state: The state of that batch.
+        rates: Rows a second over the last minutes, by sink.
+        rows: Rows of the newest batch, by sink, once it is decided.
+        took: The times that its batches have taken; None without any.
+        usual: The times that its phases have taken.
+        in_doubt: What is prepared and not finished.
+        timeout_ms: How long its transactions may live, at least; None without a limit.
+        next_start: What its next start does, in a word.
+        next_says: The same as a sentence.
+        next_start_step: The operator's step before that start, if there is one.
+        has_timeline: False if an older version runs it, which keeps none.
+        error: The reason for which the checkpoint could not be read.
+        error_step: What to do about it.
+        read_ms: When the checkpoint was last read.
+        silent_s: See `Look`.
+        last: See `Look`.
+    """
+
+    location: str
+    name: str
+    query: str = ""
+    run: str = ""
+    host: str = ""
+    state: QueryState = QueryState.NOT_KNOWN
+    says: str = ""
+    next_step: str = ""
+    phase: str = ""
+    since_ms: int | None = None
+    heard_ms: int | None = None
+    batch: int | None = None
+    newest: int | None = None
+    newest_state: str = ""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    took: Usual | None = None
+    usual: Mapping[str, Usual] = field(default_factory=dict)
+    in_doubt: InDoubt = field(default_factory=InDoubt)
+    timeout_ms: int | None = None
+    next_start: str = ""
+    next_says: str = ""
+    next_start_step: str = ""
+    has_timeline: bool = False
+    error: str = ""
+    error_step: str = ""
+    read_ms: int | None = None
+    silent_s: float = 0.0
+    last: int = 0
+
+    @property
+    def short(self) -> str:
+        """The short form of the query's id, as servers have it."""
+        return short_query(self.query) if self.query else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownTransaction:
+    """An open transaction, as the page shows it. See `sparkonce.sinks._shared.orphans.Orphan`.
+
+    Attributes:
+        name: Its name on the server.
+        kind: What it is, in the sink's words.
+        query: The short form of the query's id.
+        run: The run's token.
+        batch: Spark's batch id; -1 where the server does not show it.
+        slot: The slot; -1 where the server does not show it.
+        age_s: Its age now; -1 where the server does not say.
+        timeout_s: The age at which its server ends it; None where none is known.
+        verdict: The log's.
+        why: The reason of the verdict.
+        holds: What stays in the way while it is open.
+        partitions: Of Kafka, the partitions that it has rows in.
+    """
+
+    name: str
+    kind: str
+    query: str
+    run: str
+    batch: int
+    slot: int
+    age_s: float
+    timeout_s: float | None
+    verdict: str
+    why: str
+    holds: Sequence[str] = ()
+    partitions: Sequence[HeldPartition] = ()
+
+    @classmethod
+    def of(
+        cls, one: OpenTransaction, since_answer_s: float, partitions: Sequence[HeldPartition] = ()
+    ) -> ShownTransaction:
+        """Returns a listed one, so long after its server answered."""
+        found = one.found
+        timeout_s = found.timeout_s if isinstance(found, KafkaOrphan) else None
+        return cls(
+            name=found.name,
+            kind=found.kind,
+            query=found.query,
+            run=found.run,
+            batch=found.batch,
+            slot=found.slot,
+            age_s=found.age_s + since_answer_s if found.age_s >= 0 else -1,
+            timeout_s=timeout_s if timeout_s and timeout_s > 0 else None,
+            verdict=one.verdict.value,
+            why=one.why,
+            holds=found.holds,
+            partitions=partitions,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSystem:
+    """A system of the operator's file, as the page shows it.
+
+    Attributes:
+        name: The name in the file.
+        kind: The kind.
+        answered_ms: When it last answered; None if it never did.
+        silent_s: How long it has not answered to the question that it was asked last; 0 if it has.
+        error: The reason for which it did not answer.
+        error_step: What to do about it.
+        open: What it has open, by its last answer.
+    """
+
+    name: str
+    kind: str
+    answered_ms: int | None = None
+    silent_s: float = 0.0
+    error: str = ""
+    error_step: str = ""
+    open: Sequence[ShownTransaction] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageState:
+    """All that the page shows of one moment.
+
+    Attributes:
+        now_ms: That moment.
+        queries: The queries, in the order of the command line.
+        systems: The systems, in the order of the file.
+        config: The file's path; empty without one.
+    """
+
+    now_ms: int
+    queries: Sequence[ShownQuery]
+    systems: Sequence[ShownSystem] = ()
+    config: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Returns it for the page's JSON."""
+        return asdict(self)
+
+
+def show_query(look: Look, now_ms: int) -> ShownQuery:
+    """Says what is known of a query, by its checkpoint."""
+    status, batches = look.status, _measured(look.segments)
+    newest = status.newest if status is not None else None
+    segment = look.segments[-1] if look.segments else None
+    usual = {name: usual_of(times) for name, times in _phase_times(batches).items()}
+    timeouts = list(segment.timeout_ms.values()) if segment is not None else []
+    shown = ShownQuery(
+        location=look.location,
+        name=(segment.name if segment is not None else "") or look.location.rstrip("/").rpartition("/")[2],
+        query=(status.query or "" if status is not None else "") or (segment.query if segment is not None else ""),
+        batch=newest.batch if newest is not None else None,
+        newest=newest.batch if newest is not None else None,
+        newest_state=newest.state.value if newest is not None else "",
+        rates=_rates(look.segments, now_ms),
+        rows=newest.rows if newest is not None else {},
+        took=usual_of([one.took_ms for one in batches]) if batches else None,
+        usual=usual,
+        timeout_ms=min(timeouts, default=None),
+        next_start=status.next_start.value if status is not None else "",
+        next_says=status.says if status is not None else "",
+        next_start_step=sentence(status.next_step) if status is not None else "",
+        has_timeline=bool(look.segments),
+        error=told(look.error) if look.error is not None else "",
+        error_step=sentence(look.error.next_step) if look.error is not None else "",
+        read_ms=look.read_ms,
+        silent_s=look.silent_s,
+        last=look.last,
+    )
+    return replace(shown, **_standing(look, segment, usual, now_ms))
+
+
+def sentence(step: str) -> str:
+    """Returns an error's next step as a sentence, as the error's own lines have it."""
+    return SparkonceError("", next_step=step).lines()[-1].removeprefix("Next: ")
+
+
+def usual_of(times_ms: Iterable[int]) -> Usual:
+    """Returns what is usual of some times, of which there is at least one."""
+    ordered = sorted(times_ms)
+
+    def rank(part: float) -> int:
+        return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+    return Usual(p50_ms=rank(0.5), p95_ms=rank(0.95), of=len(ordered))
+
+
+def longest_usual_ms(usual: Usual | None, at_least_ms: int) -> int:
+    """Returns the time after which something takes much longer than usual."""
+    known = usual is not None and usual.of >= FEW
+    return max(at_least_ms, LONGER_THAN_USUAL * usual.p95_ms if usual is not None and known else 5 * 60_000)
+
+
+def _standing(look: Look, segment: TimelineSegment | None, usual: Mapping[str, Usual], now_ms: int) -> dict[str, Any]:
+    """Returns the fields that say how the query stands, by the newest of timeline and log."""
+    run = look.status.run if look.status is not None else None
+    newest_ms = max((one.at_ms for one in look.entries), default=None)
+    if run is not None and (segment is None or token_in(run.run).position > token_in(segment.run).position):
+        since = {"since_ms": run.claimed_ms, "heard_ms": newest_ms, "run": run.run, "host": run.host}
+        says = "The log says how far it is. Its run keeps no timeline, or none yet."
+        return {**since, "state": QueryState.NOT_KNOWN, "says": says}
+    if segment is None:
+        if look.status is None:
+            return {"says": "The checkpoint was not read yet." if look.error is None else "It cannot be read."}
+        return {"state": QueryState.NEW, "says": "No run has begun on this checkpoint."}
+    now = segment.now
+    of_run = [one.at_ms for one in look.entries if one.run == segment.run]
+    heard_ms = max([now.written_ms, *of_run])
+    found: dict[str, Any] = {"run": segment.run, "host": segment.host, "heard_ms": heard_ms, "in_doubt": now.in_doubt}
+    found |= {"phase": now.phase, "since_ms": now.since_ms}
+    if now.batch is not None:
+        found["batch"] = now.batch
+    if now.phase == Phase.STOPPED.value:
+        stop = next((one for one in reversed(segment.events) if one.kind == "stopped"), None)
+        says = stop.text if stop is not None else "The run has stopped."
+        return {
+            **found,
+            "state": QueryState.STOPPED,
+            "says": says,
+            "next_step": sentence(stop.next_step) if stop else "",
+        }
+    if now.phase == Phase.IDLE.value:
+        return {**found, "state": QueryState.IDLE}
+    if now_ms - heard_ms > longest_usual_ms(usual.get(now.phase), NOT_HEARD_MS):
+        says = f"The driver was at {now.phase!r} of batch {now.batch} when it was last heard of."
+        return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
+    return {**found, "state": QueryState.AT_WORK}
+
+
+def _measured(segments: Sequence[TimelineSegment]) -> list[WatchedBatch]:
+    found: list[WatchedBatch] = []
+    for segment in reversed(segments):
+        found[:0] = segment.batches
+        if len(found) >= MEASURED:
+            break
+    return found[-MEASURED:]
+
+
+def _phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for batch in batches:
+        for name, took_ms in batch.phases:
+            found.setdefault(name, []).append(took_ms)
+    return found
+
+
+def _rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
+    """Returns the rows a second of the last minutes by sink, counted by the ends of their batches."""
+    since_ms = now_ms - RATE_OVER_MS
+    known_ms: int | None = None
+    rows: dict[str, int] = {}
+    for segment in segments:
+        for batch in segment.batches:
+            known_ms = batch.began_ms if known_ms is None else known_ms
+            ended = batch.began_ms + batch.took_ms
+            for sink, count in batch.rows.items():
+                rows[sink] = rows.get(sink, 0) + (count if since_ms < ended <= now_ms else 0)
+    over_ms = min(RATE_OVER_MS, now_ms - known_ms) if known_ms is not None else 0
+    return {sink: round(count * 1000 / over_ms, 1) for sink, count in rows.items()} if over_ms > 0 else {}

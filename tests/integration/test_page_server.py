@@ -1,0 +1,267 @@
+"""``sparkonce ui``: what its server answers, to whom, and what its JSON does not have."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from eventually import eventually
+from page_scene import PageScene, many, now_ms, served
+from sparkonce.cli.main import app
+from sparkonce.operate.systems import Kind, NamedSystem, read_file
+from sparkonce.page.server import PageServer
+from sparkonce.page.watcher import without_secrets
+from sparkonce.protocol.state import Phase
+from tidy.sources import ROOT
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> PageScene:
+    made = PageScene(tmp_path / "totals")
+    made.write(many(5, now_ms()))
+    return made
+
+
+@pytest.fixture
+def server(scene: PageScene) -> Iterator[PageServer]:
+    with served(scene) as found:
+        yield found
+
+
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=LIMIT_S)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def state(server: PageServer) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ask(server, "/api/state")[1])
+    return found
+
+
+def read(server: PageServer) -> dict[str, Any]:
+    """The state, once every checkpoint has been read."""
+    eventually(lambda: all(one["read_ms"] for one in state(server)["queries"]), "all are read", limit_s=LIMIT_S)
+    return state(server)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("127.0.0.1", 200), ("localhost:9000", 200), ("[::1]:1", 200), ("LOCALHOST", 200), ("127.0.0.2", 200)),
+        *(("evil.example", 403), ("localhost.evil.example", 403), ("192.0.2.1", 403), ("", 403), ("[", 403)),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/state", "/icon/0.svg"])
+def test_a_foreign_host_header_is_refused(server: PageServer, host: str, status: int, path: str) -> None:
+    answer, body = ask(server, path, Host=host)
+    assert answer.status == status
+    assert (b"totals" in body) <= (status == 200)
+
+
+def test_a_server_for_others_takes_its_name_and_addresses_and_no_others_name(scene: PageScene) -> None:
+    with served(scene, host="0.0.0.0") as server:  # noqa: S104 - what is tested
+        asked = {
+            host: server.takes(host) for host in ("192.0.2.1:80", socket.gethostname(), "evil.example", "localhost")
+        }
+        assert asked == {"192.0.2.1:80": True, socket.gethostname(): True, "evil.example": False, "localhost": True}
+        assert server.url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/state", "/nowhere"])
+def test_every_answer_forbids_other_sources_and_frames(server: PageServer, path: str) -> None:
+    answer, _ = ask(server, path)
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.split("; ")[0] == "default-src 'self'"
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Access-Control-Allow-Origin"] is None
+    assert "Python" not in str(answer.headers)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_only_get_is_answered(server: PageServer, method: str) -> None:
+    answer, _ = ask(server, "/api/state", method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/../server.py", "/static/index.html", "/page.js/..", "/icon/x.svg", "/icon/12.svg", "/api/timeline?after=x"),
+        *("/api/timeline?checkpoint=1", "/api/timeline?checkpoint=-1", "//evil.example/"),
+    ],
+)
+def test_nothing_else_is_served(server: PageServer, path: str) -> None:
+    assert ask(server, path)[0].status == 404
+
+
+def test_the_page_has_no_inline_script_and_no_other_source(server: PageServer) -> None:
+    page = ask(server, "/")[1].decode()
+    assert page.count("<script") == 1
+    assert '<script src="/page.js" defer></script>' in page
+    for forbidden in ("style=", "onclick", "javascript:", "http://", "https://", "<style"):
+        assert forbidden not in page
+
+
+def test_the_state_has_what_the_checkpoint_says(server: PageServer, scene: PageScene) -> None:
+    (query,) = read(server)["queries"]
+    assert (query["state"], query["run"], query["name"]) == ("idle", scene.run, "totals")
+    assert (query["newest"], query["newest_state"], query["next_start"]) == (2, "done", "resumes")
+    assert query["query"] == scene.query
+
+
+def test_only_what_is_new_is_fetched(server: PageServer, scene: PageScene) -> None:
+    last = read(server)["queries"][0]["last"]
+    found = json.loads(ask(server, "/api/timeline?checkpoint=0&after=0")[1])
+    assert ([one[2] for one in found["batches"]], found["last"]) == ([0, 1, 2, 3, 4], last)
+    scene.write([*many(5, now_ms()), *many(1, now_ms(), first=5)])
+    eventually(lambda: state(server)["queries"][0]["last"] > last, "the sixth batch is read", limit_s=LIMIT_S)
+    new = json.loads(ask(server, f"/api/timeline?checkpoint=0&after={last}")[1])
+    assert 5 in [one[2] for one in new["batches"]]
+    assert min(one[0] for one in new["batches"]) > last
+
+
+def test_ten_thousand_batches_fit_into_three_megabytes(scene: PageScene) -> None:
+    scene.write(many(10_000, now_ms()))
+    with served(scene) as server:
+        read(server)
+        answer, body = ask(server, "/api/timeline?checkpoint=0&after=0")
+        assert len(json.loads(body)["batches"]) == 10_000
+        assert len(body) < 3_000_000
+        packed = ask(server, "/api/timeline?checkpoint=0&after=0", Accept_Encoding="gzip")
+        assert (packed[0].headers["Content-Encoding"], answer.headers["Content-Encoding"]) == ("gzip", None)
+        assert gzip.decompress(packed[1]) == body
+
+
+def test_a_checkpoint_without_a_timeline_shows_the_log(tmp_path: Path) -> None:
+    scene = PageScene(tmp_path / "old")
+    shutil.rmtree(scene.timeline)
+    with served(scene) as server:
+        (query,) = read(server)["queries"]
+        assert (query["state"], query["has_timeline"], query["newest"]) == ("not known", False, 2)
+        found = json.loads(ask(server, "/api/timeline?checkpoint=0&after=0")[1])
+        assert [one[2] for one in found["batches"]] == [0, 1, 2]
+        assert [one[2] for one in found["events"]] == ["started"]
+
+
+def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server: PageServer, scene: PageScene) -> None:
+    read(server)
+    newest = max((scene.path / "sparkonce" / "records").iterdir())
+    newest.write_bytes(b"not a record")
+    (scene.path / "commits" / "3").write_text("v1\n{}")  # other names, so that it is read again
+    keys = eventually(lambda: [one["key"] for one in state(server)["alarms"]], "there is an alarm", limit_s=LIMIT_S)
+    assert keys == [f"unreadable {scene.path}"]
+    assert state(server)["queries"][0]["newest"] == 2
+
+
+def test_secrets_of_the_file_never_reach_the_page(scene: PageScene, tmp_path: Path) -> None:
+    file = tmp_path / "systems.yaml"
+    file.write_text(
+        "systems:\n"
+        "  cache: {system: redis, url: 'redis://operator:very-secret-1@127.0.0.1:1/0'}\n"
+        "  shop: {system: postgres, conninfo: 'host=127.0.0.1 port=1 dbname=shop user=etl password=very-secret-2'}\n"
+        "  kafka:\n    bootstrap.servers: 127.0.0.1:1\n    security.protocol: SASL_PLAINTEXT\n"
+        "    sasl.mechanism: PLAIN\n    sasl.username: operator\n    sasl.password: very-secret-3\n"
+        "  lake: {system: files, path: /nowhere/at/all, no_such_option: very-secret-4}\n"
+    )
+    with served(scene, file=read_file(str(file), {})) as server:
+        done = eventually(
+            lambda: [one for one in state(server)["systems"] if one["error"] or one["answered_ms"]][2:],
+            "three systems have failed",
+            limit_s=LIMIT_S,
+        )
+        assert done
+        text = json.dumps(state(server))
+        assert "very-secret" not in text
+        assert "silent cache" in text
+        assert "silent shop" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ("redis://u:hunter2@h:1/0", "cannot reach redis://u:hunter2@h:1/0"),
+        ("host=h password=hunter2 user=u", "no password hunter2"),
+        ("host=h password='hunter2 x'", "no password hunter2 x"),
+        ({"sasl.password": "hunter2", "bootstrap.servers": "h:1"}, "h:1 refuses hunter2"),
+        ({"sasl.jaas.config": "hunter2"}, "hunter2"),
+    ],
+)
+def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> None:
+    shown = without_secrets(text, NamedSystem(name="s", kind=Kind.KAFKA, settings=settings))
+    assert "hunter2" not in shown
+    assert ("h:1" in shown) == ("h:1" in text)
+
+
+def test_the_command_serves_until_it_is_interrupted(scene: PageScene) -> None:
+    command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(scene.path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith("The page is at http://127.0.0.1:")
+        port = int(said.split(":")[2].split("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        connection.request("GET", "/api/state")
+        assert json.loads(connection.getresponse().read())["queries"][0]["name"] == "totals"
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("Ended.\n", 0)
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+
+
+def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
+    (wheel,) = tmp_path.iterdir()
+    inside = {one for one in zipfile.ZipFile(wheel).namelist() if one.startswith("sparkonce/page/static/")}
+    assert inside == {f"sparkonce/page/static/{name}" for name in ("index.html", "page.css", "page.js")}
+
+
+def test_what_cannot_be_served_is_said_at_once(scene: PageScene, tmp_path: Path) -> None:
+    def run(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["ui", *words])
+        return done.exit_code, done.stderr
+
+    assert run()[0] == 2
+    code, said = run("--checkpoint", str(tmp_path))
+    assert (code, "is not a checkpoint" in said) == (1, True)
+    code, said = run("--checkpoint", str(scene.path), "--config", str(tmp_path / "none.yaml"))
+    assert (code, "cannot be read" in said) == (1, True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, said = run("--checkpoint", str(scene.path), "--port", str(taken.getsockname()[1]))
+    assert (code, "cannot be listened on" in said, "--port 0" in said) == (1, True, True)
+
+
+def test_a_driver_at_work_is_told_by_what_it_writes(server: PageServer, scene: PageScene) -> None:
+    read(server)
+    scene.change(phase=Phase.WRITING.value, batch=5, since_ms=now_ms())
+    found = eventually(
+        lambda: [one for one in state(server)["queries"] if one["state"] == "at work"],
+        "the driver is at work",
+        limit_s=LIMIT_S,
+    )
+    assert (found[0]["batch"], found[0]["phase"]) == (5, "preparing every slot")

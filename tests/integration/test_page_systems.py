@@ -1,0 +1,119 @@
+"""The live page on a real broker: what is open there, its verdict, and how far readers of held partitions get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import CHROMIUM, Browser
+from eventually import eventually
+from integration.kafka_witness import Prepared, Witness, new_name
+from page_scene import PageScene, many, now_ms, served
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.operate.systems import OperatorFile, read_file
+from sparkonce.page.watcher import PageWatcher
+from sparkonce.protocol.ownership import Token, TransactionalId, short_query
+from sparkonce.rig.kafka import Cluster
+
+pytestmark = pytest.mark.kafka
+LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def witness(broker: Cluster) -> Iterator[Witness]:
+    with closing(Witness(broker.bootstrap)) as opened:
+        yield opened
+
+
+class Held:
+    """A transaction that the newest run has open, and one that nobody knows."""
+
+    def __init__(self, witness: Witness, folder: Path) -> None:
+        self.scene = PageScene(folder / "totals")
+        self.scene.write(many(60, now_ms()))
+        self.topic = witness.create_topic()
+        position, _, nonce = self.scene.run.partition("-")
+        self.mine = self._open(witness, Token(int(position), nonce), "a", "b")
+        self.unknown = self._open(witness, Token(7, "00000007"), "c")
+        self.path = folder / "systems.yaml"
+        self.path.write_text(
+            f"systems:\n  kafka: {{bootstrap.servers: '{witness.bootstrap}'}}\n"
+            "  gone: {system: redis, url: 'redis://127.0.0.1:1/0'}\n"
+        )
+
+    @property
+    def file(self) -> OperatorFile:
+        return read_file(str(self.path), {})
+
+    def name(self, one: Prepared) -> str:
+        return str(one.handle["transactional_id"])
+
+    def _open(self, witness: Witness, token: Token, *values: str) -> Prepared:
+        query = short_query(self.scene.query)
+        name = TransactionalId(prefix=new_name("orders"), query=query, token=token, worker="a" * 12, lane=0)
+        return witness.prepare(self.topic, *values, transactional_id=str(name))
+
+    def close(self) -> None:
+        for one in (self.mine, self.unknown):
+            one.producer.abort_transaction()
+
+
+@pytest.fixture
+def held(witness: Witness, tmp_path: Path) -> Iterator[Held]:
+    with closing(Held(witness, tmp_path)) as opened:
+        yield opened
+
+
+def test_open_transactions_have_verdict_timeout_and_lag(held: Held) -> None:
+    watcher = PageWatcher(
+        {"totals": LocalFiles(held.scene.path)}, held.file, checkpoints_every_s=0.1, systems_every_s=0.1
+    )
+
+    def found() -> dict[str, Any]:
+        kafka = watcher.state().systems[0]
+        return {one.name: one for one in kafka.open if one.query == short_query(held.scene.query)}
+
+    try:
+        names = {held.name(held.mine), held.name(held.unknown)}
+        eventually(lambda: found().keys() == names, "both are listed", limit_s=LIMIT_S)
+        one, other = (found()[held.name(each)] for each in (held.mine, held.unknown))
+        assert (one.verdict, other.verdict) == ("under way", "not known")
+        assert 0 <= one.age_s < one.timeout_s == 60.0
+        (part,) = one.partitions
+        assert (part.topic, part.begins, part.readable, part.end, part.blocks) == (held.topic, 0, 0, 3, True)
+        (late,) = other.partitions
+        assert (late.begins, late.readable, late.blocks) == (2, 0, False)
+        eventually(lambda: watcher.state().systems[1].error, "the other one is said to be away", limit_s=LIMIT_S)
+        assert watcher.state().systems[1].answered_ms is None
+    finally:
+        watcher.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
+@pytest.mark.xdist_group("browser of the live page")
+def test_a_browser_shows_the_lag_beside_the_end(held: Held, tmp_path: Path) -> None:
+    with served(held.scene, file=held.file) as server, closing(Browser(tmp_path / "profile")) as browser:
+        browser.open(server.url)
+        rows = "[...document.querySelectorAll('#held-rows tr')].map(r => [...r.cells].map(c => c.textContent))"
+        mine = _first(lambda row: row[0] == f"{held.topic}-0")
+        browser.until(rows, lambda found: mine(found) is not None)
+        assert mine(browser.run(rows)) == [f"{held.topic}-0", "0", "3", "3", "", held.name(held.mine)]
+        assert "Offsets are not rows" in browser.run("document.getElementById('held').textContent")
+        opened = "[...document.querySelectorAll('#open-rows tr')].map(r => [...r.cells].map(c => c.textContent))"
+        row = _first(lambda row: row[5] == held.name(held.mine))(browser.run(opened))
+        assert row is not None
+        assert (row[0], row[2], row[3], row[4]) == ("kafka", "under way", "totals", f"{held.topic}-0")
+        assert "of 1 min" in row[1]
+        titles = "[...document.querySelectorAll('#alarm-list h3')].map(one => one.lastChild.textContent)"
+        browser.until(titles, lambda found: "gone: the system does not answer" in found)
+        assert "kafka: nobody knows what is to come of a transaction" in browser.run(titles)
+        assert browser.said == [], json.dumps(browser.said)
+
+
+def _first(is_it: Callable[[list[str]], bool]) -> Callable[[list[list[str]]], list[str] | None]:
+    return lambda rows: next((row for row in rows if is_it(row)), None)

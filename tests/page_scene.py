@@ -1,0 +1,170 @@
+"""A query with a real log, made by the driver, and a timeline of as many generated batches as a test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from small_job import SmallJob
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.start import read_log
+from sparkonce.log.base import DecisionLog
+from sparkonce.log.local import LocalLogStore
+from sparkonce.operate.systems import OperatorFile
+from sparkonce.page.server import PageServer
+from sparkonce.page.watcher import PageWatcher
+from sparkonce.protocol.state import Phase
+from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
+from sparkonce.watch.timeline import BATCHES_A_SEGMENT, RunNow, TimelineSegment
+
+NO_SYSTEMS = OperatorFile(path="", systems={}, sinks={})
+USUAL = (
+    (Phase.READING, 12),
+    (Phase.WRITING, 620),
+    (Phase.VALIDATING, 8),
+    (Phase.DECIDING, 35),
+    (Phase.FINISHING, 140),
+    (Phase.CONCLUDING, 9),
+    (Phase.REPORTING, 14),
+)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def watched(number: int, began_ms: int, *, recovered: bool = False, healed: int = 0) -> WatchedBatch:
+    """A batch that differs a little from the one before it; each 97th is slow."""
+    factor = (60 + number * 37 % 80) / 100 * (6 if number % 97 == 96 else 1)
+    phases = [(phase.value, max(1, int(took * factor))) for phase, took in USUAL]
+    if recovered:
+        phases.insert(2, (Phase.REPLAYING.value, 400))
+    rows = 15_000 + number * 113 % 9_000
+    return WatchedBatch(
+        batch=number,
+        rows={"kafka": rows, "orders": rows - 40},
+        transactions=16,
+        recovered=recovered,
+        healed=healed,
+        began_ms=began_ms,
+        phases=phases,
+    )
+
+
+class PageScene:
+    """A checkpoint with a log, Spark's files and a timeline.
+
+    Attributes:
+        path: The checkpoint.
+        name: The query's name in its timeline.
+    """
+
+    def __init__(self, path: Path, *, name: str = "totals", batches: int = 3, rows: int = 3) -> None:
+        self.path, self.name = path, name
+        server, ids = MemoryServer(), pa.array(range(rows))
+        job = SmallJob(
+            path,
+            lambda: [MemorySink(server, name=one) for one in ("kafka", "orders")],
+            lambda batch, _slot: pa.record_batch({"id": ids if batch == batches - 1 else ids[:3]}),
+        )
+        self.query = job.query
+        path.mkdir(parents=True)
+        (path / "metadata").write_text(json.dumps({"id": job.query}))
+        for number in range(batches):
+            for folder, text in (("offsets", f'v1\n{{}}\n{{"t":{{"0":{number}}}}}'), ("commits", "v1\n{}")):
+                (path / folder).mkdir(exist_ok=True)
+                (path / folder / str(number)).write_text(text)
+        job.run(*range(batches))
+        newest = read_log(DecisionLog(LocalLogStore(path))).newest_run
+        assert newest is not None
+        self.run = f"{newest.token.position}-{newest.token.nonce}"
+        self.timeline = path / "sparkonce" / "timeline"
+        self.timeline.mkdir()
+        self.newest: TimelineSegment | None = None
+
+    def write(
+        self, batches: Sequence[WatchedBatch], events: Sequence[WatchedEvent] = (), *, run: str = "", **now: object
+    ) -> None:
+        """Writes a run's timeline anew, as its driver would; the newest segment has what is given of `RunNow`."""
+        last = batches[-1] if batches else None
+        standing = RunNow(
+            written_ms=now_ms(),
+            batch=last.batch if last else None,
+            phase=Phase.IDLE.value,
+            since_ms=last.began_ms + last.took_ms if last else now_ms(),
+            in_doubt=InDoubt(),
+        )
+        parts = [batches[i : i + BATCHES_A_SEGMENT] for i in range(0, len(batches), BATCHES_A_SEGMENT)] or [[]]
+        for number, part in enumerate(parts):
+            self.newest = TimelineSegment(
+                run=run or self.run,
+                number=number,
+                query=self.query,
+                spark_run="8d0f5f0e-1d1b-4a53-9a3e-2f4a8a3c2a11",
+                name=self.name,
+                host="driver-3.example",
+                timeout_ms={"kafka": 900_000},
+                now=standing,
+                batches=part,
+                events=events,
+            )
+            self.put(self.newest)
+        self.change(**now)
+
+    def add(self, batch: WatchedBatch) -> None:
+        """Writes one more segment, with one more batch."""
+        assert self.newest is not None
+        self.newest = replace(self.newest, number=self.newest.number + 1, batches=[batch])
+        self.change(batch=batch.batch)
+
+    def change(self, events: Sequence[WatchedEvent] = (), **now: object) -> None:
+        """Writes the newest segment again, with another state and more events."""
+        assert self.newest is not None
+        standing = replace(self.newest.now, written_ms=now.pop("written_ms", now_ms()), **now)  # type: ignore[arg-type]
+        self.newest = replace(self.newest, now=standing, events=[*self.newest.events, *events])
+        self.put(self.newest)
+
+    def put(self, segment: TimelineSegment) -> None:
+        position, _, nonce = segment.run.partition("-")
+        path = f"{int(position):020d}-{nonce}.{segment.number:06d}.json"
+        LocalFiles(self.timeline).replace(path, segment.encoded())
+
+
+def many(number: int, until_ms: int, every_ms: int = 1100, first: int = 0) -> list[WatchedBatch]:
+    """So many batches, one after another, the newest of which ended a while before a time."""
+    found = [watched(first + i, 0) for i in range(number)]
+    begin_ms = until_ms - sum(max(every_ms, one.took_ms + 40) for one in found)
+    for i, one in enumerate(found):
+        found[i] = replace(one, began_ms=begin_ms)
+        begin_ms += max(every_ms, one.took_ms + 40)
+    return found
+
+
+@contextmanager
+def served(
+    *scenes: PageScene, file: OperatorFile = NO_SYSTEMS, every_s: float = 0.1, host: str = "127.0.0.1"
+) -> Iterator[PageServer]:
+    """The page's server, in this process, which looks more often than the command does."""
+    watcher = PageWatcher(
+        {str(one.path): LocalFiles(one.path) for one in scenes},
+        file,
+        checkpoints_every_s=every_s,
+        systems_every_s=every_s,
+    )
+    with PageServer(watcher, host, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+            watcher.close()

@@ -1,0 +1,250 @@
+"""The alarms of the live page: each rule, and what it says to do."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import typer
+
+from sparkonce.cli.main import app
+from sparkonce.page.alarms import RULES, Alarm, alarms_of, shown_time
+from sparkonce.page.state import PageState, QueryState, ShownQuery, ShownSystem, ShownTransaction, Usual
+from sparkonce.protocol.state import Phase
+from sparkonce.watch.figures import InDoubt
+
+NOW_MS = 1_800_000_000_000
+WRITING = Phase.WRITING.value
+QUERY = ShownQuery(
+    location="/c/my totals",
+    name="totals",
+    query="60a1de00-0000-4000-8000-000000000001",
+    run="5-0c5b77b9",
+    host="driver-3",
+    state=QueryState.IDLE,
+    batch=7,
+    usual={WRITING: Usual(p50_ms=2000, p95_ms=5000, of=40)},
+    next_start="resumes",
+    read_ms=NOW_MS,
+)
+OPEN = ShownTransaction(
+    name="shop.60a1de000000.5-0c5b77b9.aaaa-1",
+    kind="open",
+    query="60a1de000000",
+    run="5-0c5b77b9",
+    batch=-1,
+    slot=-1,
+    age_s=10.0,
+    timeout_s=100.0,
+    verdict="under way",
+    why="The newest run has it open.",
+)
+
+
+def state(query: ShownQuery = QUERY, *systems: ShownSystem, config: str = "") -> PageState:
+    return PageState(now_ms=NOW_MS, queries=[query], systems=systems, config=config)
+
+
+def of_query(**changes: Any) -> list[Alarm]:
+    return alarms_of(state(replace(QUERY, **changes)))
+
+
+def of_transaction(**changes: Any) -> list[Alarm]:
+    kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, **changes)])
+    return alarms_of(state(QUERY, kafka, config="systems.yaml"))
+
+
+def test_a_quiet_query_has_none() -> None:
+    assert of_query() == []
+    assert of_query(state=QueryState.AT_WORK, phase=WRITING, since_ms=NOW_MS - 3000) == []
+    assert of_transaction() == []
+
+
+def test_a_stopped_run_has_its_errors_next_step() -> None:
+    (alarm,) = of_query(state=QueryState.STOPPED, says="LogError: it is so.", next_step="Start it again.")
+    assert (alarm.urgent, alarm.says, alarm.next_step) == (True, "LogError: it is so.", "Start it again.")
+    assert shlex.split(alarm.command) == ["sparkonce", "checkpoint", "show", "/c/my totals"]
+    (bare,) = of_query(state=QueryState.STOPPED)
+    assert bare.next_step
+
+
+@pytest.mark.parametrize(
+    ("takes_ms", "usual", "says"),
+    [
+        (14_900, (2000, 5000, 40), ""),
+        (15_100, (2000, 5000, 40), "Usual is 2 s, and 95 % take at most 5 s."),
+        (9_900, (20, 50, 40), ""),  # short, whatever is usual
+        (10_100, (20, 50, 40), "Usual is 20 ms, and 95 % take at most 50 ms."),
+        (200_000, (20, 50, 9), ""),  # too few batches
+        (300_100, (20, 50, 9), "too few batches"),
+    ],
+)
+def test_a_phase_that_takes_longer_than_usual_says_what_is_usual(
+    takes_ms: int, usual: tuple[int, int, int], says: str
+) -> None:
+    p50, p95, of = usual
+    times = {WRITING: Usual(p50_ms=p50, p95_ms=p95, of=of)}
+    found = of_query(state=QueryState.AT_WORK, phase=WRITING, since_ms=NOW_MS - takes_ms, usual=times)
+    assert [one.urgent for one in found] == ([False] if says else [])
+    assert all(says in one.says for one in found)
+
+
+def test_a_driver_that_is_not_heard_of_is_said_with_its_host() -> None:
+    (alarm,) = of_query(state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS - 300_000, says="It was at it.")
+    assert (alarm.urgent, "That is 5 min ago." in alarm.says, "driver-3" in alarm.next_step) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("next_start", "standing", "urgent"),
+    [
+        ("is refused", QueryState.IDLE, [True]),
+        ("is refused", QueryState.AT_WORK, [True]),
+        ("may be refused", QueryState.IDLE, [False]),
+        ("may be refused", QueryState.AT_WORK, []),
+        ("commits", QueryState.IDLE, []),
+        ("writes again", QueryState.IDLE, []),
+    ],
+)
+def test_a_start_that_is_refused_is_an_alarm(next_start: str, standing: QueryState, urgent: list[bool]) -> None:
+    found = of_query(next_start=next_start, next_says="It is so.", next_start_step="Restore it.", state=standing)
+    assert [one.urgent for one in found] == urgent
+    assert {(one.says, one.next_step) for one in found} <= {("It is so.", "Restore it.")}
+    assert all("checkpoint check" in one.command for one in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"error": "It is damaged.", "error_step": "Restore it."}, ["It is damaged."]),
+        ({"silent_s": 14.0}, []),
+        ({"silent_s": 75.0}, ["Its store has not answered for 1 min 15 s."]),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_an_alarm(changes: dict[str, Any], says: list[str]) -> None:
+    assert [one.says for one in of_query(**changes)] == says
+
+
+@pytest.mark.parametrize(
+    ("age_s", "timeout_s", "urgent"),
+    [
+        (50.0, 100.0, []),
+        (50.1, 100.0, [False]),
+        (90.0, 100.0, [False]),
+        (90.1, 100.0, [True]),
+        (500.0, 100.0, [True]),
+        (-1.0, 100.0, []),
+        (9e9, None, []),
+    ],
+)
+def test_transactions_are_alarms_by_their_part_of_the_timeout(
+    age_s: float, timeout_s: float | None, urgent: list[bool]
+) -> None:
+    assert [one.urgent for one in of_transaction(age_s=age_s, timeout_s=timeout_s)] == urgent
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says", "step"),
+    [
+        ("commit", "have to be written again", "commits it"),
+        ("abort", "", "aborts it"),
+        ("under way", "", "driver runs"),
+    ],
+)
+def test_an_old_transaction_is_told_by_its_verdict(verdict: str, says: str, step: str) -> None:
+    (alarm,) = of_transaction(age_s=60.0, verdict=verdict)
+    assert "is open for 1 min of 1 min 40 s. It ends in 40 s." in alarm.says
+    assert says in alarm.says
+    assert step in alarm.next_step
+    words = shlex.split(alarm.command)
+    assert words[1:4] == ["transactions", "describe", OPEN.name]
+    assert words[4:] == ["--config", "systems.yaml", "--checkpoint", "/c/my totals"]
+
+
+def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it() -> None:
+    doubt = {"in_doubt": InDoubt(transactions=2, opened_ms=NOW_MS - 950_000), "timeout_ms": 1_000_000}
+    (alarm,) = of_query(state=QueryState.STOPPED, **doubt)[1:]
+    assert (alarm.urgent, "opened 15 min 50 s ago" in alarm.says) == (True, True)
+    assert of_query(**doubt) == []  # idle: a later segment has nothing in doubt
+    kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, age_s=95.0)])
+    both = alarms_of(state(replace(QUERY, state=QueryState.AT_WORK, **doubt), kafka))
+    assert [one.key.split()[1] for one in both] == ["kafka"]
+
+
+@pytest.mark.parametrize(
+    ("query", "age_s", "steps"),
+    [
+        ("60a1de000000", 1.0, ["Find out which copy of the checkpoint is the newest."]),
+        ("0123456789ab", 59.0, []),
+        ("0123456789ab", 61.0, ["Give this page the checkpoint of query 0123456789ab, too."]),
+    ],
+)
+def test_a_transaction_that_no_log_knows_is_an_alarm(query: str, age_s: float, steps: list[str]) -> None:
+    found = of_transaction(query=query, age_s=age_s, verdict="not known", timeout_s=None)
+    assert [one.next_step for one in found] == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, []),
+        ({"silent_s": 14.0}, []),
+        ({"silent_s": 16.0}, ["It was asked 16 s ago."]),
+        ({"error": "Refused."}, ["Refused."]),
+    ],
+)
+def test_a_system_that_does_not_answer_is_an_alarm(changes: dict[str, Any], says: list[str]) -> None:
+    found = alarms_of(state(QUERY, ShownSystem(name="cache", kind="redis", **changes), config="s.yaml"))
+    assert [one.says for one in found] == says
+    assert {one.command for one in found} <= {"sparkonce transactions list --system redis --config s.yaml"}
+
+
+def everything() -> PageState:
+    """A state in which every rule has something to say."""
+    old, unknown = replace(OPEN, age_s=95.0), replace(OPEN, name="b", verdict="not known")
+    systems = [
+        ShownSystem(name="kafka", kind="kafka", open=[old, unknown]),
+        ShownSystem(name="cache", kind="redis", error="Refused."),
+    ]
+    queries = [
+        replace(QUERY, state=QueryState.STOPPED, says="A."),
+        replace(QUERY, location="/c/b", state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS),
+        replace(QUERY, location="/c/c", state=QueryState.AT_WORK, phase=WRITING, since_ms=0),
+        replace(QUERY, location="/c/d", next_start="is refused", next_says="B.", next_start_step="C."),
+        replace(QUERY, location="/c/e", error="D."),
+    ]
+    return PageState(now_ms=NOW_MS, queries=queries, systems=systems, config="systems.yaml")
+
+
+def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
+    assert all(list(rule(everything())) for rule in RULES)
+    found = alarms_of(everything())
+    assert [one.urgent for one in found] == sorted((one.urgent for one in found), reverse=True)
+    assert len({one.key for one in found}) == len(found) == 8
+    assert all(one.title and one.says and one.next_step for one in found)
+
+
+def test_every_command_is_one_of_ours() -> None:
+    group: Any = typer.main.get_command(app)
+    for alarm in alarms_of(everything()):
+        name, first, second, *words = shlex.split(alarm.command)
+        command = group.commands[first].commands[second]
+        with command.make_context(second, words):
+            assert name == "sparkonce"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0 s"),
+        (0.04, "40 ms"),
+        (1.25, "1.2 s"),
+        (9.0, "9 s"),
+        (61, "1 min 1 s"),
+        (3600, "1 h"),
+        (90_061, "1 d 1 h"),
+    ],
+)
+def test_times_are_said_in_their_two_largest_units(seconds: float, text: str) -> None:
+    assert shown_time(seconds) == text

@@ -1,0 +1,239 @@
+"""The live page's model: what is said of a query by its timeline, its log, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import LogError
+from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, NewestBatch, NextStart, RunOfLog
+from sparkonce.operate.history import LogEntry
+from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
+from sparkonce.page.state import RATE_OVER_MS, Look, QueryState, show_query, usual_of
+from sparkonce.protocol.state import Phase
+from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
+from sparkonce.watch.timeline import RunNow, TimelineSegment
+
+NOW_MS = 1_800_000_000_000
+QUERY = "60a1de00-0000-4000-8000-000000000001"
+RUN, NEWER = "5-0c5b77b9", "9-1460936b"
+
+
+def batch(number: int, began_ms: int, took_ms: int = 1000, **more: Any) -> WatchedBatch:
+    usual = {"rows": {"kafka": 600}, "transactions": 2, "recovered": False, "healed": 0}
+    phases = [(Phase.WRITING.value, took_ms - 100), (Phase.FINISHING.value, 100)]
+    return WatchedBatch(batch=number, began_ms=began_ms, phases=phases, **{**usual, **more})
+
+
+def segment(
+    *batches: WatchedBatch, phase: Phase = Phase.IDLE, run: str = RUN, number: int = 0, **more: Any
+) -> TimelineSegment:
+    now = {"written_ms": NOW_MS - 1000, "batch": 7, "since_ms": NOW_MS - 2000, "in_doubt": InDoubt()}
+    now |= {name: more.pop(name) for name in set(now) & set(more)}
+    return TimelineSegment(
+        run=run,
+        number=number,
+        query=QUERY,
+        spark_run="s",
+        name=more.pop("name", "totals"),
+        host="driver-3",
+        timeout_ms={"kafka": 900_000, "cache": 60_000},
+        now=RunNow(phase=phase.value, **now),
+        batches=batches,
+        **more,
+    )
+
+
+def status(run: str | None = RUN, **more: Any) -> CheckpointStatus:
+    usual: dict[str, Any] = {
+        "location": "/c/totals",
+        "query": QUERY,
+        "floor": 0,
+        "end": 7,
+        "runs": 2,
+        "run": None if run is None else RunOfLog(run=run, claimed_ms=NOW_MS - 9000, host="driver-4"),
+        "sinks": {},
+        "newest": NewestBatch(batch=6, state=BatchState.DONE, rows={"kafka": 5}),
+        "next_start": NextStart.RESUMES,
+        "says": "Resuming after batch 6.",
+    }
+    return CheckpointStatus(**{**usual, **more})
+
+
+def entry(kind: str, at_ms: int, *, run: str = RUN, number: int | None = None, **more: Any) -> LogEntry:
+    return LogEntry(position=0, at_ms=at_ms, kind=kind, run=run, batch=number, **more)
+
+
+def look(*segments: TimelineSegment, **more: Any) -> Look:
+    return Look(location="/c/totals", segments=segments, **{"status": status(), "read_ms": NOW_MS, **more})
+
+
+STEADY = tuple(batch(number, NOW_MS - 60_000 + 1000 * number) for number in range(20))
+
+
+def test_a_batch_at_work_is_shown_with_its_phase_and_since_when() -> None:
+    shown = show_query(look(segment(*STEADY, phase=Phase.WRITING)), NOW_MS)
+    assert (shown.state, shown.phase, shown.since_ms, shown.batch) == (
+        QueryState.AT_WORK,
+        "preparing every slot",
+        NOW_MS - 2000,
+        7,
+    )
+    assert (shown.name, shown.host, shown.run, shown.short) == ("totals", "driver-3", RUN, "60a1de000000")
+    assert (shown.newest, shown.newest_state, shown.rows, shown.timeout_ms) == (6, "done", {"kafka": 5}, 60_000)
+    assert (shown.next_start, shown.next_says) == ("resumes", "Resuming after batch 6.")
+
+
+def test_a_stop_has_its_error_and_next_step() -> None:
+    events = [
+        WatchedEvent(at_ms=1, kind="stopped", batch=6, text="An older one."),
+        WatchedEvent(at_ms=2, kind="stopped", batch=7, text="LogError: it is so.", next_step="start it again."),
+        WatchedEvent(at_ms=3, kind="swept", batch=None, text="Some."),
+    ]
+    shown = show_query(look(segment(phase=Phase.STOPPED, events=events)), NOW_MS)
+    assert (shown.state, shown.says, shown.next_step) == (
+        QueryState.STOPPED,
+        "LogError: it is so.",
+        "Start it again.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "silent_ms", "state"),
+    [
+        (Phase.WRITING, 59_000, QueryState.AT_WORK),
+        (Phase.WRITING, 61_000, QueryState.NOT_HEARD),
+        (Phase.IDLE, 86_400_000, QueryState.IDLE),
+        (Phase.STOPPED, 86_400_000, QueryState.STOPPED),
+    ],
+)
+def test_a_driver_is_not_heard_of_only_while_it_is_at_work(phase: Phase, silent_ms: int, state: QueryState) -> None:
+    shown = show_query(look(segment(*STEADY, phase=phase, written_ms=NOW_MS - silent_ms)), NOW_MS)
+    assert shown.state is state
+
+
+def test_a_driver_whose_phases_take_long_may_be_silent_for_longer() -> None:
+    slow = [batch(number, NOW_MS - 9_000_000 + 100_000 * number, took_ms=60_000) for number in range(20)]
+    shown = [
+        show_query(look(segment(*slow, phase=Phase.WRITING, written_ms=NOW_MS - silent_ms)), NOW_MS).state
+        for silent_ms in (170_000, 190_000)
+    ]
+    assert shown == [QueryState.AT_WORK, QueryState.NOT_HEARD]
+
+
+def test_a_record_of_the_log_is_a_sign_of_the_driver_too() -> None:
+    silent = segment(*STEADY, phase=Phase.FINISHING, written_ms=NOW_MS - 300_000)
+    entries = (entry("commit", NOW_MS - 5000, number=7), entry("commit", NOW_MS - 1, run=NEWER, number=7))
+    shown = show_query(look(silent, entries=entries), NOW_MS)
+    assert (shown.state, shown.heard_ms) == (QueryState.AT_WORK, NOW_MS - 5000)
+
+
+def test_a_newer_run_of_the_log_counts_more_than_an_older_timeline() -> None:
+    stopped = segment(phase=Phase.STOPPED)
+    shown = show_query(look(stopped, status=status(NEWER)), NOW_MS)
+    assert (shown.state, shown.run, shown.host, shown.since_ms) == (
+        QueryState.NOT_KNOWN,
+        NEWER,
+        "driver-4",
+        NOW_MS - 9000,
+    )
+    assert show_query(look(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
+
+
+def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
+    shown = show_query(look(entries=(entry("commit", NOW_MS - 4000, number=6),)), NOW_MS)
+    assert (shown.state, shown.name, shown.has_timeline, shown.heard_ms) == (
+        QueryState.NOT_KNOWN,
+        "totals",
+        False,
+        NOW_MS - 4000,
+    )
+    assert shown.took is None
+    fresh = show_query(look(status=status(None, newest=None, next_start=NextStart.BEGINS)), NOW_MS)
+    assert (fresh.state, fresh.newest) == (QueryState.NEW, None)
+
+
+def test_a_checkpoint_that_cannot_be_read_keeps_what_was_known() -> None:
+    error = LogError("the log is damaged.", next_step="restore it.")
+    shown = show_query(look(segment(*STEADY), error=error), NOW_MS)
+    assert (shown.state, shown.error, shown.error_step) == (QueryState.IDLE, "The log is damaged.", "Restore it.")
+    never = show_query(Look(location="/c/totals", error=error), NOW_MS)
+    assert (never.state, never.says, never.read_ms) == (QueryState.NOT_KNOWN, "It cannot be read.", None)
+
+
+def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
+    old = batch(0, NOW_MS - RATE_OVER_MS - 2000)  # ended a second before
+    recent = [batch(1, NOW_MS - 200_000, rows={"kafka": 300, "orders": 30}), batch(2, NOW_MS - 1000)]
+    assert show_query(look(segment(old, *recent)), NOW_MS).rates == {"kafka": 3.0, "orders": 0.1}
+    young = segment(batch(0, NOW_MS - 10_000))
+    assert show_query(look(young), NOW_MS).rates == {"kafka": 60.0}
+    assert show_query(look(segment()), NOW_MS).rates == {}
+
+
+@pytest.mark.parametrize(
+    ("times", "p50", "p95"), [([7], 7, 7), ([1, 2], 1, 2), (range(1, 101), 50, 95), ([5, 1, 9], 5, 9)]
+)
+def test_the_usual_is_a_time_that_was_taken(times: Any, p50: int, p95: int) -> None:
+    assert (usual_of(times).p50_ms, usual_of(times).p95_ms, usual_of(times).of) == (p50, p95, len(times))
+
+
+def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() -> None:
+    slow = [batch(number, 0, took_ms=9000) for number in range(500)]
+    quick = [batch(number, 0) for number in range(500, 1400)]
+    shown = show_query(look(segment(*slow), segment(*quick, number=1)), NOW_MS)
+    assert shown.took is not None
+    assert (shown.took.of, shown.took.p50_ms, shown.took.p95_ms) == (1000, 1000, 9000)
+    assert shown.usual["preparing every slot"].p50_ms == 900
+
+
+def numbers(kept: KeptTimeline, than: int = 0) -> list[int]:
+    return [one[0] for part in ("batches", "events") for one in kept.newer(than)[part]]
+
+
+def test_each_batch_and_event_is_given_once() -> None:
+    kept, event = KeptTimeline(), WatchedEvent(at_ms=5, kind="healed", batch=1, text="One.", next_step="look at it")
+    kept.add([segment(*STEADY[:2], events=[event])], ())
+    first = kept.newer(0)
+    assert (len(first["batches"]), first["events"]) == (2, [[3, 5, "healed", 1, "One.", "Look at it."]])
+    kept.add([segment(*STEADY[:3], events=[event]), segment(events=[event], number=1)], ())
+    assert numbers(kept, first["last"]) == [4]
+    assert numbers(kept, 4) == []
+
+
+def test_a_batch_is_given_with_the_names_that_it_refers_to() -> None:
+    kept = KeptTimeline()
+    kept.add([segment(batch(4, 10, rows={"a": 1, "b": 2}, recovered=True, healed=3))], ())
+    found = kept.newer(0)
+    phases = [0, 900, 1, 100]
+    assert found["batches"] == [[1, 0, 4, 10, 2, 1, 3, 0, [0, 1, 1, 2], phases]]
+    assert (found["runs"], found["sinks"], found["phases"]) == (
+        [RUN],
+        ["a", "b"],
+        ["preparing every slot", "finishing"],
+    )
+
+
+def test_the_log_has_what_is_older_than_the_timeline() -> None:
+    kept = KeptTimeline()
+    commits = [entry("commit", 100 + n, number=n, rows={"a": n}, transactions={"a": 2}, opened_ms=90) for n in range(4)]
+    kept.add([segment(batch(2, 150), batch(3, 160))], [entry("claim", 80, run="1-0badcafe", host="h"), *commits])
+    found = kept.newer(0)
+    assert [(one[2], one[7]) for one in found["batches"]] == [(0, 1), (1, 1), (2, 0), (3, 0)]
+    by_log = found["batches"][1]
+    assert (by_log[3], by_log[9]) == (90, [found["phases"].index(BY_THE_LOG), 11])
+    assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, by the log."]
+
+
+def test_no_more_than_the_newest_are_kept() -> None:
+    kept = KeptTimeline()
+    for number in range(0, MOST_KEPT + 500, 250):
+        kept.add([segment(*(batch(number + i, 1000 * (number + i)) for i in range(250)))], ())
+    found = kept.newer(0)["batches"]
+    assert (len(found), found[-1][2], kept.last) == (MOST_KEPT, MOST_KEPT + 499, MOST_KEPT + 500)
+
+
+def test_what_is_shown_can_become_json_of_a_page() -> None:
+    shown = show_query(replace(look(segment(*STEADY, name="<b>"))), NOW_MS)
+    assert shown.name == "<b>"
