@@ -114,6 +114,12 @@ def test_a_driver_is_not_heard_of_only_while_it_is_at_work(phase: Phase, silent_
     assert shown.state is state
 
 
+def test_a_driver_is_no_more_silent_than_its_timeline_was_looked_at() -> None:
+    silent = segment(*STEADY, phase=Phase.WRITING, written_ms=NOW_MS - 90_000)
+    assert show_query(look(silent, looked_ms=NOW_MS - 50_000), NOW_MS).state is QueryState.AT_WORK
+    assert show_query(look(silent, looked_ms=NOW_MS - 1000), NOW_MS).state is QueryState.NOT_HEARD
+
+
 def test_a_driver_whose_phases_take_long_may_be_silent_for_longer() -> None:
     slow = [batch(number, NOW_MS - 9_000_000 + 100_000 * number, took_ms=60_000) for number in range(20)]
     shown = [
@@ -234,6 +240,5 @@ def test_no_more_than_the_newest_are_kept() -> None:
     assert (len(found), found[-1][2], kept.last) == (MOST_KEPT, MOST_KEPT + 499, MOST_KEPT + 500)
 
 
-def test_what_is_shown_can_become_json_of_a_page() -> None:
-    shown = show_query(replace(look(segment(*STEADY, name="<b>"))), NOW_MS)
-    assert shown.name == "<b>"
+def test_a_query_without_a_name_is_called_like_its_checkpoint() -> None:
+    assert show_query(replace(look(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"

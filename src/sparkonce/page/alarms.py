@@ -20,7 +20,7 @@ from sparkonce.page.state import (
 )
 
 SLOW_MS = 10_000
-"""A phase that is shorter is no alarm, whatever is usual."""
+"""A phase that is shorter is no alarm, whatever is usual: a driver writes its timeline every 5 s."""
 OLD, VERY_OLD = 0.5, 0.9
 """Transactions are alarms from these parts of their timeout on."""
 STRANGE_S = 60.0
@@ -100,7 +100,7 @@ def _slow(state: PageState) -> Iterator[Alarm]:
     for query in state.queries:
         if query.state is not QueryState.AT_WORK or query.since_ms is None:
             continue
-        usual, takes_ms = query.usual.get(query.phase), state.now_ms - query.since_ms
+        usual, takes_ms = query.usual.get(query.phase), (query.looked_ms or state.now_ms) - query.since_ms
         if takes_ms > longest_usual_ms(usual, SLOW_MS):
             yield Alarm(
                 key=f"slow {query.location} {query.batch} {query.phase}",
@@ -153,7 +153,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
         yield Alarm(
             key=f"old {system.name} {one.name}",
             urgent=one.age_s > VERY_OLD * one.timeout_s,
-            title=f"{system.name}: a transaction is near its timeout",
+            title=f"{system.name}: a transaction is {_NEAR[one.age_s > VERY_OLD * one.timeout_s]}",
             says=f"{one.name} is open for {shown_time(one.age_s)} of {shown_time(one.timeout_s)}. {ends}{loss}",
             next_step=_OF_VERDICT[one.verdict],
             command=_transactions("describe", state, _query_of(state, one), one.name),
@@ -167,7 +167,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
             yield Alarm(
                 key=f"old {query.location} {query.batch}",
                 urgent=age_ms > VERY_OLD * timeout_ms,
-                title=f"{query.name}: a transaction is near its timeout",
+                title=f"{query.name}: a transaction is {_NEAR[age_ms > VERY_OLD * timeout_ms]}",
                 says=f"The oldest of batch {query.batch} was opened {shown_time(age_ms / 1000)} ago. "
                 f"The shortest timeout is {shown_time(timeout_ms / 1000)}.",
                 next_step="If the driver does not run, start the query again.",
@@ -209,6 +209,7 @@ Rule = Callable[[PageState], Iterator[Alarm]]
 RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _silent, _slow, _unknown)
 """Every rule, in the order in which alarms of one urgency are shown."""
 
+_NEAR = {False: "past half of its timeout", True: "near its timeout"}
 _OF_VERDICT = {
     LogVerdict.COMMIT.value: "Start the query, which commits it; or run transactions resolve.",
     LogVerdict.ABORT.value: "Start the query, which aborts it; or run transactions resolve.",

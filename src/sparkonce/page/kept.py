@@ -11,7 +11,7 @@ from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import TimelineSegment
 
 MOST_KEPT = 12_000
-"""How many batches are kept; a timeline in a checkpoint has 10,000."""
+"""The number of batches that are kept; a timeline in a checkpoint has 10,000."""
 BY_THE_LOG = "from the first transaction to the decision, by the log"
 """The one phase of a batch that only the log knows."""
 _OF_THE_LOG = {

@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from http import HTTPStatus
@@ -97,6 +98,11 @@ class PageServer(ThreadingHTTPServer):
         except ValueError:
             return False
         return address.is_loopback or not is_loopback(self.host)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as the library calls it
+        """Logs what a request has failed with; a browser that has gone away is nothing."""
+        level = logging.DEBUG if isinstance(sys.exc_info()[1], OSError) else logging.ERROR
+        logger.log(level, "A request to the page failed.", exc_info=True)
 
     def state(self) -> dict[str, Any]:
         """Returns the page's state with its alarms."""

@@ -20,9 +20,9 @@ from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 MEASURED = 1000
-"""So many of the newest batches say what is usual."""
+"""The number of newest batches that say what is usual."""
 FEW = 10
-"""With fewer batches nothing is usual yet."""
+"""The number of batches below which nothing is usual yet."""
 RATE_OVER_MS = 300_000
 NOT_HEARD_MS = 60_000
 """A driver that is at work and silent for longer, and for longer than is usual, is not heard of."""
@@ -67,6 +67,7 @@ class Look:
         status: The state of the query; None if it could not be read.
         error: The reason for which the last reading failed.
         read_ms: When it was last read whole; None if it never was.
+        looked_ms: When its timeline was last read: nothing newer is known of its driver.
         silent_s: How long a reading that is under way takes already; 0 if none takes long.
         last: The newest number of its `KeptTimeline`.
     """
@@ -77,6 +78,7 @@ class Look:
     status: CheckpointStatus | None = None
     error: SparkonceError | None = None
     read_ms: int | None = None
+    looked_ms: int | None = None
     silent_s: float = 0.0
     last: int = 0
 
@@ -113,6 +115,7 @@ class ShownQuery:
         error: The reason for which the checkpoint could not be read.
         error_step: What to do about it.
         read_ms: When the checkpoint was last read.
+        looked_ms: See `Look`.
         silent_s: See `Look`.
         last: See `Look`.
     """
@@ -144,6 +147,7 @@ class ShownQuery:
     error: str = ""
     error_step: str = ""
     read_ms: int | None = None
+    looked_ms: int | None = None
     silent_s: float = 0.0
     last: int = 0
 
@@ -278,6 +282,7 @@ def show_query(look: Look, now_ms: int) -> ShownQuery:
         error=told(look.error) if look.error is not None else "",
         error_step=sentence(look.error.next_step) if look.error is not None else "",
         read_ms=look.read_ms,
+        looked_ms=look.looked_ms,
         silent_s=look.silent_s,
         last=look.last,
     )
@@ -335,7 +340,7 @@ def _standing(look: Look, segment: TimelineSegment | None, usual: Mapping[str, U
         }
     if now.phase == Phase.IDLE.value:
         return {**found, "state": QueryState.IDLE}
-    if now_ms - heard_ms > longest_usual_ms(usual.get(now.phase), NOT_HEARD_MS):
+    if (look.looked_ms or now_ms) - heard_ms > longest_usual_ms(usual.get(now.phase), NOT_HEARD_MS):
         says = f"The driver was at {now.phase!r} of batch {now.batch} when it was last heard of."
         return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     return {**found, "state": QueryState.AT_WORK}

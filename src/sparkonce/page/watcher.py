@@ -38,7 +38,7 @@ READ_AGAIN_S = 30.0
 LOG_WITHIN_S = 20.0
 """A verdict waits so long for a log that is read after the systems were asked; else the last reading counts."""
 MOST_DESCRIBED = 20
-"""So many transactions of Kafka, the oldest, are asked for their partitions."""
+"""The number of transactions of Kafka, the oldest, whose partitions are asked for."""
 _SECRET = re.compile(r"pass|secret|token|credential|jaas|key", re.IGNORECASE)
 _IN_TEXTS = re.compile(
     r"(?:://[^:/@\s]*:([^@\s]+)@|(?:pass\w*|secret\w*|token\w*|\w*key)\s*=\s*('[^']*'|\"[^\"]*\"|\S+))"
@@ -141,6 +141,7 @@ class WatchedCheckpoint(PageLook):
     def look(self) -> None:
         """Reads its timeline, and its log and Spark's files if their names have changed."""
         try:
+            looked_ms = self.now_ms()
             segments = self._reader.read()
             found, is_read = self._last, self._last.read_ms or 0
             names = [sorted(self._files.names(one)) for one in (f"{FOLDER}/records", "offsets", "commits")]
@@ -151,7 +152,7 @@ class WatchedCheckpoint(PageLook):
                 self._names = names
             with self.changed:
                 self._kept.add(segments, found.entries)
-            self._last = replace(found, segments=segments, error=None, last=self._kept.last)
+            self._last = replace(found, segments=segments, error=None, last=self._kept.last, looked_ms=looked_ms)
         except Exception as error:  # noqa: BLE001 - of any store: the page shows it
             self._names = None
             self._last = replace(self._last, error=_as_ours(error, f"{self._last.location!r} cannot be read"))
@@ -271,6 +272,8 @@ class PageWatcher:
 
     def _view_of(self, query: str) -> LogView | None:
         for one in self.checkpoints:
+            if one.view is None:
+                one.wait_for_look(LOG_WITHIN_S)
             if one.view is not None and (run := one.view.newest_run) and short_query(run.query) == query:
                 one.wait_for_look(LOG_WITHIN_S)
                 return one.view

@@ -210,7 +210,7 @@ function updateCard(node, query) {
   button.setAttribute("aria-label", `Timeline of ${query.name}`);
   const since = query.since_ms ? age(now() - query.since_ms) : "";
   const doing = { "at work": `Batch ${query.batch}: ${query.phase}, for ${since}.`, idle: `Idle for ${since}.` }[query.state] || "";
-  const stopped = query.state === "stopped" && query.since_ms ? `${since} ago. ` : "";
+  const stopped = query.state === "stopped" && query.since_ms ? `Stopped ${since} ago. ` : "";
   const silent = query.state === "not heard of" && query.heard_ms ? `Not heard of since ${clock(query.heard_ms)} UTC. ` : "";
   put(node.querySelector(".says"), doing || stopped + silent + query.says + (query.next_step && ` Next: ${query.next_step}`));
   const times = query.took, rates = Object.entries(query.rates).map(([sink, n]) => `${sink} ${count(n < 100 ? n : Math.round(n))}`).join(" · ");
@@ -220,7 +220,7 @@ function updateCard(node, query) {
     rates || "not known",
     times ? `p50 ${took(times.p50_ms)}, p95 ${took(times.p95_ms)}, of ${count(times.of)}` : "not known",
     doubt.transactions ? `${doubt.transactions} transactions${doubt.opened_ms ? `, the oldest from ${ago(doubt.opened_ms)}` : ""}` : "nothing",
-    query.next_start ? `${query.next_start}. ${query.next_says}` : "not known",
+    query.next_start ? `${query.next_start}: ${query.next_says}` : "not known",
     query.run ? `${query.run}${query.host && ` on ${query.host}`}${query.heard_ms ? `, last sign ${ago(query.heard_ms)}` : ""}` : "none",
     query.location, query.query || "none yet",
   ];
@@ -325,7 +325,9 @@ function showTables(query) {
       el("td", { class: "n" }, count(one.healed)), el("td", {}, one.run));
   }, (row, one) => { row.classList.toggle("chosen-row", one === picked); });
   const events = line().events.slice(-EVENT_ROWS).reverse();
-  put(byId("events-caption"), events.length ? `The newest ${events.length} events of ${query.name}` : "No events are known.");
+  byId("event-table").hidden = !events.length;
+  byId("no-events").hidden = events.length > 0;
+  put(byId("events-caption"), `The newest ${events.length} events of ${query.name}`);
   sync(byId("event-rows"), events, (one) => one.number, (one) => el("tr", {}, el("td", {}, clock(one.at)),
     el("th", { scope: "row" }, one.kind), el("td", {}, one.batch === null ? "-" : String(one.batch)),
     el("td", { class: "words" }, one.text + (one.step && ` Next: ${one.step}`))));
