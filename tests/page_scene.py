@@ -134,7 +134,7 @@ class PageScene:
 
     def put(self, segment: TimelineSegment) -> None:
         position, _, nonce = segment.run.partition("-")
-        path = f"{int(position):020d}-{nonce}.{segment.number:06d}.json"
+        path = f"{int(position):020d}-{nonce}.{segment.number:09d}.json"
         LocalFiles(self.timeline).replace(path, segment.encoded())
 
 

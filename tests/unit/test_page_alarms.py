@@ -100,7 +100,7 @@ def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
 
 def test_a_driver_that_is_not_heard_of_is_said_with_its_host() -> None:
     (alarm,) = of_query(state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS - 300_000, says="It was at it.")
-    assert (alarm.urgent, "That is 5 min ago." in alarm.says, "driver-3" in alarm.next_step) == (True, True, True)
+    assert (alarm.urgent, "That is 5 min ago;" in alarm.says, "driver-3" in alarm.next_step) == (True, True, True)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def _not_heard(state: PageState) -> Iterator[Alarm]:
                 key=f"not heard {query.location} {query.run}",
                 urgent=True,
                 title=f"{query.name}: the driver is not heard of",
-                says=f"{query.says} That is {shown_time(silent_s)} ago. {_usually(query.usual.get(query.phase))}",
+                says=f"{query.says} That is {shown_time(silent_s)} ago; a driver gives a sign each minute.",
                 next_step=f"See if the driver runs on {query.host or 'its host'}. If not, start the query again.",
                 command=_checkpoint("show", query),
             )
@@ -160,7 +160,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
         )
     for query in state.queries:
         opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
-        if opened_ms is None or timeout_ms is None or query.short in told or query.state is QueryState.IDLE:
+        if opened_ms is None or timeout_ms is None or query.short in told or query.state in _NOT_OPEN:
             continue
         age_ms = state.now_ms - opened_ms
         if age_ms > OLD * timeout_ms:
@@ -209,6 +209,7 @@ Rule = Callable[[PageState], Iterator[Alarm]]
 RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _silent, _slow, _unknown)
 """Every rule, in the order in which alarms of one urgency are shown."""
 
+_NOT_OPEN = (QueryState.IDLE, QueryState.ENDED)
 _NEAR = {False: "past half of its timeout", True: "near its timeout"}
 _OF_VERDICT = {
     LogVerdict.COMMIT.value: "Start the query, which commits it; or run transactions resolve.",

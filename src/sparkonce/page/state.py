@@ -24,8 +24,8 @@ MEASURED = 1000
 FEW = 10
 """The number of batches below which nothing is usual yet."""
 RATE_OVER_MS = 300_000
-NOT_HEARD_MS = 60_000
-"""A driver that is at work and silent for longer, and for longer than is usual, is not heard of."""
+NOT_HEARD_MS = 180_000
+"""A driver that is silent for longer is not heard of: it writes its timeline once a minute without news, too."""
 LONGER_THAN_USUAL = 3
 """A phase takes much longer than usual, if it takes so many times the usual."""
 
@@ -36,6 +36,7 @@ class QueryState(str, Enum):
     AT_WORK = "at work"
     IDLE = "idle"
     STOPPED = "stopped"
+    ENDED = "ended"
     NOT_HEARD = "not heard of"
     NOT_KNOWN = "not known"
     NEW = "not started"
@@ -286,7 +287,7 @@ def show_query(look: Look, now_ms: int) -> ShownQuery:
         silent_s=look.silent_s,
         last=look.last,
     )
-    return replace(shown, **_standing(look, segment, usual, now_ms))
+    return replace(shown, **_standing(look, segment, now_ms))
 
 
 def sentence(step: str) -> str:
@@ -310,7 +311,7 @@ def longest_usual_ms(usual: Usual | None, at_least_ms: int) -> int:
     return max(at_least_ms, LONGER_THAN_USUAL * usual.p95_ms if usual is not None and known else 5 * 60_000)
 
 
-def _standing(look: Look, segment: TimelineSegment | None, usual: Mapping[str, Usual], now_ms: int) -> dict[str, Any]:
+def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[str, Any]:
     """Returns the fields that say how the query stands, by the newest of timeline and log."""
     run = look.status.run if look.status is not None else None
     newest_ms = max((one.at_ms for one in look.entries), default=None)
@@ -338,12 +339,13 @@ def _standing(look: Look, segment: TimelineSegment | None, usual: Mapping[str, U
             "says": says,
             "next_step": sentence(stop.next_step) if stop else "",
         }
-    if now.phase == Phase.IDLE.value:
-        return {**found, "state": QueryState.IDLE}
-    if (look.looked_ms or now_ms) - heard_ms > longest_usual_ms(usual.get(now.phase), NOT_HEARD_MS):
-        says = f"The driver was at {now.phase!r} of batch {now.batch} when it was last heard of."
+    if segment.events and (end := segment.events[-1]).kind == "ended":
+        return {**found, "state": QueryState.ENDED, "since_ms": end.at_ms, "says": end.text}
+    if (look.looked_ms or now_ms) - heard_ms > NOT_HEARD_MS:
+        doing = "idle" if now.phase == Phase.IDLE.value else f"at {now.phase!r} of batch {now.batch}"
+        says = f"The driver was {doing} when it was last heard of."
         return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
-    return {**found, "state": QueryState.AT_WORK}
+    return {**found, "state": QueryState.IDLE if now.phase == Phase.IDLE.value else QueryState.AT_WORK}
 
 
 def _measured(segments: Sequence[TimelineSegment]) -> list[WatchedBatch]:

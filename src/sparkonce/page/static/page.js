@@ -20,7 +20,7 @@ const GROUP_OF = {};
 for (const [group, [, ...names]] of Object.entries(GROUPS)) for (const name of names) GROUP_OF[name] = group;
 const MARKS = {  // in a box of 12 by 12
   started: "M2 1 L11 6 L2 11 Z", stopped: "M1 1 H11 V11 H1 Z", healed: "M4 1 H8 V4 H11 V8 H8 V11 H4 V8 H1 V4 H4 Z",
-  recovered: "M6 1 A5 5 0 1 1 5.99 1 Z M6 4 A2 2 0 1 0 6.01 4 Z", swept: "M6 0 L12 6 L6 12 L0 6 Z",
+  ended: "M1 1 H11 V11 H1 Z M4 4 H8 V8 H4 Z", recovered: "M6 1 A5 5 0 1 1 5.99 1 Z M6 4 A2 2 0 1 0 6.01 4 Z", swept: "M6 0 L12 6 L6 12 L0 6 Z",
 };
 const OTHER_MARK = "M6 3 A3 3 0 1 1 5.99 3 Z";
 const GUTTER = 56, MARKS_AT = 10, RUNS_AT = 26, TOP = 36, LANE = 22, AXIS = 20, GAP = 6;
@@ -209,7 +209,7 @@ function updateCard(node, query) {
   button.setAttribute("aria-pressed", String(isChosen));
   button.setAttribute("aria-label", `Timeline of ${query.name}`);
   const since = query.since_ms ? age(now() - query.since_ms) : "";
-  const doing = { "at work": `Batch ${query.batch}: ${query.phase}, for ${since}.`, idle: `Idle for ${since}.` }[query.state] || "";
+  const doing = { "at work": `Batch ${query.batch}: ${query.phase}, for ${since}.`, idle: `Idle for ${since}.`, ended: `Ended ${since} ago.` }[query.state] || "";
   const stopped = query.state === "stopped" && query.since_ms ? `Stopped ${since} ago. ` : "";
   const silent = query.state === "not heard of" && query.heard_ms ? `Not heard of since ${clock(query.heard_ms)} UTC. ` : "";
   put(node.querySelector(".says"), doing || stopped + silent + query.says + (query.next_step && ` Next: ${query.next_step}`));
@@ -541,7 +541,7 @@ function drawColumn(pen, at, column, most) {
 }
 function drawWork(pen, at) {
   const query = state && state.queries[chosen];
-  if (!query || !["at work", "not heard of"].includes(query.state) || !query.phase) return;
+  if (!query || !["at work", "not heard of"].includes(query.state) || !query.phase || query.phase === "idle") return;
   const begin = query.state === "at work" ? query.since_ms : query.heard_ms, end = now(), top = at.bottom + GAP;
   pen.fillStyle = colours[GROUP_OF[query.phase] || "other"];
   for (let left = x(begin, at); left < x(end, at); left += 6) pen.fillRect(left, top, 3, LANE);  // dashed: it goes on
