@@ -270,7 +270,7 @@ class ExactlyOnce:
         takes some seconds, and their open transactions are aborted.
         """
         self._display.end()
-        self._end(self._run, None)
+        self._end(self._run)
 
     __reduce__ = never_pickled
 
@@ -281,7 +281,7 @@ class ExactlyOnce:
         known = self._run
         self._end(known if known is not None and known[0] == run else None, failure)
 
-    def _end(self, known: tuple[str, RunDriver] | None, failure: str | None) -> None:
+    def _end(self, known: tuple[str, RunDriver] | None, failure: str = "") -> None:
         """Ends a run; another one of the same object may begin meanwhile."""
         timeline, run = self._timeline, known[0] if known is not None else ""
         if known is not None:

@@ -230,23 +230,25 @@ class Figures:
             self._rest(Phase.IDLE)
             self._note("started", None, f"Run {spark_run} begins.")
 
-    def end_run(self, spark_run: str, failure: str | None = None) -> None:
+    def end_run(self, spark_run: str, failure: str = "") -> None:
         """Takes note that a run has ended, and lets go of it.
 
         Args:
             spark_run: Spark's run id. Nothing is noted if another one has begun since.
-            failure: Spark's error; empty if the query has ended in order, None if that is not known.
+            failure: Spark's error; empty if the query has ended in order.
         """
         with self._changed:
             if self._spark_run not in ("", spark_run):
                 return
             self._look()
             self._run = None
-            if failure and self._phase is not Phase.STOPPED:
+            if self._phase is Phase.STOPPED:
+                return
+            if failure:
                 self._stops["StreamingQueryException"] += 1
                 self._note("stopped", self._batch, failure)
                 self._rest(Phase.STOPPED)
-            elif failure == "" and self._phase is not Phase.STOPPED:
+            else:
                 self._note("ended", self._batch, "The query has ended.")
 
     def enter(self, phase: Phase, batch: int) -> None:
