@@ -26,7 +26,8 @@ from sparkonce.sinks.write_ahead.sink import FOLDER, LEDGER
 from sparkonce.sinks.write_ahead.stored import StoredFolder
 from sparkonce.sources.rabbitmq.places import beginning, behind
 from sparkonce.spark.pravega.notes import Begun, TransactionNotes
-from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
+from sparkonce.watch.doubt import InDoubt
+from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment, _path
 
 KINDS = HERE / "kinds"

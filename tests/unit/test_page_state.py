@@ -13,7 +13,8 @@ from sparkonce.operate.history import LogEntry
 from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
 from sparkonce.page.state import RATE_OVER_MS, Look, QueryState, show_query, usual_of
 from sparkonce.protocol.state import Phase
-from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
+from sparkonce.watch.doubt import InDoubt
+from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment
 
 NOW_MS = 1_800_000_000_000

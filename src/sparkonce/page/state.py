@@ -16,7 +16,8 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks._shared.orphans import token_in
 from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan
-from sparkonce.watch.figures import InDoubt, WatchedBatch
+from sparkonce.watch.doubt import InDoubt
+from sparkonce.watch.figures import WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 MEASURED = 1000

@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase, State
+from sparkonce.watch.doubt import InDoubt, in_doubt
 
 _known: dict[str, Figures] = {}
 """The newest figures of each query that has begun in this process, by the query's id."""
@@ -71,20 +70,6 @@ class WatchedEvent:
     batch: int | None
     text: str
     next_step: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InDoubt:
-    """The transactions that are open.
-
-    Attributes:
-        transactions: How many are prepared, and not finished.
-        opened_ms: When the oldest was begun, in milliseconds since the epoch; None without one. While slots are being
-            prepared, when that began.
-    """
-
-    transactions: int = 0
-    opened_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,33 +343,6 @@ class Figures:
             at_ms=self.now_ms(), kind=kind, batch=batch, text=text[:MOST_CHARACTERS], next_step=next_step
         )
         self._events.append(event)
-
-
-def in_doubt(state: State | None, since_ms: int) -> Mapping[str, InDoubt]:
-    """Returns the open transactions of a run by sink, as far as its state knows them.
-
-    Args:
-        state: The run's state; None for none.
-        since_ms: When it entered its phase.
-    """
-    if state is None or state.phase is Phase.ABORTING:  # whose answer ends the run or the attempt
-        return {}
-    handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)
-    found = {sink: InDoubt(opened_ms=since_ms) for sink in state.transactional if state.phase is Phase.WRITING}
-    for handle in handles:
-        known = found.get(handle.sink, InDoubt())
-        times = [one for one in (known.opened_ms, handle.opened_ms) if one]
-        found[handle.sink] = InDoubt(transactions=known.transactions + 1, opened_ms=min(times, default=None))
-    return found
-
-
-def _open(state: State) -> Iterable[Handle]:
-    if state.finishing is not None:
-        yield from state.finishing.pending
-    if state.writing is not None:
-        yield from state.writing.handles
-    if state.putting is not None and not isinstance(state.putting.record, Claim):
-        yield from state.putting.record.handles
 
 
 def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tuple[str, int]]:

@@ -26,7 +26,8 @@ from typing import Any
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import FOLDER
 from sparkonce.protocol.ownership import Token
-from sparkonce.watch.figures import Figures, InDoubt, Watched, WatchedBatch, WatchedEvent
+from sparkonce.watch.doubt import InDoubt
+from sparkonce.watch.figures import Figures, Watched, WatchedBatch, WatchedEvent
 
 logger = logging.getLogger("sparkonce")
 
