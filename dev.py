@@ -67,6 +67,8 @@ def main(arguments: list[str]) -> int:
     if command in {"test", "coverage", "tested"}:
         servers()
     environment()
+    if command == "tested":
+        java()
     if command in RELEASING:
         os.environ["PYTHONPATH"] = str(ROOT / "tests")
         uv_command()

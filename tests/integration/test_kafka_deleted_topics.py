@@ -184,7 +184,7 @@ def test_between_a_decision_and_the_next_start_that_start_says_it(
 
 
 def test_brokers_are_asked_which_topics_there_are(scene: Scene, witness: Witness) -> None:
-    lookup = TopicLookup({"bootstrap.servers": witness.bootstrap})
+    lookup = TopicLookup({"bootstrap.servers": witness.bootstrap}, is_transactional=True)
     scene.job.run(0)  # which makes Kafka's own topic of transactions
     assert lookup.is_there([scene.topic, "never-made", "not/a/name"]) == {scene.topic: True, "never-made": False}
     scene.delete()

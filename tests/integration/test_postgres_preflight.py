@@ -65,7 +65,7 @@ def test_facts_say_where_and_under_which_names(server: PostgresServer) -> None:
     facts = new_sink(server, name="orders").preflight(QUERY, None)
     ((system,),) = ask(server, "SELECT system_identifier::text FROM pg_control_system()")
     wanted = {"system": system, "database": "postgres", "commits": "public", "prefix": "sparkonce.orders"}
-    assert facts == {**wanted, "table": '"public"."t"'}
+    assert facts == {**wanted, "schema": "public", "table": "t"}
 
 
 def test_an_ordinary_role_with_the_rights_of_the_page_gets_through_all_of_it(server: PostgresServer) -> None:

@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 
 from sparkonce import errors
+from sparkonce.driver.same_target import check_same_target
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.records import Amend, Commit
-from sparkonce.protocol.state import Phase
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Amend, Claim, Commit
+from sparkonce.protocol.state import Finishing, Phase, State
+from sparkonce.protocol.view import Decision, LogView, Run
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState, reply_lost
-from unit.driver_world import NEVER, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers, stopped_clock
+from unit.driver_world import NEVER, QUERY, SLOTS, Clock, Crash, Work, World, asked, call_at, numbers, stopped_clock
 
 
 @pytest.fixture(autouse=True)
@@ -426,7 +430,7 @@ def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:
 # --- the target was changed ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fact", ["topic", "table"])
+@pytest.mark.parametrize("fact", ["topic", "table", "schema"])
 def test_a_batch_that_is_lost_in_part_is_not_written_elsewhere(
     world: World, monkeypatch: pytest.MonkeyPatch, fact: str
 ) -> None:
@@ -454,3 +458,22 @@ def test_a_batch_that_is_lost_as_a_whole_may_be_written_elsewhere(
     place["table"] = "new"
     heal(world)
     assert world.visible() == numbers(0)
+
+
+def test_it_is_the_place_of_the_run_that_wrote_the_rest_whoever_amended_the_decision() -> None:
+    runs = [
+        Run(token=token, query=QUERY, sinks=(("s", (("topic", topic),)),))
+        for token, topic in ((Token(0, "00000001"), "old"), (Token(2, "00000002"), "new"))
+    ]
+    kept, lost = (
+        Handle(sink="s", slot=slot, transaction=(("transactional_id", f"p.q.0-00000001.w-{slot}"),)) for slot in (0, 1)
+    )
+    decision = Decision(position=3, token=runs[1].token, query=QUERY, batch=0, offsets=(), handles=(kept, lost))
+    state = State(
+        claim=Claim(nonce="n", run="r", query=QUERY, location="/l"),
+        view=LogView(runs=tuple(runs)),
+        finishing=Finishing(decision=decision, lost=frozenset({lost.key})),
+    )
+    check_same_target(state, lambda _: {"topic": "old"})
+    with pytest.raises(errors.ConfigurationError, match="committed in topic='old'; now the sink has topic='new'"):
+        check_same_target(state, lambda _: {"topic": "new"})

@@ -106,8 +106,10 @@ def test_without_a_lookup_nobody_is_asked(stand: Stand) -> None:
 @pytest.mark.parametrize(("given", "expected_s"), [({}, 30.0), (500, 10.0), ("60000", 60.0)])
 def test_a_topic_is_gone_when_librdkafka_would_give_up_waiting_for_it(given: Any, expected_s: float) -> None:
     settings = {"topic.metadata.propagation.max.ms": given} if given else {}
-    assert TopicLookup(settings).gone_after_s == expected_s
+    assert TopicLookup(settings, is_transactional=True).gone_after_s == expected_s
 
 
-def test_no_broker_is_no_answer() -> None:
-    assert TopicLookup({"bootstrap.servers": "127.0.0.1:1"}).is_there(["a"]) == {}
+@pytest.mark.parametrize("more", [{}, {"ssl.ca.location": "/no/such/file", "security.protocol": "ssl"}])
+def test_no_broker_and_no_client_are_no_answer(more: dict[str, str]) -> None:
+    lookup = TopicLookup({"bootstrap.servers": "127.0.0.1:1", **more}, is_transactional=False)
+    assert lookup.is_there(["a"]) == {}

@@ -184,6 +184,32 @@ def test_an_error_of_sparks_own_is_a_stop_and_an_end_in_order_is_none(figures: F
     assert Figures.known() == [figures], "Prometheus may not have read its last batch yet"
 
 
+def test_a_query_that_somebody_stops_in_a_batch_has_ended_in_order(figures: Figures, run: Run) -> None:
+    figures.enter(Phase.WRITING, 4)
+    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
+    assert figures.watched().phase is Phase.STOPPED
+    figures.end_run("r1")
+    watched = figures.watched()
+    assert (watched.phase, watched.totals.stops) == (Phase.IDLE, {})
+    assert watched.events[-1].kind == "ended"
+
+
+def test_an_error_that_is_none_of_ours_is_told_by_spark(figures: Figures, run: Run) -> None:
+    figures.enter(Phase.WRITING, 4)
+    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
+    assert figures.watched().phase is Phase.STOPPED
+    figures.end_run("r1", "the listener raised")
+    assert figures.watched().events[-1].text == "the listener raised"
+    assert figures.watched().totals.stops == {"StreamingQueryException": 1}
+
+
+def test_a_restart_that_fails_before_its_first_batch_is_a_stop(figures: Figures) -> None:
+    figures.end_run("r1")
+    figures.start(QUERY, "totals")
+    figures.end_run("", "the source is away")
+    assert figures.watched().phase is Phase.STOPPED
+
+
 def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -> None:
     run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
     figures.enter(Phase.DECIDING, 4)

@@ -143,6 +143,7 @@ def _unreadable(state: PageState) -> Iterator[Alarm]:
 
 def _old(state: PageState) -> Iterator[Alarm]:
     told: set[str] = set()
+    all_answer = bool(state.systems) and all(one.answered_ms and not one.error for one in state.systems)
     for system, one in _open(state):
         if one.timeout_s is None or one.age_s <= OLD * one.timeout_s:
             continue
@@ -158,11 +159,11 @@ def _old(state: PageState) -> Iterator[Alarm]:
             next_step=_OF_VERDICT[one.verdict],
             command=_transactions("describe", state, _query_of(state, one), one.name),
         )
-    for query in state.queries:
+    for query in () if all_answer else state.queries:  # what they say counts, and not what a driver wrote
         opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
         if opened_ms is None or timeout_ms is None or query.short in told or query.state in _NOT_OPEN:
             continue
-        age_ms = state.now_ms - opened_ms
+        age_ms = (query.looked_ms or state.now_ms) - opened_ms
         if age_ms > OLD * timeout_ms:
             yield Alarm(
                 key=f"old {query.location} {query.batch}",

@@ -34,21 +34,35 @@ class _Names:
 class KeptTimeline:
     """A query's batches and events, each with a number that grows. Not for several threads at once.
 
+    Args:
+        last: The number before the first one.
+
     Attributes:
-        last: The newest number; 0 without any.
+        first: The number before the first one.
+        last: The newest number.
     """
 
-    def __init__(self) -> None:
-        self.last = 0
+    def __init__(self, last: int = 0) -> None:
+        self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
-    def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry]) -> None:
-        """Takes what is new of a timeline and a log. The log's batches count before the first one of the timeline."""
+    def add(
+        self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], *, settled_ms: int | None = None
+    ) -> None:
+        """Takes what is new of a timeline and a log. The log's batches count before the first one of the timeline.
+
+        Args:
+            segments: The timeline's.
+            entries: The log's.
+            settled_ms: Records of the log that are newer than this time may still come with the timeline, and wait.
+        """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
         for entry in entries:
+            if settled_ms is not None and entry.at_ms > settled_ms:
+                continue
             if entry.kind == "commit" and entry.batch is not None and (first is None or entry.batch < first):
                 self._add_batch(entry.run, _of_log(entry), by_log=True)
             if entry.kind in _OF_THE_LOG and entry.run not in runs:
@@ -68,6 +82,7 @@ class KeptTimeline:
         count in turn, phases as phase and milliseconds in turn. An event is its number, time, kind, batch, text, step.
         """
         return {
+            "first": self.first,
             "last": self.last,
             "runs": list(self._runs.known),
             "sinks": list(self._sinks.known),

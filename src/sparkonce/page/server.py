@@ -69,6 +69,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, watcher: PageWatcher, host: str, port: int) -> None:
         self.watcher, self.host = watcher, host
+        self._names = {socket.gethostname().lower(), socket.getfqdn().lower()}
         self.start = secrets.token_hex(8)  # so that a page knows that its numbers are those of another server
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _PageHandler)
@@ -91,7 +92,7 @@ class PageServer(ThreadingHTTPServer):
             return False
         if name == "localhost" or name == self.host.lower():
             return True
-        if not is_loopback(self.host) and name in {socket.gethostname().lower(), socket.getfqdn().lower()}:
+        if not is_loopback(self.host) and name in self._names:
             return True
         try:
             address = ipaddress.ip_address(name)

@@ -35,6 +35,8 @@ LOOKED_AT_FOR_S = 120.0
 """The page is taken to be closed when it has not asked for so long. Browsers ask once a minute in the background."""
 READ_AGAIN_S = 30.0
 """A checkpoint whose files have the same names is read again after this time."""
+SETTLED_AFTER_MS = 120_000
+"""The time after which a run that writes a timeline has surely written what is in its log, too."""
 LOG_WITHIN_S = 20.0
 """A verdict waits so long for a log that is read after the systems were asked; else the last reading counts."""
 MOST_DESCRIBED = 20
@@ -148,10 +150,14 @@ class WatchedCheckpoint(PageLook):
             if found.status is None or names != self._names or self.now_ms() - is_read > READ_AGAIN_S * 1000:
                 status = read_checkpoint(self._files)
                 _, self.view, entries = read_log_of(self._files)
+                is_another = found.status is not None and found.status.query not in (None, status.query)
                 found = replace(found, status=status, entries=entries, read_ms=self.now_ms())
                 self._names = names
+                if is_another:  # somebody has begun anew in this folder
+                    with self.changed:
+                        self._kept = KeptTimeline(self._kept.last)
             with self.changed:
-                self._kept.add(segments, found.entries)
+                self._kept.add(segments, found.entries, settled_ms=looked_ms - SETTLED_AFTER_MS)
             self._last = replace(found, segments=segments, error=None, last=self._kept.last, looked_ms=looked_ms)
         except Exception as error:  # noqa: BLE001 - of any store: the page shows it
             self._names = None
@@ -271,13 +277,16 @@ class PageWatcher:
                 raise one.last.error
 
     def _view_of(self, query: str) -> LogView | None:
+        deadline_s = time.monotonic() + LOG_WITHIN_S
         for one in self.checkpoints:
-            if one.view is None:
-                one.wait_for_look(LOG_WITHIN_S)
-            if one.view is not None and (run := one.view.newest_run) and short_query(run.query) == query:
-                one.wait_for_look(LOG_WITHIN_S)
-                return one.view
-        return None
+            if one.view is None or _is_of(one.view, query):
+                one.wait_for_look(max(0.0, deadline_s - time.monotonic()))
+        views = [one.view for one in self.checkpoints if one.view is not None and _is_of(one.view, query)]
+        return max(views, key=lambda view: view.end, default=None)  # of several copies the newest
+
+
+def _is_of(view: LogView, query: str) -> bool:
+    return view.newest_run is not None and short_query(view.newest_run.query) == query
 
 
 def without_secrets(text: str, system: NamedSystem) -> str:

@@ -171,6 +171,7 @@ class Figures:
         self._run: WatchedRun | None = None
         self._seen: State | None = None  # the last one of a run at work: one that has stopped forgets what it had
         self._lifetimes_s: Mapping[str, float] = {}
+        self._is_told = False  # of the error that has ended the run
         self._batch: int | None = None
         self._last: WatchedBatch | None = None
         self._counts: Counter[str] = Counter()
@@ -196,6 +197,7 @@ class Figures:
             _known[query] = self
             self._query, self._name = query, name
             if self._run is None:  # else its first batch has begun already
+                self._spark_run, self._is_told = "", False
                 self._rest(Phase.IDLE)
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun) -> None:
@@ -211,6 +213,7 @@ class Figures:
             self._look()
             self._swept_before, self._swept = self._swept_before + self._swept, 0
             self._query, self._spark_run, self._run, self._seen = query, spark_run, run, None
+            self._is_told = False
             self._events.clear()
             self._rest(Phase.IDLE)
             self._note("started", None, f"Run {spark_run} begins.")
@@ -227,7 +230,7 @@ class Figures:
                 return
             self._look()
             self._run = None
-            if self._phase is Phase.STOPPED:
+            if self._is_told:
                 return
             if failure:
                 self._stops["StreamingQueryException"] += 1
@@ -235,6 +238,7 @@ class Figures:
                 self._rest(Phase.STOPPED)
             else:
                 self._note("ended", self._batch, "The query has ended.")
+                self._rest(Phase.IDLE)
 
     def enter(self, phase: Phase, batch: int) -> None:
         """Takes note of a phase that begins; IDLE ends a batch."""
@@ -285,7 +289,7 @@ class Figures:
         with self._changed:
             self._look()
             self._rest(Phase.STOPPED)
-            kind = type(error).__name__
+            kind, self._is_told = type(error).__name__, True
             self._stops[kind] += 1
             self._note("stopped", batch, f"{kind}: {error.message}", error.next_step)
 
@@ -340,7 +344,11 @@ class Figures:
 
     def _note(self, kind: str, batch: int | None, text: str, next_step: str = "") -> None:
         event = WatchedEvent(
-            at_ms=self.now_ms(), kind=kind, batch=batch, text=text[:MOST_CHARACTERS], next_step=next_step
+            at_ms=self.now_ms(),
+            kind=kind,
+            batch=batch,
+            text=text[:MOST_CHARACTERS],
+            next_step=next_step[:MOST_CHARACTERS],
         )
         self._events.append(event)
 

@@ -66,6 +66,7 @@ def _emit(trace: Any, watched: Watched, batch: WatchedBatch) -> None:
 def _trace() -> Any:
     try:
         import opentelemetry.trace as trace
-    except ImportError:
+    except Exception as error:  # noqa: BLE001 - a broken installation raises any
+        logger.debug("OpenTelemetry is not there: %s", error)
         return None
     return trace

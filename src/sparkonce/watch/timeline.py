@@ -101,6 +101,7 @@ class TimelineSegment:
             plain: dict[str, Any] = json.loads(data)
             if plain.pop("format") != FORMAT:
                 return None
+            int(plain["run"].partition("-")[0])
             now = plain.pop("now")
             return cls(
                 **{
@@ -110,7 +111,7 @@ class TimelineSegment:
                     "events": [WatchedEvent(**one) for one in plain["events"]],
                 }
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
 
@@ -269,6 +270,7 @@ class TimelineReader:
             name: found[name]
             for name, following in zip(names, [*names, ""][1:], strict=True)
             if name in found
+            and following
             and (_run_in(name) == _run_in(following) or newest_ms - found[name].now.written_ms > _SILENT_MS)
         }
         return list(found.values())

@@ -98,7 +98,7 @@ async function fetchAll() {  // false without contact: whatever else fails is a 
     state = await ask("/api/state");
     heardMs = Date.now();
     offsetMs = state.now_ms - heardMs;
-    if (state.start !== start) { start = state.start; timelines = []; }
+    if (state.start !== start) { start = state.start; timelines = []; picked = null; if (chosen >= state.queries.length) chosen = 0; }
     await fetchTimeline();
     lostMs = null;
     return true;
@@ -109,9 +109,12 @@ async function fetchAll() {  // false without contact: whatever else fails is a 
 }
 async function fetchTimeline() {
   const query = state.queries[chosen], line = timelines[chosen] || (timelines[chosen] = noLine());
-  if (query.last <= line.last) return;
-  const news = await ask(`/api/timeline?checkpoint=${chosen}&after=${line.last}`);
-  if (news.start === start) addTo(line, news);
+  if (!query || query.last <= line.last) return;
+  const after = line.last, asked = chosen;
+  const news = await ask(`/api/timeline?checkpoint=${asked}&after=${after}`);
+  if (news.start !== start || line.last !== after) return;  // another answer came first
+  if (news.first !== line.first) timelines[asked] = { ...noLine(), first: news.first };  // another query has begun there
+  addTo(timelines[asked], news);
 }
 function addTo(line, news) {
   line.last = news.last;
@@ -279,7 +282,7 @@ function showSystems() {
 
 // --- the timeline ----------------------------------------------------------------------------------------------------
 
-const noLine = () => ({ batches: [], events: [], last: 0, longest: 0 });
+const noLine = () => ({ batches: [], events: [], first: 0, last: 0, longest: 0 });
 const line = () => timelines[chosen] || noLine();
 function firstFrom(list, ms, at) {  // the first whose time is at least so late
   let low = 0, high = list.length;
@@ -315,7 +318,7 @@ function showTimeline() {
 function showTables(query) {
   const newest = line().batches.slice(-TABLE_ROWS).reverse();
   put(byId("batches-caption"), `The newest ${newest.length} batches of ${query.name}, the newest first`);
-  sync(byId("batch-rows"), newest, (one) => one.number, (one) => {
+  sync(byId("batch-rows"), newest, (one) => `${start} ${chosen} ${one.number}`, (one) => {
     const button = el("button", { type: "button", class: "plain" }, String(one.batch));
     button.addEventListener("click", () => pick(one, true));
     const longest = one.phases.reduce((a, b) => (b[1] > a[1] ? b : a), ["-", 0]);
@@ -328,7 +331,7 @@ function showTables(query) {
   byId("event-table").hidden = !events.length;
   byId("no-events").hidden = events.length > 0;
   put(byId("events-caption"), `The newest ${events.length} events of ${query.name}`);
-  sync(byId("event-rows"), events, (one) => one.number, (one) => el("tr", {}, el("td", {}, clock(one.at)),
+  sync(byId("event-rows"), events, (one) => `${start} ${chosen} ${one.number}`, (one) => el("tr", {}, el("td", {}, clock(one.at)),
     el("th", { scope: "row" }, one.kind), el("td", {}, one.batch === null ? "-" : String(one.batch)),
     el("td", { class: "words" }, one.text + (one.step && ` Next: ${one.step}`))));
 }
@@ -544,7 +547,8 @@ function drawWork(pen, at) {
   if (!query || !["at work", "not heard of"].includes(query.state) || !query.phase || query.phase === "idle") return;
   const begin = query.state === "at work" ? query.since_ms : query.heard_ms, end = now(), top = at.bottom + GAP;
   pen.fillStyle = colours[GROUP_OF[query.phase] || "other"];
-  for (let left = x(begin, at); left < x(end, at); left += 6) pen.fillRect(left, top, 3, LANE);  // dashed: it goes on
+  const first = Math.max(x(begin, at), GUTTER), last = Math.min(x(end, at), GUTTER + at.width);
+  for (let left = first; left < last; left += 6) pen.fillRect(left, top, 3, LANE);  // dashed: it goes on
 }
 function drawEvents(pen, at) {
   for (const one of line().events) {

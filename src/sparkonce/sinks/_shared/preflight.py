@@ -41,6 +41,10 @@ def check_same(setting: str, now: str, recorded: Facts | None, fact: str, why: s
         raise refusal(setting, repr(now), why.format(before=shown), next_step.format(before=shown))
 
 
+_OF_NEWER_VERSIONS = "sparkonce_"
+"""Begins the columns that a newer version adds. Others are of somebody who may add what he likes."""
+
+
 def check_columns(setting: str, table: str, found: Iterable[str], known: frozenset[str]) -> None:
     """Sees that one of the sink's own tables has no columns of a newer version, which may mean what nobody here knows.
 
@@ -53,11 +57,10 @@ def check_columns(setting: str, table: str, found: Iterable[str], known: frozens
     Raises:
         PreflightError: if it has more.
     """
-    if strange := sorted(set(found) - known):
+    if strange := sorted(one for one in set(found) - known if one.startswith(_OF_NEWER_VERSIONS)):
         raise PreflightError(
             f"{table} has columns that this version of sparkonce does not know: {', '.join(strange)}.",
-            next_step="Run the newer version of sparkonce again, which has added them, or upgrade this one. Drop those "
-            "that somebody else has added.",
+            next_step="Run the newer version of sparkonce again, which has added them, or upgrade this one.",
             setting=setting,
         )
 

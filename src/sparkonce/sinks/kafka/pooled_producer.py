@@ -28,7 +28,6 @@ STATISTICS_MS, SLOW_STATISTICS_MS = 100, 1000
 """A producer's id is in its first statistics after initialisation. Statistics cost: every 100 ms they took 17 % of a
 worker's CPU in batches of 200 rows, and they take more with more partitions. A `BatchProducer` tells the id before."""
 
-_SOONER_S = 50.0  # a login that is refused for ten seconds is not one that a broker has yet to learn of
 _FIRST_ATTEMPT_S = 0.03
 _LAST_ATTEMPT_S = 1.0
 _ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
@@ -271,7 +270,7 @@ class PooledProducer:
         attempt_s = _FIRST_ATTEMPT_S
         while (refusal := self._try_to_initialise(attempt_s)) is not None:
             self.poll(0)
-            if not refusal.retriable() or time.monotonic() + attempt_s > deadline - self.reports.barred * _SOONER_S:
+            if not refusal.retriable() or time.monotonic() + attempt_s > deadline:
                 error = self.explain(refusal, f"could not initialise the transactional id {self.transactional_id!r}")
                 self.destroy()
                 raise error

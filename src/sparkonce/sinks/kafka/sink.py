@@ -171,7 +171,7 @@ class KafkaSink(TwoPhaseCommitSink):
                 int(owner.facts["max_message_bytes"]) if "max_message_bytes" in owner.facts else None,
             ),
             topic_limits=limits_of_process(settings) if self.topic is None else None,
-            lookup=TopicLookup(settings),
+            lookup=TopicLookup(settings, is_transactional=transactional),
         )
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:

@@ -37,14 +37,16 @@ class TopicLookup:
 
     Args:
         settings: The settings of a producer, in librdkafka's names.
+        is_transactional: Whether the producer is, so that the brokers have a topic of transactions.
 
     Attributes:
         gone_after_s: The time for which all answers must say that a topic is not there: a broker may lag behind, and
             a topic may be about to appear, for which librdkafka itself waits as long.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, is_transactional: bool) -> None:
         self._settings = settings
+        self._is_transactional = is_transactional
         self.gone_after_s = max(_SURELY_GONE_AFTER_S, int(settings.get(_PROPAGATION, _PROPAGATION_MS)) / 1000)
 
     def is_there(self, topics: Collection[str]) -> dict[str, bool]:
@@ -52,12 +54,15 @@ class TopicLookup:
 
         Nothing is said by a broker that does not know Kafka's own topic of transactions either: it has just started.
         """
-        answers = self._client.describe_topics(
-            TopicCollection([*sorted(topics)[:_MOST_TOPICS], _SURELY_THERE]), request_timeout=_ANSWER_LIMIT_S
-        )
+        guard = [_SURELY_THERE] if self._is_transactional else []
+        asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])
+        try:
+            answers = self._client.describe_topics(asked, request_timeout=_ANSWER_LIMIT_S)
+        except KafkaException:  # a client cannot be made now, for example without a token
+            return {}
         give_up_at_s = time.monotonic() + _ANSWER_LIMIT_S + _SPARE_S
         told = {topic: _is_there(answer, give_up_at_s) for topic, answer in answers.items()}
-        if told.pop(_SURELY_THERE) is False:
+        if told.pop(_SURELY_THERE, None) is False:
             return {}
         return {topic: is_there for topic, is_there in told.items() if is_there is not None}
 

@@ -93,8 +93,8 @@ def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> 
         else:
             _check_staged(connection, request, table)
         _check_commits(connection, request, is_new="commits" not in recorded)
-        more = {"commits": request.commits_schema, "prefix": request.prefix, "table": str(request.target)}
-        return {**facts, **more}, table
+        target = {"schema": request.target.schema, "table": request.target.table}
+        return {**facts, "commits": request.commits_schema, "prefix": request.prefix, **target}, table
 
 
 def read_target(request: PreflightRequest) -> Table:
