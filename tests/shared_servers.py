@@ -30,7 +30,9 @@ USES_RABBIT = pytest.mark.xdist_group("rabbitmq")
 """Servers that take seconds to start: one of each for all tests of a process."""
 
 _open = ExitStack()
+_pravega = ExitStack()
 atexit.register(_open.close)
+atexit.register(_pravega.close)
 
 
 @cache
@@ -97,12 +99,21 @@ def hdfs_server() -> Hdfs:
 
 @cache
 def pravega_server() -> PravegaServer:
-    """Starts the only one that a machine can have. For tests that use Spark's session: they are of one process."""
+    """Starts the only one that a machine can have. For tests that use Spark's session: they are of one process.
+
+    It ends with the module (`end_pravega`): its threads look for work all the time, and take most of a core.
+    """
     try:
         server = PravegaServer(_new_folder("pravega") / "settings")
     except SparkonceError as error:
         pytest.skip(f"Pravega cannot be had here: {error.message}")
-    return _open.enter_context(server)
+    return _pravega.enter_context(server)
+
+
+def end_pravega() -> None:
+    """Ends the server, if there is one; the next test that asks for it gets another one."""
+    _pravega.close()
+    pravega_server.cache_clear()
 
 
 def _new_folder(name: str) -> Path:

@@ -216,7 +216,11 @@ def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> 
 
 def test_the_command_serves_until_it_is_interrupted(scene: PageScene) -> None:
     command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(scene.path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs us in the background ignores it
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    finally:
+        signal.signal(signal.SIGINT, heard)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()

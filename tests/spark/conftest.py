@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shared_servers import end_pravega
 from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pravega_left_behind() -> Iterator[None]:
+    yield
+    end_pravega()
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
+from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.spark.views import Sinks
 from sparkonce.testing.kafka import Transaction, create_topic, produce, read_committed
 
@@ -59,6 +60,7 @@ def ended(query: StreamingQuery) -> StreamingQuery:
 
 def stopped(query: StreamingQuery) -> None:
     query.stop()
+    wait_until_closed(query.runId)  # until then its timeline may be written
     gc.collect()  # PySpark leaves sockets behind in cycles: they are not to surface in somebody else's test
 
 

@@ -213,8 +213,7 @@ class ExactlyOnce:
         self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
         self._query = query = writer.foreachBatch(self).start()
-        self.figures.start(query.id, query_name or "")
-        self._close_at_end(query)
+        self._follow(query, query_name or "")
         return query
 
     def __call__(self, df: DataFrame, batch: int) -> None:
@@ -274,7 +273,8 @@ class ExactlyOnce:
 
     __reduce__ = never_pickled
 
-    def _close_at_end(self, query: StreamingQuery) -> None:
+    def _follow(self, query: StreamingQuery, name: str) -> None:
+        self.figures.start(query.id, name)
         close_at_end(query, self._display, self._close_run)
 
     def _close_run(self, run: str, failure: str) -> None:

@@ -191,7 +191,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.dict(sys.modules, {_CONNECT: None}),  # makes its import fail
         patch.object(ending, "await_end", await_end),
         patch.object(ProgressDisplay, "starting", lambda *_: nullcontext()),
-        patch.multiple(ExactlyOnce, _preflight=nothing, _close_at_end=nothing),
+        patch.multiple(ExactlyOnce, _preflight=nothing, _follow=nothing),
     ):
         yield
 
