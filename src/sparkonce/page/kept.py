@@ -45,35 +45,33 @@ class KeptTimeline:
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
+        self._told: set[tuple[str, int | str]] = set()  # by the log alone: a run's batch, or kind of event
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
-    def add(
-        self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], *, settled_ms: int | None = None
-    ) -> None:
+    def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry]) -> None:
         """Takes what is new of a timeline and a log. The log's batches count before the first one of the timeline.
 
-        Args:
-            segments: The timeline's.
-            entries: The log's.
-            settled_ms: Records of the log that are newer than this time may still come with the timeline, and wait.
+        What the log told first, of a run whose timeline comes a moment later, is not taken again.
         """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
         for entry in entries:
-            if settled_ms is not None and entry.at_ms > settled_ms:
-                continue
             if entry.kind == "commit" and entry.batch is not None and (first is None or entry.batch < first):
                 self._add_batch(entry.run, _of_log(entry), by_log=True)
+                self._told.add((entry.run, entry.batch))
             if entry.kind in _OF_THE_LOG and entry.run not in runs:
                 kind, text = _OF_THE_LOG[entry.kind]
+                self._told.add((entry.run, kind))
                 said = text.format(run=entry.run, host=entry.host or "an unknown host", batch=entry.batch)
                 self._add_event(WatchedEvent(at_ms=entry.at_ms, kind=kind, batch=entry.batch, text=said))
         for segment in segments:
             for batch in segment.batches:
-                self._add_batch(segment.run, batch, by_log=False)
+                if (segment.run, batch.batch) not in self._told:
+                    self._add_batch(segment.run, batch, by_log=False)
             for event in segment.events:
-                self._add_event(event)
+                if event.kind != "started" or (segment.run, event.kind) not in self._told:
+                    self._add_event(event)
 
     def newer(self, than: int) -> dict[str, Any]:
         """Returns the batches and events with numbers above one, as plain lists, with the names that they refer to.

@@ -35,8 +35,6 @@ LOOKED_AT_FOR_S = 120.0
 """The page is taken to be closed when it has not asked for so long. Browsers ask once a minute in the background."""
 READ_AGAIN_S = 30.0
 """A checkpoint whose files have the same names is read again after this time."""
-SETTLED_AFTER_MS = 120_000
-"""The time after which a run that writes a timeline has surely written what is in its log, too."""
 LOG_WITHIN_S = 20.0
 """A verdict waits so long for a log that is read after the systems were asked; else the last reading counts."""
 MOST_DESCRIBED = 20
@@ -157,7 +155,7 @@ class WatchedCheckpoint(PageLook):
                     with self.changed:
                         self._kept = KeptTimeline(self._kept.last)
             with self.changed:
-                self._kept.add(segments, found.entries, settled_ms=looked_ms - SETTLED_AFTER_MS)
+                self._kept.add(segments, found.entries)
             self._last = replace(found, segments=segments, error=None, last=self._kept.last, looked_ms=looked_ms)
         except Exception as error:  # noqa: BLE001 - of any store: the page shows it
             self._names = None
