@@ -233,7 +233,7 @@ def test_dashboard_and_rules_name_figures_that_there_are(port: int) -> None:
 
 
 def test_grafanas_schema_knows_all_of_the_dashboard() -> None:
-    """What a reader of the schema does not know is not there when it writes the dashboard again."""
+    """Reads and writes the dashboard: what the schema's reader does not know is then gone."""
     dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins

@@ -93,7 +93,7 @@ def _needs(name: str, asked: frozenset[str]) -> Iterator[Requirement]:
 
 
 def _holds(need: Requirement, extra: str) -> bool:
-    """Whether a need is one on Linux or macOS, with any Python that is supported."""
+    """Tells if a need is one on Linux or macOS, with any Python that is supported."""
     if need.marker is None:
         return True
     return any(

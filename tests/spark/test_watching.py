@@ -45,7 +45,7 @@ def metrics_port() -> int:
 
 @pytest.fixture(scope="module")
 def exported() -> Iterator[InMemorySpanExporter]:
-    """What a process exports that has set up OpenTelemetry, which it can do only once."""
+    """Sets up OpenTelemetry, which a process can do only once, and keeps what it exports."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)

@@ -231,6 +231,17 @@ def test_the_log_has_what_is_older_than_the_timeline() -> None:
     assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, by the log."]
 
 
+def test_what_the_log_told_first_does_not_come_again_with_the_timeline() -> None:
+    """A new run claims and decides a moment before it writes its first segment."""
+    kept, began = KeptTimeline(), WatchedEvent(at_ms=11, kind="started", batch=None, text="Run r begins.")
+    log = [entry("claim", 10), entry("commit", 20, number=0)]
+    kept.add([], log)
+    kept.add([segment(batch(0, 15), batch(1, 30), events=[began])], log)
+    found = kept.newer(0)
+    assert [one[2] for one in found["batches"]] == [0, 1]
+    assert [one[2] for one in found["events"]] == ["started"]
+
+
 def test_no_more_than_the_newest_are_kept() -> None:
     kept = KeptTimeline()
     for number in range(0, MOST_KEPT + 500, 250):

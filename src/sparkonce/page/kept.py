@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from sparkonce.watch.timeline import TimelineSegment
 
 MOST_KEPT = 12_000
 """The number of batches that are kept; a timeline in a checkpoint has 10,000."""
+MOST_TOLD = 500
+"""The number of things that a log told before a timeline and that are remembered; a log has about 100 batches."""
 BY_THE_LOG = "from the first transaction to the decision, by the log"
 """The one phase of a batch that only the log knows."""
 _OF_THE_LOG = {
@@ -45,7 +48,8 @@ class KeptTimeline:
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
-        self._told: set[tuple[str, int | str]] = set()  # by the log alone: a run's batch, or kind of event
+        # What the log alone told: of a run a batch, or a kind of event. A timeline follows soon or never.
+        self._told: deque[tuple[str, int | str]] = deque(maxlen=MOST_TOLD)
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
@@ -59,10 +63,10 @@ class KeptTimeline:
         for entry in entries:
             if entry.kind == "commit" and entry.batch is not None and (first is None or entry.batch < first):
                 self._add_batch(entry.run, _of_log(entry), by_log=True)
-                self._told.add((entry.run, entry.batch))
+                self._tell((entry.run, entry.batch))
             if entry.kind in _OF_THE_LOG and entry.run not in runs:
                 kind, text = _OF_THE_LOG[entry.kind]
-                self._told.add((entry.run, kind))
+                self._tell((entry.run, kind))
                 said = text.format(run=entry.run, host=entry.host or "an unknown host", batch=entry.batch)
                 self._add_event(WatchedEvent(at_ms=entry.at_ms, kind=kind, batch=entry.batch, text=said))
         for segment in segments:
@@ -72,6 +76,10 @@ class KeptTimeline:
             for event in segment.events:
                 if event.kind != "started" or (segment.run, event.kind) not in self._told:
                     self._add_event(event)
+
+    def _tell(self, told: tuple[str, int | str]) -> None:
+        if told not in self._told:
+            self._told.append(told)
 
     def newer(self, than: int) -> dict[str, Any]:
         """Returns the batches and events with numbers above one, as plain lists, with the names that they refer to.
