@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from golden.kept import HERE, QUERY, SHORT
@@ -231,4 +231,6 @@ def timeline() -> TimelineSegment:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    write(parser.parse_args().folder)

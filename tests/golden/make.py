@@ -9,6 +9,7 @@ Files of a version that was released are never written anew: see `golden.kept`.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import platform
@@ -233,4 +234,8 @@ def _verify(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute(), verified="--without-verified" not in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--without-verified", action="store_true")
+    asked = parser.parse_args()
+    main(asked.folder.absolute(), verified=not asked.without_verified)

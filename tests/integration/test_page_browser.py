@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,23 +70,22 @@ def scene(tmp_path: Path) -> PageScene:
     return made
 
 
-@pytest.fixture
-def show(browser: Browser) -> Iterator[Callable[..., None]]:
-    """Opens the page in an empty browser, and afterwards it has no error and has asked nobody else."""
-    opened: list[PageServer] = []
+def open_page(browser: Browser, server: PageServer, **size: Any) -> None:
+    browser.said.clear()
+    browser.asked.clear()
+    browser.prefer(prefers_color_scheme="light")
+    browser.open(server.url, **size)
+    browser.until(f"{ROWS} > 0 && document.getElementById('chart').dataset.all > 0")
 
-    def open_page(server: PageServer, **size: Any) -> None:
-        opened.append(server)
-        browser.said.clear()
-        browser.asked.clear()
-        browser.prefer(prefers_color_scheme="light")
-        browser.open(server.url, **size)
-        browser.until(f"{ROWS} > 0 && document.getElementById('chart').dataset.all > 0")
 
-    yield open_page
+@contextmanager
+def showing(browser: Browser, server: PageServer, **size: Any) -> Iterator[None]:
+    """Opens the page. It is left before its server ends; until then it has no error and has asked nobody else."""
+    open_page(browser, server, **size)
+    yield
     assert browser.said == []
     assert browser.asked
-    assert [one for one in browser.asked if not one.startswith(opened[-1].url)] == []
+    assert [one for one in browser.asked if not one.startswith(server.url)] == []
     browser.call("Page.navigate", url="about:blank")
 
 
@@ -104,12 +104,9 @@ def middle(browser: Browser, part: float = 0.5) -> tuple[float, float]:
     return box[0] + box[2] * part, box[1] + box[3] * 0.7
 
 
-def test_ten_thousand_batches_are_drawn_and_fetched_once(
-    browser: Browser, show: Callable[..., None], scene: PageScene
-) -> None:
+def test_ten_thousand_batches_are_drawn_and_fetched_once(browser: Browser, scene: PageScene) -> None:
     scene.write(many(10_000, now_ms() - 1000))
-    with served(scene) as server:
-        show(server)
+    with served(scene) as server, showing(browser, server):
         assert (shown(browser)["all"], browser.run(ROWS)) == ("10000", 50)
         assert int(shown(browser)["batches"]) < 100  # the newest, from the start on
         browser.run("document.getElementById('all').click()")
@@ -124,11 +121,8 @@ def test_ten_thousand_batches_are_drawn_and_fetched_once(
         assert len([one for one in fetched if one.endswith("after=0")]) == 1
 
 
-def test_an_alarm_appears_and_goes_while_one_looks(
-    browser: Browser, show: Callable[..., None], scene: PageScene
-) -> None:
-    with served(scene) as server:
-        show(server)
+def test_an_alarm_appears_and_goes_while_one_looks(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
         assert (browser.run("document.title"), browser.run(ALARMS)) == ("sparkonce", [])
         assert browser.run("document.getElementById('icon').getAttribute('href')") == "/icon/0.svg"
         error = WatchedEvent(at_ms=now_ms(), kind="stopped", batch=60, text="LogError: it is so.", next_step="mend it.")
@@ -147,11 +141,8 @@ def test_an_alarm_appears_and_goes_while_one_looks(
         assert "Over: totals: the run has stopped" in browser.run("document.getElementById('news').textContent")
 
 
-def test_the_keyboard_reaches_a_batch_and_its_row(
-    browser: Browser, show: Callable[..., None], scene: PageScene
-) -> None:
-    with served(scene) as server:
-        show(server)
+def test_the_keyboard_reaches_a_batch_and_its_row(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
         for _ in range(30):
             browser.key("Tab")
             if focused(browser) == "chart":
@@ -180,11 +171,8 @@ def test_the_keyboard_reaches_a_batch_and_its_row(
         assert shown(browser)["chosen"] == "0"
 
 
-def test_what_is_chosen_and_focused_stays_while_batches_come(
-    browser: Browser, show: Callable[..., None], scene: PageScene
-) -> None:
-    with served(scene) as server:
-        show(server)
+def test_what_is_chosen_and_focused_stays_while_batches_come(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
         browser.run("document.querySelectorAll('#batch-rows button')[3].focus()")
         browser.key("Enter")
         assert (focused(browser), shown(browser)["chosen"]) == ("56", "56")
@@ -193,12 +181,11 @@ def test_what_is_chosen_and_focused_stays_while_batches_come(
         assert (focused(browser), shown(browser)["chosen"]) == ("56", "56")
 
 
-def test_mouse_and_wheel_zoom_move_and_tell(browser: Browser, show: Callable[..., None], scene: PageScene) -> None:
+def test_mouse_and_wheel_zoom_move_and_tell(browser: Browser, scene: PageScene) -> None:
     def span() -> float:
         return float(shown(browser)["to"]) - float(shown(browser)["from"])
 
-    with served(scene) as server:
-        show(server)
+    with served(scene) as server, showing(browser, server):
         browser.run("document.getElementById('chart').scrollIntoView({block: 'center', behavior: 'instant'})")
         x, y = middle(browser)
         browser.mouse("mouseMoved", x, y)
@@ -219,12 +206,11 @@ def test_mouse_and_wheel_zoom_move_and_tell(browser: Browser, show: Callable[...
         assert shown(browser)["chosen"]
 
 
-def test_a_hostile_name_stays_text(browser: Browser, show: Callable[..., None], scene: PageScene) -> None:
+def test_a_hostile_name_stays_text(browser: Browser, scene: PageScene) -> None:
     scene.name = HOSTILE
     event = WatchedEvent(at_ms=now_ms(), kind="stopped", batch=1, text=HOSTILE, next_step=HOSTILE)
     scene.write([replace(one, rows={HOSTILE: 1}) for one in many(3, now_ms())], [event], phase=Phase.STOPPED.value)
-    with served(scene) as server:
-        show(server)
+    with served(scene) as server, showing(browser, server):
         browser.run("document.getElementById('chart').focus()")
         browser.key("End")
         assert browser.run("document.querySelector('.card h3').textContent") == HOSTILE
@@ -235,13 +221,10 @@ def test_a_hostile_name_stays_text(browser: Browser, show: Callable[..., None], 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_both_schemes(
-    browser: Browser, show: Callable[..., None], scene: PageScene, scheme: str
-) -> None:
+def test_text_can_be_read_in_both_schemes(browser: Browser, scene: PageScene, scheme: str) -> None:
     event = WatchedEvent(at_ms=now_ms(), kind="stopped", batch=1, text="It is so.", next_step="Mend it.")
     scene.write(many(60, now_ms()), [event], phase=Phase.STOPPED.value)
-    with served(scene) as server:
-        show(server)
+    with served(scene) as server, showing(browser, server):
         browser.prefer(prefers_color_scheme=scheme)
         browser.key("Tab")
         browser.run("document.getElementById('chart').focus()")
@@ -249,9 +232,8 @@ def test_text_can_be_read_in_both_schemes(
         assert browser.run(CONTRAST) == []
 
 
-def test_dark_is_drawn_otherwise_than_light(browser: Browser, show: Callable[..., None], scene: PageScene) -> None:
-    with served(scene) as server:
-        show(server)
+def test_dark_is_drawn_otherwise_than_light(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
         back = browser.run("getComputedStyle(document.body).backgroundColor")
         assert browser.run(BRIGHTEST_LABEL) < 120
         browser.prefer(prefers_color_scheme="dark")
@@ -260,21 +242,15 @@ def test_dark_is_drawn_otherwise_than_light(browser: Browser, show: Callable[...
 
 
 @pytest.mark.parametrize(("width", "scale"), [(400, 1), (640, 2), (320, 4), (1280, 1)])
-def test_nothing_runs_over_the_side(
-    browser: Browser, show: Callable[..., None], scene: PageScene, width: int, scale: int
-) -> None:
+def test_nothing_runs_over_the_side(browser: Browser, scene: PageScene, width: int, scale: int) -> None:
     """A window of 640 is one of 1280 at 200 %."""
     scene.change([WatchedEvent(at_ms=1, kind="stopped", batch=1, text="x" * 300)], phase=Phase.STOPPED.value)
-    with served(scene) as server:
-        show(server, width=width, scale=scale)
+    with served(scene) as server, showing(browser, server, width=width, scale=scale):
         assert browser.run("document.documentElement.scrollWidth") <= width
 
 
-def test_a_screen_reader_finds_landmarks_heads_and_tables(
-    browser: Browser, show: Callable[..., None], scene: PageScene
-) -> None:
-    with served(scene) as server:
-        show(server)
+def test_a_screen_reader_finds_landmarks_heads_and_tables(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
         nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
     found = [(one["role"]["value"], one.get("name", {}).get("value", "")) for one in nodes if not one["ignored"]]
     assert {"banner", "main", "navigation", "contentinfo"} <= {role for role, _ in found}
@@ -286,30 +262,27 @@ def test_a_screen_reader_finds_landmarks_heads_and_tables(
     assert ("application", "Batches by time") in found
 
 
-def test_a_page_without_its_server_says_so(browser: Browser, show: Callable[..., None], scene: PageScene) -> None:
+def test_a_page_without_its_server_says_so(browser: Browser, scene: PageScene) -> None:
     with served(scene) as server:
-        show(server)
+        open_page(browser, server)
     browser.until("document.title", lambda title: title == "(?) sparkonce")
     assert "No contact with this page's server since" in browser.run("document.getElementById('lost').textContent")
     assert browser.run("document.getElementById('icon').getAttribute('href')") == "/icon/lost.svg"
-    browser.said = [one for one in browser.said if "ERR_CONNECTION_REFUSED" not in one]
+    assert [one for one in browser.said if "Failed to load resource" not in one] == []
+    browser.call("Page.navigate", url="about:blank")
 
 
-def test_motion_is_reduced_where_it_is_asked_for(browser: Browser, show: Callable[..., None], scene: PageScene) -> None:
-    with served(scene) as server:
-        show(server)
+def test_motion_is_reduced_where_it_is_asked_for(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
         browser.prefer(prefers_reduced_motion="reduce")
         assert browser.run("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
         assert browser.run("document.getAnimations().length") == 0
 
 
-def test_of_several_queries_each_has_its_timeline(
-    browser: Browser, show: Callable[..., None], scene: PageScene, tmp_path: Path
-) -> None:
+def test_of_several_queries_each_has_its_timeline(browser: Browser, scene: PageScene, tmp_path: Path) -> None:
     other = PageScene(tmp_path / "clicks", name="clicks")
     other.write(many(7, now_ms()))
-    with served(scene, other) as server:
-        show(server)
+    with served(scene, other) as server, showing(browser, server):
         assert browser.run("[...document.querySelectorAll('.card h3')].map(one => one.textContent)") == [
             "totals",
             "clicks",
