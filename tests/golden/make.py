@@ -33,7 +33,8 @@ from golden.kept import EMPTY, plain
 from golden.places import Servers, sinks, started
 from golden.said import said_by
 from golden.story import QUERY, Losing, Story
-from spark.conftest import DELTA, ICEBERG
+from jvm import jars_beside_spark
+from spark.conftest import table_libraries
 from spark.pipeline import Config, session
 from spark.table_job import table_session
 from sparkonce import read_kafka
@@ -42,7 +43,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder, spark_kafka_jars
+from sparkonce.rig.kafka.jars import spark_kafka_jars
 from sparkonce.sinks.files import committer as files
 from sparkonce.sinks.files import handle as files_handle
 from sparkonce.sinks.files import manifests
@@ -156,8 +157,7 @@ def _spark_files(checkpoint: Path, begun: int, finished: int) -> None:
 
 @contextmanager
 def _spark() -> Iterator[SparkSession]:
-    in_spark = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
-    tables = [jar for library in (DELTA, ICEBERG) for jar in resolve([library], exclude=in_spark)]
+    tables = [jar for library in table_libraries() for jar in jars_beside_spark(library)]
     config = Config(
         sources=(),
         jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *tables]),
