@@ -163,6 +163,7 @@ def _spark() -> Iterator[SparkSession]:
         jars=tuple(str(jar) for jar in [*spark_kafka_jars(), *tables]),
         jvm_flags=jvm_flags(),
         temporary=str(WORK),
+        spark={"spark.python.daemon.module": "pyspark.daemon"},
         **dict.fromkeys(("bootstrap", "target", "checkpoint", "gate"), ""),
     )
     plain = session(config)
