@@ -136,7 +136,7 @@ def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(
 
 def test_a_folder_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     done = run("list", "--system", "files", "--settings", f"path={tmp_path / 'gone'}")
-    assert (done.exit_code, "there is no such folder" in done.stderr) == (1, True), done.output
+    assert (done.exit_code, "there is no such folder" in done.stderr) == (2, True), done.output
 
 
 def test_a_name_that_is_not_open_is_said(scene: Scene) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -21,9 +23,13 @@ from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, travelling
 from sparkonce import ExactlyOnce
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
+from sparkonce.watch.timeline import TimelineReader
 
 pytestmark = MARKS
 
@@ -181,16 +187,68 @@ def test_a_query_that_has_ended_frees_its_connections(
     gc.collect()
 
 
-def test_who_starts_the_query_by_himself_frees_its_connections_by_himself(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, tmp_path: Path, *, closes: bool) -> None:
     sink = _CountedSink(tmp_path / "sink")
     rows = numbers(spark, tmp_path / "source", 0)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
     once.close()
     for number in (1, 2):
         writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert writer.trigger(availableNow=True).start().awaitTermination(LIMIT_S)
-        assert sink.open == 1
-        once.close()
+        query = writer.queryName("totals").trigger(availableNow=True).start()
+        assert query.awaitTermination(LIMIT_S)
+        if closes:
+            once.close()
+        else:
+            wait_until_closed(query.runId)
         assert sink.open == 0
+        watched = once.figures.watched()
+        assert (watched.name, watched.phase, watched.batch) == ("totals", Phase.IDLE, number - 1)
+        assert [one.kind for one in watched.events] == ["started", "ended"]
         numbers(spark, tmp_path / "source", number)
+
+
+def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: SparkSession, tmp_path: Path) -> None:
+    """Not with an error: somebody wanted it, and no alarm is due."""
+    once = ExactlyOnce(_CountedSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
+    began = tmp_path / "began"
+
+    def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began.touch()
+        time.sleep(60)  # until its task is killed
+        yield from batches
+
+    rows = numbers(spark, tmp_path / "source", 0).mapInArrow(hold, "number long")
+    writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.start()
+    eventually(began.exists, "a task has begun")
+    query.stop()
+    wait_until_closed(query.runId)
+    watched = once.figures.watched()
+    assert (watched.phase, watched.totals.stops) == (Phase.IDLE, {})
+    assert [one.kind for one in watched.events] == ["started", "ended"]
     gc.collect()
+
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+from sparkonce import ExactlyOnce, FilesSink
+
+folder = sys.argv[1]
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.readStream.schema("number long").json(f"{folder}/source")
+once = ExactlyOnce(FilesSink(f"{folder}/out"), checkpoint=f"{folder}/checkpoint", display=False)
+writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", f"{folder}/checkpoint")
+writer.trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+def test_a_process_that_ends_right_after_its_query_says_so(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.json").write_text('{"number": 1}\n')
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    subprocess.run([sys.executable, "-c", JOB, str(tmp_path)], check=True, timeout=600, env=env)
+    (segment,) = TimelineReader(LocalFiles(tmp_path / "checkpoint")).read()
+    assert [one.kind for one in segment.events] == ["started", "ended"]
+    assert ([one.batch for one in segment.batches], segment.now.phase) == ([0], Phase.IDLE.value)

@@ -15,7 +15,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Finishing, Phase, Putting, State, Writing
-from sparkonce.protocol.view import Decision
+from sparkonce.protocol.view import Decision, LogView
 from sparkonce.watch import figures as watch_figures
 from sparkonce.watch.doubt import InDoubt, in_doubt
 from sparkonce.watch.figures import Figures
@@ -62,6 +62,7 @@ class Run:
 
     def __init__(self) -> None:
         self.state, self.swept = State(claim=CLAIM, token=TOKEN, transactional=("orders",)), 0
+        self.opened_s: float | None = None
 
     def lifetimes_s(self) -> dict[str, float]:
         return {"orders": 900.0}
@@ -210,6 +211,40 @@ def test_a_restart_that_fails_before_its_first_batch_is_a_stop(figures: Figures)
     assert figures.watched().phase is Phase.STOPPED
 
 
+def test_an_end_is_told_once(figures: Figures) -> None:
+    """A query's end is noticed by itself, and by ``close()`` of a user who calls it as well."""
+    figures.end_run("r1", "the source is away")
+    figures.end_run("r1")
+    watched = figures.watched()
+    assert (watched.phase, [one.kind for one in watched.events]) == (Phase.STOPPED, ["started", "stopped"])
+
+
+def test_a_run_that_has_ended_keeps_no_log(figures: Figures, run: Run) -> None:
+    run.state = replace(run.state, view=LogView(end=7))
+    figures.enter(Phase.DECIDING, 4)
+    figures.end_run("r1")
+    state = figures.watched().state
+    assert state is not None
+    assert (state.token, state.view) == (TOKEN, LogView())
+
+
+def test_while_slots_are_prepared_the_oldest_may_be_as_old_as_the_first(
+    figures: Figures, clock: Clock, run: Run
+) -> None:
+    run.state = replace(run.state, phase=Phase.WRITING, writing=Writing())
+    run.opened_s = 0.5  # of the batch before
+    figures.enter(Phase.WRITING, 4)
+    assert figures.watched().in_doubt == {"orders": InDoubt(opened_ms=1_000)}
+    run.opened_s = None  # rows are computed first
+    clock.now_ms += 9_000
+    assert figures.watched().in_doubt == {}
+    run.opened_s = 10.0
+    clock.now_ms += 9_000
+    assert figures.watched().in_doubt == {"orders": InDoubt(opened_ms=10_000)}
+    run.state = State(claim=CLAIM, phase=Phase.STOPPED)
+    assert figures.watched().in_doubt == {}
+
+
 def test_a_run_that_dies_is_seen_as_it_was_at_work(figures: Figures, run: Run) -> None:
     run.state = replace(run.state, phase=Phase.DECIDING, putting=Putting(record=COMMIT))
     figures.enter(Phase.DECIDING, 4)
@@ -248,9 +283,9 @@ def decided(*pending: Handle) -> Finishing:
 )
 def test_what_is_in_doubt(phase: Phase, more: dict[str, Any], transactions: int, opened_ms: int | None) -> None:
     state = State(claim=CLAIM, transactional=("orders",), phase=phase, **more)
-    found = in_doubt(state, since_ms=800).get("orders", InDoubt())
+    found = in_doubt(state, 800).get("orders", InDoubt())
     assert found == InDoubt(transactions=transactions, opened_ms=opened_ms)
-    assert in_doubt(None, since_ms=800) == {}
+    assert in_doubt(None, 800) == {}
 
 
 def test_prometheus_reads_them(figures: Figures, clock: Clock, run: Run) -> None:

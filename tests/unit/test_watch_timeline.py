@@ -17,7 +17,7 @@ from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase, State
 from sparkonce.watch import timeline
-from sparkonce.watch.figures import Figures, WatchedBatch
+from sparkonce.watch.figures import Figures, Watched, WatchedBatch
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment, TimelineWriter
 from unit.test_watch_figures import CLAIM, QUERY, Run
 
@@ -108,6 +108,28 @@ def test_nothing_is_written_before_the_claim(files: LocalFiles) -> None:
     assert TimelineReader(files).read() == []
 
 
+def test_the_first_claim_is_written_at_once(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nobody would hear of a run that dies in its first seconds."""
+    figures, run, looked = Figures(), Run(), threading.Event()
+    run.state = State(claim=CLAIM)
+    figures.begin_run(QUERY, "r1", run)
+    watched = figures.watched
+
+    def look() -> Watched:
+        found = watched()
+        looked.set()
+        return found
+
+    monkeypatch.setattr(figures, "watched", look)
+    writer = TimelineWriter(files, figures, "r1", every_s=3600.0)
+    writer.tell()
+    assert looked.wait(60)
+    run.state = State(claim=CLAIM, token=Token(7, "ab12cd34"))
+    writer.tell()
+    eventually(TimelineReader(files).read, "the first segment")
+    writer.close()
+
+
 def test_a_store_that_refuses_is_told_once_and_stops_nothing(
     files: LocalFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,7 +206,16 @@ def test_what_is_damaged_or_newer_is_left_out(files: LocalFiles) -> None:
     (kept,) = folder.iterdir()
     plain = json.loads(kept.read_bytes())
     for number, text in enumerate(
-        ["", "[]", json.dumps({**plain, "format": 2}), json.dumps({**plain, "now": {}}), json.dumps({"format": 1})]
+        [
+            *(
+                "",
+                "[]",
+                json.dumps({**plain, "format": 2}),
+                json.dumps({**plain, "now": {}}),
+                json.dumps({"format": 1}),
+            ),
+            json.dumps({**plain, "batches": [{**plain["batches"][0], "phases": None}]}),
+        ]
     ):
         (folder / f"{number:020d}-00000000.000000.json").write_text(text)
     assert TimelineSegment.decoded(kept.read_bytes()) is not None

@@ -170,6 +170,11 @@ class RunDriver:
         """The number of transactions that this run has aborted since somebody had left them open."""
         return self._sweeper.swept
 
+    @property
+    def opened_s(self) -> float | None:
+        """When the first transaction of the batch may have been opened, by `time.monotonic`; None if none is yet."""
+        return self._performer.writer.opened_s
+
     def lifetimes_s(self) -> dict[str, float]:
         """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
         return {life.sink: life.seconds for life in self._sinks.lives(self._sinks.transactional)}

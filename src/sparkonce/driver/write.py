@@ -60,7 +60,7 @@ class BatchWriter:
         self._reason = ""
         self._began_s = self._started_s = 0.0
         self._life: Life | None = None
-        self._computed_first = False
+        self._computed_first = self._is_computing = False
         self._slow_s: float | None = None
         """How long the attempt before took, if it is repeated because it outlived its transactions."""
         self.rows_asked: int | None = None
@@ -93,6 +93,7 @@ class BatchWriter:
     def _prepare(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
         self._trouble.clear()
         self._validator.opened_s = self._started_s
+        self._is_computing = self._computed_first
         owners = self.owners(effect.sinks, state)
         try:
             handles, loser_possible = work.write(owners, effect.only, self._computed if self._computed_first else None)
@@ -107,7 +108,7 @@ class BatchWriter:
 
     def _computed(self) -> None:
         """Notes that all rows are computed: from now on transactions are opened."""
-        self._validator.opened_s = time.monotonic()
+        self._validator.opened_s, self._is_computing = time.monotonic(), False
 
     def validate(self, effect: do.Validate) -> on.Event:
         """Asks for objections to what is prepared."""
@@ -191,6 +192,11 @@ class BatchWriter:
             self._trouble.advice = "remove the cause and start the query again: it goes on behind this batch."
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=())
+
+    @property
+    def opened_s(self) -> float | None:
+        """When the batch's first transaction may have been opened, by `time.monotonic`; None while none can be."""
+        return None if self._is_computing else self._validator.opened_s
 
     def opened_at(self, at_s: float) -> None:
         """Notes when the first transaction may have been opened, by `time.monotonic`, if this is not for it to see."""

@@ -36,7 +36,7 @@ from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.plans import reads_plainly
-from sparkonce.spark.query_end import close_at_end
+from sparkonce.spark.query_end import close_at_end, running
 from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
@@ -228,6 +228,8 @@ class ExactlyOnce:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             if not is_of_a_stop(error):
                 self.figures.stopped(batch, error)
+            elif self._run is not None:
+                self.figures.end_run(self._run[0])
             self._timeline.tell()
             raise without_causes(error) from None
         self._timeline.add(watched := self.figures.done(done))
@@ -265,8 +267,9 @@ class ExactlyOnce:
     def close(self) -> None:
         """Closes the connections of a query that has ended; its next start opens new ones.
 
-        A batch under way ends first. So do copies of the last batch's tasks, as ``spark.speculation`` makes them: that
-        takes some seconds, and their open transactions are aborted.
+        They are closed soon after the query's end anyway. A batch under way ends first. So do copies of the last
+        batch's tasks, as ``spark.speculation`` makes them: that takes some seconds, and their open transactions are
+        aborted.
         """
         self._display.end()
         self._end(self._run)
@@ -325,6 +328,8 @@ class ExactlyOnce:
         self._run, self._kept = (run, driver), Kept()
         self.figures.begin_run(query, run, driver)
         self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures, run)
+        if (found := running(df.sparkSession, query)) is not None:  # of another writer than `start`, for one
+            self._follow(found, found.name or "")
         return driver
 
     def _preflight(

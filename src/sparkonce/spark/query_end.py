@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sparkonce.spark.jvm import jvm
 from sparkonce.spark.show.display import ProgressDisplay
 
 logger = logging.getLogger("sparkonce")
 
 _SHOWN_EVERY_S = 1.0
 _CLOSED_WITHIN_S = 30.0
+_CLOSED_AT_EXIT_S = 10.0
 
-_ends: dict[str, threading.Thread] = {}
-"""The threads that wait for the runs that are not closed yet, by the run's id."""
+_ends: dict[str, tuple[StreamingQuery, threading.Thread]] = {}
+"""The runs that are not closed yet, by their id, with the threads that wait for their ends."""
+_follows = threading.Lock()
+
+
+def running(spark: SparkSession, query: str) -> StreamingQuery | None:
+    """Returns a query that runs, by its id; None if Spark does not know it."""
+    try:
+        found = spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
+        return None if found is None else StreamingQuery(found)
+    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the user closes the query then
+        logger.debug("Query %s cannot be followed: %s", query, error)
+        return None
 
 
 def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callable[[str, str], None]) -> None:
-    """Starts a thread that waits for the query's end: ``foreachBatch`` learns of batches only.
+    """Starts a thread that waits for the query's end, once for each run: ``foreachBatch`` learns of batches only.
 
     Args:
         query: The query.
@@ -44,14 +60,29 @@ def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callabl
         finally:
             _ends.pop(run, None)
 
-    _ends[run] = threading.Thread(target=wait, name="sparkonce-end", daemon=True)
-    _ends[run].start()
+    end = threading.Thread(target=wait, name="sparkonce-end", daemon=True)
+    with _follows:
+        if run not in _ends:
+            _ends[run] = query, end
+            end.start()
 
 
 def wait_until_closed(run: str) -> None:
-    """Waits some seconds at most until the connections of an ended run are closed; not for runs of other writers."""
+    """Waits some seconds at most until the connections of an ended run are closed."""
     if (end := _ends.get(run)) is not None:
-        end.join(_CLOSED_WITHIN_S)
+        end[1].join(_CLOSED_WITHIN_S)
+
+
+@atexit.register
+def _close_ended() -> None:
+    """Lets runs that have ended close in order, some seconds at most: the process ends right after its last query."""
+    give_up_at = time.monotonic() + _CLOSED_AT_EXIT_S
+    try:
+        for query, end in list(_ends.values()):
+            if not query.isActive:
+                end.join(max(0.0, give_up_at - time.monotonic()))
+    except Exception as error:  # noqa: BLE001 - the JVM is gone, and with it all queries
+        logger.debug("The ends of queries are not known: %s", error)
 
 
 def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:

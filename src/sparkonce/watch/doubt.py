@@ -17,24 +17,26 @@ class InDoubt:
     Attributes:
         transactions: How many are prepared, and not finished.
         opened_ms: When the oldest was begun, in milliseconds since the epoch; None without one. While slots are being
-            prepared, when that began.
+            prepared, when the first one may have been begun.
     """
 
     transactions: int = 0
     opened_ms: int | None = None
 
 
-def in_doubt(state: State | None, since_ms: int) -> Mapping[str, InDoubt]:
+def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, InDoubt]:
     """Returns the open transactions of a run by sink, as far as its state knows them.
 
     Args:
         state: The run's state; None for none.
-        since_ms: When it entered its phase.
+        writing_since_ms: When the first transaction of the slots that are being prepared may have been begun; None if
+            none can be open yet, or no more.
     """
     if state is None or state.phase is Phase.ABORTING:  # whose answer ends the run or the attempt
         return {}
     handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)
-    found = {sink: InDoubt(opened_ms=since_ms) for sink in state.transactional if state.phase is Phase.WRITING}
+    is_writing = state.phase is Phase.WRITING and writing_since_ms is not None
+    found = {sink: InDoubt(opened_ms=writing_since_ms) for sink in state.transactional if is_writing}
     for handle in handles:
         known = found.get(handle.sink, InDoubt())
         times = [one for one in (known.opened_ms, handle.opened_ms) if one]

@@ -6,12 +6,13 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.view import LogView
 from sparkonce.watch.doubt import InDoubt, in_doubt
 
 _known: dict[str, Figures] = {}
@@ -112,6 +113,10 @@ class WatchedRun(Protocol):
     def swept(self) -> int:
         """The number of transactions that it has swept."""
 
+    @property
+    def opened_s(self) -> float | None:
+        """When the first transaction of the batch may have been opened, by `time.monotonic`; None if none is yet."""
+
     def lifetimes_s(self) -> Mapping[str, float]:
         """Returns how long the transactions of each sink may live; without those that do not time out."""
 
@@ -171,7 +176,7 @@ class Figures:
         self._run: WatchedRun | None = None
         self._seen: State | None = None  # the last one of a run at work: one that has stopped forgets what it had
         self._lifetimes_s: Mapping[str, float] = {}
-        self._is_told = False  # of the error that has ended the run
+        self._is_told = False  # of the run's end
         self._batch: int | None = None
         self._last: WatchedBatch | None = None
         self._counts: Counter[str] = Counter()
@@ -230,8 +235,11 @@ class Figures:
                 return
             self._look()
             self._run = None
+            if self._seen is not None:
+                self._seen = replace(self._seen, view=LogView())  # which may have the handles of a hundred batches
             if self._is_told:
                 return
+            self._is_told = True
             if failure:
                 self._stops["StreamingQueryException"] += 1
                 self._note("stopped", self._batch, failure)
@@ -297,7 +305,8 @@ class Figures:
         """Returns the query as it is now."""
         with self._changed:
             self._look()
-            return Watched(
+            seen, writing_since_ms = self._seen, self._writing_since_ms()
+            now = Watched(
                 query=self._query,
                 spark_run=self._spark_run,
                 name=self._name,
@@ -307,7 +316,7 @@ class Figures:
                 since_ms=self._since_ms,
                 phase_age_s=self._monotonic_s() - self._since_s,
                 last=self._last,
-                in_doubt=in_doubt(self._seen, self._since_ms),
+                in_doubt={},
                 lifetimes_s=self._lifetimes_s,
                 totals=Totals(
                     batches=self._counts["batches"],
@@ -323,6 +332,13 @@ class Figures:
                 ),
                 events=tuple(self._events),
             )
+        return replace(now, in_doubt=in_doubt(seen, writing_since_ms))  # of thousands of handles: without the lock
+
+    def _writing_since_ms(self) -> int | None:
+        opened_s = self._run.opened_s if self._run is not None and self._phase is Phase.WRITING else None
+        if opened_s is None:
+            return None
+        return max(self._since_ms, self.now_ms() - round((self._monotonic_s() - opened_s) * 1000))
 
     def _rest(self, phase: Phase) -> None:
         """Begins a phase in which no batch is at work."""

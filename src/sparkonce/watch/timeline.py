@@ -7,8 +7,8 @@ Layout, under ``<checkpoint>/sparkonce``::
     timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, its part 3
 
 A segment has at most `BATCHES_A_SEGMENT` batches. The newest of a run is replaced whenever there is news, every
-`WRITTEN_EVERY_S` at most, and once a minute without news; the others stay as they are. The newest `SEGMENTS_KEPT` are
-kept, of all runs together.
+`WRITTEN_EVERY_S` at most (`STORED_EVERY_S` in a store), and once a minute without news; the others stay as they are.
+The newest `SEGMENTS_KEPT` are kept, of all runs together.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import FOLDER
 from sparkonce.protocol.ownership import Token
 from sparkonce.watch.doubt import InDoubt
@@ -35,6 +36,8 @@ BATCHES_A_SEGMENT = 250
 SEGMENTS_KEPT = 40
 """The newest 10,000 batches are there, or fewer where runs are short."""
 WRITTEN_EVERY_S = 5.0
+STORED_EVERY_S = 15.0
+"""The time between two writes to a store, where each is paid for, and kept where the bucket is versioned."""
 FORMAT = 1
 _SUBFOLDER = "timeline"
 _CLOSED_WITHIN_S = 5.0
@@ -107,12 +110,16 @@ class TimelineSegment:
                 **{
                     **plain,
                     "now": RunNow(**{**now, "in_doubt": InDoubt(**now["in_doubt"])}),
-                    "batches": [WatchedBatch(**one) for one in plain["batches"]],
+                    "batches": [_batch(**one) for one in plain["batches"]],
                     "events": [WatchedEvent(**one) for one in plain["events"]],
                 }
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
+
+
+def _batch(phases: Sequence[tuple[str, int]], **more: Any) -> WatchedBatch:
+    return WatchedBatch(**more, phases=[(str(phase), int(took_ms)) for phase, took_ms in phases])
 
 
 class TimelineWriter:
@@ -122,16 +129,17 @@ class TimelineWriter:
         files: The query's checkpoint; None to write nothing.
         figures: The query's figures.
         spark_run: Spark's id of the run.
-        every_s: The time between two writes.
+        every_s: The time between two writes; None for the one that suits the store.
     """
 
     def __init__(
-        self, files: CheckpointFiles | None, figures: Figures, spark_run: str, *, every_s: float = WRITTEN_EVERY_S
+        self, files: CheckpointFiles | None, figures: Figures, spark_run: str, *, every_s: float | None = None
     ) -> None:
         self._files = files and files.inside(FOLDER)
         self._figures = figures
         self._spark_run = spark_run
-        self._every_s = every_s
+        is_local = isinstance(files, LocalFiles)
+        self._every_s = every_s if every_s is not None else WRITTEN_EVERY_S if is_local else STORED_EVERY_S
         self._changed = threading.Condition()
         self._batches: deque[WatchedBatch] = deque(maxlen=BATCHES_A_SEGMENT * SEGMENTS_KEPT)
         self._number = 0
@@ -186,7 +194,8 @@ class TimelineWriter:
                 self._changed.wait_for(lambda: self._is_new or self._is_closed, _HEARTBEAT_S)
                 self._is_new, is_closed = False, self._is_closed
             try:
-                self._write(files)
+                if not self._write(files):
+                    continue  # it is written as soon as there is a first claim
             except Exception as error:  # noqa: BLE001 - of any store: the query must not depend on it
                 level = logging.DEBUG if self._said else logging.WARNING
                 logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)
@@ -194,11 +203,11 @@ class TimelineWriter:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, self._every_s)
 
-    def _write(self, files: CheckpointFiles) -> None:
-        """Writes the newest segment, and those that are full before it."""
+    def _write(self, files: CheckpointFiles) -> bool:
+        """Writes the newest segment, and those that are full before it; False if there is no run to write of."""
         now = self._figures.watched()
         if now.spark_run != self._spark_run or now.state is None or (token := now.state.token) is None:
-            return  # it has claimed nothing yet, or is superseded
+            return False  # it has claimed nothing yet, or is superseded
         if not self._has_begun:
             _forget_old(files)
             self._has_begun = True
@@ -208,7 +217,7 @@ class TimelineWriter:
             segment = self._segment(now, token, batches)
             files.replace(_path(segment.run, self._number), segment.encoded())
             if len(batches) < BATCHES_A_SEGMENT:
-                break
+                return True
             with self._changed:
                 for _ in batches:
                     self._batches.popleft()

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from sparkonce.arguments import nonempty
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of
 from sparkonce.sinks.files.places import local_folder, open_store, scheme_of
@@ -35,15 +35,15 @@ def list_open(settings: str | Mapping[str, Any]) -> list[Orphan]:
 
     Raises:
         ConfigurationError: if the path is missing or a setting is none.
+        PreflightError: if there is no such folder on this machine.
         UnknownOutcomeError: if the store does not answer.
     """
     given = options_in(settings) if isinstance(settings, str) else dict(settings)
     path = nonempty("path", given.pop("path", ""), example="path=…, and the options of the store")
     if scheme_of(path) == "file" and not local_folder(path).is_dir():
-        raise ConfigurationError(
+        raise PreflightError(
             f"path={path!r}: there is no such folder on this machine.",
             next_step="Correct the path, or run the command where the disk is mounted.",
-            setting="path",
         )
     staged: dict[TransactionName, list[str]] = {}
     with closing(open_store(path, given)) as store:

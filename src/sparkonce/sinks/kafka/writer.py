@@ -237,7 +237,10 @@ class KafkaWriter(SinkWriter):
         2.16; every fourth abort 2 ms after the first row).
         """
         give_up_at = time.monotonic() + limit_s
-        while len(pooled.producer) >= self._accepted > 0 and not pooled.reports.fatal:
+        pooled.poll(0)  # which serves all events but rows' that wait
+        if (in_flight := len(pooled.producer)) < self._accepted:
+            return
+        while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
             if (left_s := give_up_at - time.monotonic()) <= 0:
                 return
             pooled.poll(left_s)
