@@ -172,7 +172,7 @@ class RunDriver:
 
     @property
     def opened_s(self) -> float | None:
-        """When the first transaction of the batch may have been opened, by `time.monotonic`; None if none is yet."""
+        """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
         return self._performer.writer.opened_s
 
     def lifetimes_s(self) -> dict[str, float]:

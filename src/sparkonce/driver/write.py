@@ -195,7 +195,7 @@ class BatchWriter:
 
     @property
     def opened_s(self) -> float | None:
-        """When the batch's first transaction may have been opened, by `time.monotonic`; None while none can be."""
+        """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
         return None if self._is_computing else self._validator.opened_s
 
     def opened_at(self, at_s: float) -> None:

@@ -115,7 +115,7 @@ class WatchedRun(Protocol):
 
     @property
     def opened_s(self) -> float | None:
-        """When the first transaction of the batch may have been opened, by `time.monotonic`; None if none is yet."""
+        """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
 
     def lifetimes_s(self) -> Mapping[str, float]:
         """Returns how long the transactions of each sink may live; without those that do not time out."""
