@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ from eventually import eventually
 from page_scene import PageScene, many, now_ms, served
 from sparkonce.cli.main import app
 from sparkonce.operate.systems import Kind, NamedSystem, read_file
-from sparkonce.page.server import PageServer
+from sparkonce.page.server import SCRIPTS, PageServer
 from sparkonce.page.watcher import without_secrets
 from sparkonce.protocol.state import Phase
 from tidy.sources import ROOT
@@ -87,7 +88,7 @@ def test_a_server_for_others_takes_its_name_and_addresses_and_no_others_name(sce
         assert server.url.startswith("http://127.0.0.1:")
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/state", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/page.js", "/chart.js", "/page.css", "/api/state", "/nowhere"])
 def test_every_answer_forbids_other_sources_and_frames(server: PageServer, path: str) -> None:
     answer, _ = ask(server, path)
     policy = answer.headers["Content-Security-Policy"]
@@ -109,7 +110,8 @@ def test_only_get_is_answered(server: PageServer, method: str) -> None:
     "path",
     [
         *("/../server.py", "/static/index.html", "/page.js/..", "/icon/x.svg", "/icon/12.svg", "/api/timeline?after=x"),
-        *("/api/timeline?checkpoint=1", "/api/timeline?checkpoint=-1", "//evil.example/"),
+        *("/api/timeline?checkpoint=1", "/api/timeline?checkpoint=-1", "//evil.example/", "/index.html", "/none.js"),
+        *("/./page.js", "/../static/page.js", "/%70age.js"),
     ],
 )
 def test_nothing_else_is_served(server: PageServer, path: str) -> None:
@@ -119,9 +121,24 @@ def test_nothing_else_is_served(server: PageServer, path: str) -> None:
 def test_the_page_has_no_inline_script_and_no_other_source(server: PageServer) -> None:
     page = ask(server, "/")[1].decode()
     assert page.count("<script") == 1
-    assert '<script src="/page.js" defer></script>' in page
+    assert '<script src="/page.js" type="module"></script>' in page
     for forbidden in ("style=", "onclick", "javascript:", "http://", "https://", "<style"):
         assert forbidden not in page
+
+
+def test_the_script_is_of_small_modules_that_load_nothing_but_each_other(server: PageServer) -> None:
+    found: dict[str, list[str]] = {}
+    for name in SCRIPTS:
+        answer, body = ask(server, f"/{name}.js")
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/javascript; charset=utf-8")
+        text = body.decode()
+        found[name] = re.findall(r'^import .* from "\./(\w+)\.js";$', text, re.MULTILINE)
+        assert len(found[name]) == text.count("import"), name
+        assert len(text.splitlines()) < 300, name
+    loaded = {SCRIPTS[0]}
+    for _ in SCRIPTS:
+        loaded |= {other for one in loaded for other in found[one]}
+    assert loaded == set(SCRIPTS)
 
 
 def test_the_state_has_what_the_checkpoint_says(server: PageServer, scene: PageScene) -> None:
@@ -242,7 +259,8 @@ def test_the_page_is_in_the_wheel(tmp_path: Path) -> None:
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
     (wheel,) = tmp_path.iterdir()
     inside = {one for one in zipfile.ZipFile(wheel).namelist() if one.startswith("sparkonce/page/static/")}
-    assert inside == {f"sparkonce/page/static/{name}" for name in ("index.html", "page.css", "page.js")}
+    names = {"index.html", "page.css", *(f"{name}.js" for name in SCRIPTS)}
+    assert inside == {f"sparkonce/page/static/{name}" for name in names}
 
 
 def test_what_cannot_be_served_is_said_at_once(scene: PageScene, tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ from sparkonce.version import __version__
 
 logger = logging.getLogger("sparkonce")
 
+SCRIPTS = ("page", "model", "parts", "contact", "cards", "systems", "timeline", "phases", "view", "chart", "input")
+"""The modules of the page's script, of which the first one loads the others."""
 _STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
 }
 _ICON = re.compile(r"/icon/(\d|many|lost)\.svg")
 _HEADERS = {
