@@ -66,12 +66,13 @@ class PageScene:
     Attributes:
         path: The checkpoint.
         name: The query's name in its timeline.
+        job: The query without Spark.
     """
 
     def __init__(self, path: Path, *, name: str = "totals", batches: int = 3, rows: int = 3) -> None:
         self.path, self.name = path, name
         server, ids = MemoryServer(), pa.array(range(rows))
-        job = SmallJob(
+        self.job = job = SmallJob(
             path,
             lambda: [MemorySink(server, name=one) for one in ("kafka", "orders")],
             lambda batch, _slot: pa.record_batch({"id": ids if batch == batches - 1 else ids[:3]}),
@@ -80,9 +81,7 @@ class PageScene:
         path.mkdir(parents=True)
         (path / "metadata").write_text(json.dumps({"id": job.query}))
         for number in range(batches):
-            for folder, text in (("offsets", f'v1\n{{}}\n{{"t":{{"0":{number}}}}}'), ("commits", "v1\n{}")):
-                (path / folder).mkdir(exist_ok=True)
-                (path / folder / str(number)).write_text(text)
+            self.plan(number)
         job.run(*range(batches))
         newest = read_log(DecisionLog(LocalLogStore(path))).newest_run
         assert newest is not None
@@ -90,6 +89,12 @@ class PageScene:
         self.timeline = path / "sparkonce" / "timeline"
         self.timeline.mkdir()
         self.newest: TimelineSegment | None = None
+
+    def plan(self, number: int) -> None:
+        """Writes Spark's files of a batch, which is done by them."""
+        for folder, text in (("offsets", f'v1\n{{}}\n{{"t":{{"0":{number}}}}}'), ("commits", "v1\n{}")):
+            (self.path / folder).mkdir(exist_ok=True)
+            (self.path / folder / str(number)).write_text(text)
 
     def write(
         self, batches: Sequence[WatchedBatch], events: Sequence[WatchedEvent] = (), *, run: str = "", **now: object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -277,6 +278,23 @@ def test_motion_is_reduced_where_it_is_asked_for(browser: Browser, scene: PageSc
         browser.prefer(prefers_reduced_motion="reduce")
         assert browser.run("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
         assert browser.run("document.getAnimations().length") == 0
+
+
+def test_another_query_in_the_folder_takes_the_place_of_the_first(browser: Browser, scene: PageScene) -> None:
+    with served(scene) as server, showing(browser, server):
+        browser.run("document.querySelectorAll('#batch-rows button')[3].click()")
+        browser.run("document.getElementById('nearer').click()")
+        assert "Batch 56" in browser.run("document.getElementById('chosen-head').textContent")
+        shutil.rmtree(scene.path)
+        other = PageScene(scene.path, name="another", batches=4)
+        other.write(many(2, now_ms()))
+        browser.until(
+            "document.getElementById('timeline-head').textContent", lambda text: text == "Timeline of another"
+        )
+        browser.until(ROWS, lambda rows: rows == 2)
+        assert shown(browser)["all"] == "2"
+        assert (shown(browser)["batches"], shown(browser)["chosen"]) == ("2", "")
+        assert browser.run("document.getElementById('chosen').textContent").startswith("Choose a batch")
 
 
 def test_of_several_queries_each_has_its_timeline(browser: Browser, scene: PageScene, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from page_scene import PageScene, many, now_ms, served
 from sparkonce.cli.main import app
 from sparkonce.operate.systems import Kind, NamedSystem, read_file
 from sparkonce.page.server import SCRIPTS, PageServer
-from sparkonce.page.watcher import without_secrets
+from sparkonce.page.systems import without_secrets
 from sparkonce.protocol.state import Phase
 from tidy.sources import ROOT
 
@@ -231,8 +231,15 @@ def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> 
     assert ("h:1" in shown) == ("h:1" in text)
 
 
-def test_the_command_serves_until_it_is_interrupted(scene: PageScene) -> None:
-    command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(scene.path), "--port", "0"]
+@pytest.mark.parametrize(
+    ("place", "options", "next_start"),
+    [("totals", [], "resumes"), ("elsewhere", [], "is refused"), ("elsewhere", ["--moved"], "resumes")],
+)
+def test_the_command_serves_until_it_is_interrupted(
+    scene: PageScene, place: str, options: list[str], next_start: str
+) -> None:
+    path = scene.path.rename(scene.path.with_name(place))
+    command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(path), "--port", "0", *options]
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs us in the background ignores it
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
@@ -245,7 +252,8 @@ def test_the_command_serves_until_it_is_interrupted(scene: PageScene) -> None:
         port = int(said.split(":")[2].split("/")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         connection.request("GET", "/api/state")
-        assert json.loads(connection.getresponse().read())["queries"][0]["name"] == "totals"
+        (query,) = json.loads(connection.getresponse().read())["queries"]
+        assert (query["name"], query["next_start"]) == ("totals", next_start)
         connection.close()
         process.send_signal(signal.SIGINT)
         assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("Ended.\n", 0)

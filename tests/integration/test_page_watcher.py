@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,12 @@ from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
 from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
 from sparkonce.page.alarms import SILENT_S, alarms_of
+from sparkonce.page.checkpoints import READ_AGAIN_S, WatchedCheckpoint
+from sparkonce.page.state import NOT_HEARD_MS
+from sparkonce.page.systems import LOG_WITHIN_S
 from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.state import Phase
 from sparkonce.sinks._shared.orphans import Orphan
 
 LIMIT_S = 60
@@ -46,27 +51,34 @@ class Gated(LocalFiles):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.gate, self.asked = threading.Event(), threading.Event()
+        self.is_away = False
 
     def names(self, folder: str) -> Sequence[str]:
         self.asked.set()
         self.gate.wait(LIMIT_S)
+        if self.is_away:
+            raise OSError("The store is away.")
         return super().names(folder)
 
 
-def mine(scene: PageScene) -> Orphan:
-    name = f"shop.{short_query(scene.query)}.{scene.run}.3.0.aaaa"
+def mine(scene: PageScene, copy: str = "aaaa") -> Orphan:
+    name = f"shop.{short_query(scene.query)}.{scene.run}.3.0.{copy}"
     query = short_query(scene.query)
-    return Orphan(kind="open", name=name, query=query, run=scene.run, batch=3, slot=0, copy="aaaa", age_s=1, holds=())
+    return Orphan(kind="open", name=name, query=query, run=scene.run, batch=3, slot=0, copy=copy, age_s=1, holds=())
 
 
 @contextmanager
 def watching(
-    files: LocalFiles, answer: Callable[[], list[Orphan]], clock: Callable[[], int] = now_ms
+    files: LocalFiles | Mapping[str, LocalFiles],
+    answer: Callable[[], list[Orphan]],
+    clock: Callable[[], int] = now_ms,
+    every_s: float = 0.05,
 ) -> Iterator[PageWatcher]:
     file = OperatorFile(
         path="s.yaml", systems={"shop": Asked(name="shop", kind=Kind.MYSQL, settings={}, answer=answer)}, sinks={}
     )
-    watcher = PageWatcher({"totals": files}, file, now_ms=clock, checkpoints_every_s=0.05, systems_every_s=0.05)
+    checkpoints = files if isinstance(files, Mapping) else {"totals": files}
+    watcher = PageWatcher(checkpoints, file, now_ms=clock, checkpoints_every_s=every_s, systems_every_s=0.05)
     try:
         yield watcher
     finally:
@@ -144,3 +156,144 @@ def test_nothing_is_read_before_somebody_looks(scene: PageScene) -> None:
         eventually(lambda: watcher.state().queries[0].read_ms, "the checkpoint is read", limit_s=LIMIT_S)
         assert looks() == before + 2
     eventually(lambda: looks() <= before, "the looks end", limit_s=LIMIT_S)
+
+
+def verdicts(watcher: PageWatcher) -> dict[str, str]:
+    """By the end of each transaction's name."""
+    return {one.name.rpartition(".")[2]: one.verdict for one in watcher.state().systems[0].open}
+
+
+@pytest.mark.parametrize("before", ["nothing", "read", "failed"])
+def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene: PageScene, tmp_path: Path, before: str) -> None:
+    other, ms, found = PageScene(tmp_path / "clicks"), [now_ms()], [mine(scene)]
+    files = Gated(other.path)
+    files.is_away = before == "failed"
+    if before != "nothing":
+        files.gate.set()
+    with watching({"clicks": files, "totals": LocalFiles(scene.path)}, lambda: list(found), lambda: ms[0]) as watcher:
+        if before != "nothing":
+            eventually(lambda: verdicts(watcher) == {"aaaa": "under way"}, "both were looked at", limit_s=LIMIT_S)
+            files.gate.clear()
+            files.asked.clear()
+        watcher.state()
+        assert files.asked.wait(LIMIT_S)
+        if before == "nothing":  # it may be the query's: it is waited for, but once
+            ms[0] += int(LOG_WITHIN_S * 1000) + 1000
+        found.append(mine(scene, "bbbb"))
+        found.append(mine(other, "cccc"))
+        both = {"aaaa": "under way", "bbbb": "under way"}
+        eventually(lambda: both.items() <= verdicts(watcher).items(), "they are judged", limit_s=LIMIT_S)
+        if before == "read":
+            assert "cccc" not in verdicts(watcher)  # it waits for its own log
+            ms[0] += int(LOG_WITHIN_S * 1000) + 1000
+        last = {**both, "cccc": "under way" if before == "read" else "not known"}
+        eventually(lambda: verdicts(watcher) == last, "its own last reading counts", limit_s=LIMIT_S)
+        files.is_away = False
+        files.gate.set()
+        eventually(lambda: verdicts(watcher).get("cccc") == "under way", "the store is back", limit_s=LIMIT_S)
+
+
+def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene: PageScene) -> None:
+    ms, found, asked = [now_ms()], list[Orphan](), [0]
+
+    def answer() -> list[Orphan]:
+        asked[0] += len(found)
+        return list(found)
+
+    with watching(LocalFiles(scene.path), answer, lambda: ms[0], every_s=3600) as watcher:
+        eventually(lambda: watcher.state().queries[0].read_ms, "it is read, for the last time", limit_s=LIMIT_S)
+        found.append(mine(scene))
+        eventually(lambda: watcher.state() and asked[0] > 2, "it is listed", limit_s=LIMIT_S)
+        assert verdicts(watcher) == {}
+        ms[0] += int(LOG_WITHIN_S * 1000) + 1000
+        eventually(lambda: verdicts(watcher) == {"aaaa": "under way"}, "it is judged", limit_s=LIMIT_S)
+
+
+@pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
+def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_path: Path, order: list[str]) -> None:
+    shutil.copytree(scene.path, tmp_path / "copy")
+    scene.job.run(3)  # another run, of which the copy does not know
+    paths = {"old": tmp_path / "copy", "new": scene.path}
+    with watching({one: LocalFiles(paths[one]) for one in order}, lambda: [mine(scene)]) as watcher:
+        eventually(lambda: verdicts(watcher), "it is judged", limit_s=LIMIT_S)
+        state = watcher.state()
+        (shown,) = state.systems[0].open
+        assert (shown.verdict, "An older run has left it" in shown.why) == ("abort", True)
+        assert {one.short for one in state.queries} == {short_query(scene.query)}
+        assert max(state.queries, key=lambda query: query.log_end).location == "new"
+
+
+def test_a_run_that_dies_between_its_claim_and_its_timeline_is_an_alarm(scene: PageScene) -> None:
+    ms = [now_ms()]
+    scene.job.kill(3, Phase.WRITING)
+    with watching(LocalFiles(scene.path), list, lambda: ms[0]) as watcher:
+        eventually(lambda: watcher.state().queries[0].read_ms, "it is read", limit_s=LIMIT_S)
+        assert (watcher.state().queries[0].run != scene.run, alarms_of(watcher.state())) == (True, [])
+        ms[0] += NOT_HEARD_MS + 1000
+        (alarm,) = eventually(lambda: alarms_of(watcher.state()), "it is an alarm", limit_s=LIMIT_S)
+        assert (alarm.urgent, alarm.title) == (True, "totals: the driver is not heard of")
+        assert "had just claimed the log" in alarm.says
+        scene.plan(3)
+        scene.job.run(3)
+        eventually(lambda: not alarms_of(watcher.state()), "another run goes on", limit_s=LIMIT_S)
+
+
+def look_at(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
+    ms = [now_ms()]
+    return WatchedCheckpoint("totals", files or LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition()), ms
+
+
+def shown_batches(one: WatchedCheckpoint) -> list[tuple[str, int]]:
+    found = one.newer(0)
+    return [(found["runs"][each[1]], each[2]) for each in found["batches"]]
+
+
+def begin_anew(scene: PageScene, batches: int) -> PageScene:
+    shutil.rmtree(scene.path)
+    made = PageScene(scene.path)
+    made.write(many(batches, now_ms()))
+    return made
+
+
+def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -> None:
+    one, ms = look_at(scene)
+    one.look()
+    assert shown_batches(one) == [(scene.run, number) for number in range(5)]
+    before = one.newer(0)
+    other = begin_anew(scene, 2)
+    ms[0] += int(READ_AGAIN_S * 1000) + 1000  # the names of its files are the same
+    one.look()
+    assert shown_batches(one) == [(other.run, 0), (other.run, 1)]
+    assert one.newer(0)["first"] > before["last"]
+    assert (one.last.status is not None and one.last.status.query, one.is_of(short_query(other.query))) == (
+        other.query,
+        True,
+    )
+
+
+def test_another_query_without_a_batch_ends_what_was_shown(scene: PageScene) -> None:
+    one, _ = look_at(scene)
+    one.look()
+    before = one.last.last
+    for part in ("sparkonce", "offsets", "commits"):
+        shutil.rmtree(scene.path / part)
+    (scene.path / "metadata").write_text('{"id": "11111111-0000-4000-8000-000000000001"}')
+    one.look()
+    found = one.newer(0)
+    assert (found["batches"], found["events"]) == ([], [])
+    assert one.last.last == found["first"] > before  # so the page asks, and forgets the first query
+
+
+def test_what_is_left_of_an_older_query_is_not_shown_as_the_newers(scene: PageScene) -> None:
+    one, _ = look_at(scene)
+    one.look()
+    (scene.path / "metadata").rename(scene.path / "metadata.old")
+    (scene.path / "commits" / "9").write_text("v1\n{}")
+    one.look()  # half deleted: nobody's, and so still the first one's
+    assert [number for _, number in shown_batches(one)] == list(range(5))
+    left = scene.newest
+    other = begin_anew(scene, 2)
+    assert left is not None
+    scene.put(left)  # as if a look were older than the folder
+    one.look()
+    assert shown_batches(one) == [(other.run, 0), (other.run, 1)]

@@ -232,9 +232,23 @@ def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
     assert all(one.title and one.says and one.next_step for one in found)
 
 
-def test_every_command_is_one_of_ours() -> None:
+def test_of_two_copies_of_a_query_a_command_names_the_one_with_the_newest_log() -> None:
+    copies = [replace(QUERY, location=name, log_end=end) for name, end in (("/c/a", 5), ("/c/b", 7), ("/c/c", 6))]
+    kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, age_s=95.0)])
+    (alarm,) = alarms_of(PageState(now_ms=NOW_MS, queries=copies, systems=[kafka]))
+    assert alarm.command.endswith("--checkpoint /c/b")
+
+
+def test_commands_ask_about_a_moved_checkpoint_as_the_page_does() -> None:
+    refused = replace(QUERY, next_start="is refused", next_says="B.", next_start_step="C.")
+    (alarm,) = alarms_of(replace(state(refused), moved=True))
+    assert alarm.command == "sparkonce checkpoint check '/c/my totals' --moved"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_every_command_is_one_of_ours(moved: bool) -> None:
     group: Any = typer.main.get_command(app)
-    for alarm in alarms_of(everything()):
+    for alarm in alarms_of(replace(everything(), moved=moved)):
         name, first, second, *words = shlex.split(alarm.command)
         command = group.commands[first].commands[second]
         with command.make_context(second, words):

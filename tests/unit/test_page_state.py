@@ -10,8 +10,9 @@ import pytest
 from sparkonce.errors import LogError
 from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, NewestBatch, NextStart, RunOfLog
 from sparkonce.operate.history import LogEntry
+from sparkonce.page.alarms import alarms_of
 from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
-from sparkonce.page.state import RATE_OVER_MS, Look, QueryState, show_query, usual_of
+from sparkonce.page.state import RATE_OVER_MS, Look, PageState, QueryState, show_query, usual_of
 from sparkonce.protocol.state import Phase
 from sparkonce.watch.doubt import InDoubt
 from sparkonce.watch.figures import WatchedBatch, WatchedEvent
@@ -145,6 +146,37 @@ def test_a_newer_run_of_the_log_counts_more_than_an_older_timeline() -> None:
         NOW_MS - 9000,
     )
     assert show_query(look(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "more", "state"),
+    [
+        (179_000, (), QueryState.NOT_KNOWN),
+        (181_000, (), QueryState.NOT_HEARD),
+        (181_000, (entry("claim", NOW_MS - 1000, run=NEWER),), QueryState.NOT_KNOWN),  # again, by the same run
+        (400_000, (entry("commit", NOW_MS - 390_000, run=NEWER, number=7),), QueryState.NOT_KNOWN),  # without timeline
+        (181_000, (entry("commit", NOW_MS - 400_000, number=6),), QueryState.NOT_HEARD),  # another run's
+    ],
+)
+@pytest.mark.parametrize("segments", [(), (segment(*STEADY, phase=Phase.STOPPED),)])
+def test_a_run_that_dies_after_its_claim_is_not_heard_of(
+    silent_ms: int, more: tuple[LogEntry, ...], state: QueryState, segments: tuple[TimelineSegment, ...]
+) -> None:
+    entries = (entry("claim", NOW_MS - silent_ms, run=NEWER), *more)
+    shown = show_query(look(*segments, status=status(NEWER), entries=entries), NOW_MS)
+    assert (shown.state, shown.run, shown.host) == (state, NEWER, "driver-4")
+    if state is QueryState.NOT_HEARD:
+        assert (shown.since_ms, shown.heard_ms) == (NOW_MS - silent_ms, NOW_MS - silent_ms)
+        assert [one.key for one in alarms_of(PageState(now_ms=NOW_MS, queries=[shown]))] == [
+            f"not heard /c/totals {NEWER}"
+        ]
+
+
+def test_a_claim_is_no_older_than_the_last_look() -> None:
+    entries, seen = (entry("claim", NOW_MS - 190_000, run=NEWER),), status(NEWER)
+    assert show_query(look(status=seen, entries=entries, looked_ms=NOW_MS - 50_000), NOW_MS).state is (
+        QueryState.NOT_KNOWN
+    )
 
 
 def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparkonce.cli.checkpoint import opened
+from sparkonce.cli.checkpoint import Moved, opened
 from sparkonce.cli.conf import Conf
 from sparkonce.cli.transactions import ConfigFile
 from sparkonce.errors import ConfigurationError
@@ -23,6 +23,7 @@ def ui(
     config: ConfigFile = "",
     host: Annotated[str, typer.Option(help="The address to listen on. There is no login.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8765,
+    moved: Moved = False,
     conf: Conf = None,
 ) -> None:
     """Serves a live page: queries, their batches by phase, open transactions, and alarms with the next step.
@@ -36,7 +37,8 @@ def ui(
 
     file = read_file(config)
     with ExitStack() as stack:
-        watcher = PageWatcher({one: stack.enter_context(opened(one, conf)) for one in checkpoint}, file)
+        found = {one: stack.enter_context(opened(one, conf)) for one in checkpoint}
+        watcher = PageWatcher(found, file, moved=moved)
     watcher.refuse_what_is_no_checkpoint(_FIRST_LOOK_S)
     try:
         server = PageServer(watcher, host, port)

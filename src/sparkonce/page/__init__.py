@@ -3,6 +3,7 @@
 - ``kept``: a query's batches and events, numbered, so that a browser fetches each once
 - ``state``: what is known of each query and system, as values
 - ``alarms``: the rules by which something is an alarm, with its next step
-- ``watcher``: reads checkpoints and systems in the background, each with a deadline
+- ``looks``, ``checkpoints``, ``systems``: read each of them in the background, again and again
+- ``watcher``: has all of them looked at
 - ``server``: serves the page, and its JSON
 """

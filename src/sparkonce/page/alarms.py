@@ -78,7 +78,7 @@ def _stopped(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the run has stopped",
                 says=query.says,
                 next_step=query.next_step or "Remove the cause, and start the query again.",
-                command=_checkpoint("show", query),
+                command=_checkpoint("show", state, query),
             )
 
 
@@ -92,7 +92,7 @@ def _not_heard(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the driver is not heard of",
                 says=f"{query.says} That is {shown_time(silent_s)} ago; a driver gives a sign each minute.",
                 next_step=f"See if the driver runs on {query.host or 'its host'}. If not, start the query again.",
-                command=_checkpoint("show", query),
+                command=_checkpoint("show", state, query),
             )
 
 
@@ -108,7 +108,7 @@ def _slow(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: batch {query.batch} takes long",
                 says=f"It is at {query.phase!r} for {shown_time(takes_ms / 1000)}. {_usually(usual)}",
                 next_step="See what is open on the systems, and the driver's log.",
-                command=_transactions("list", state, query) if state.systems else _checkpoint("show", query),
+                command=_transactions("list", state, query) if state.systems else _checkpoint("show", state, query),
             )
 
 
@@ -124,7 +124,7 @@ def _refused(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the next start {query.next_start}",
                 says=query.next_says,
                 next_step=query.next_start_step,
-                command=_checkpoint("check", query),
+                command=_checkpoint("check", state, query),
             )
 
 
@@ -137,7 +137,7 @@ def _unreadable(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the checkpoint cannot be read",
                 says=query.error or f"Its store has not answered for {shown_time(query.silent_s)}.",
                 next_step=query.error_step or "See if the store can be reached from this machine.",
-                command=_checkpoint("show", query),
+                command=_checkpoint("show", state, query),
             )
 
 
@@ -172,7 +172,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
                 says=f"The oldest of batch {query.batch} was opened {shown_time(age_ms / 1000)} ago. "
                 f"The shortest timeout is {shown_time(timeout_ms / 1000)}.",
                 next_step="If the driver does not run, start the query again.",
-                command=_transactions("list", state, query) if state.systems else _checkpoint("show", query),
+                command=_transactions("list", state, query) if state.systems else _checkpoint("show", state, query),
             )
 
 
@@ -229,7 +229,8 @@ def _open(state: PageState) -> Iterator[tuple[ShownSystem, ShownTransaction]]:
 
 
 def _query_of(state: PageState, one: ShownTransaction) -> ShownQuery | None:
-    return next((query for query in state.queries if query.short == one.query), None)
+    copies = [query for query in state.queries if query.short == one.query]
+    return max(copies, key=lambda query: query.log_end, default=None)
 
 
 def _usually(usual: Usual | None) -> str:
@@ -238,8 +239,8 @@ def _usually(usual: Usual | None) -> str:
     return f"Usual is {shown_time(usual.p50_ms / 1000)}, and 95 % take at most {shown_time(usual.p95_ms / 1000)}."
 
 
-def _checkpoint(command: str, query: ShownQuery) -> str:
-    return f"sparkonce checkpoint {command} {shlex.quote(query.location)}"
+def _checkpoint(command: str, state: PageState, query: ShownQuery) -> str:
+    return f"sparkonce checkpoint {command} {shlex.quote(query.location)}{' --moved' if state.moved else ''}"
 
 
 def _transactions(command: str, state: PageState, query: ShownQuery | None, *more: str) -> str:

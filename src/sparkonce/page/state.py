@@ -29,6 +29,7 @@ NOT_HEARD_MS = 180_000
 """A driver that is silent for longer is not heard of: it writes its timeline once a minute without news, too."""
 LONGER_THAN_USUAL = 3
 """A phase takes much longer than usual, if it takes so many times the usual."""
+_CLAIMED = "The run had just claimed the log when it was last heard of. An operator's resolve or sweep does so, too."
 
 
 class QueryState(str, Enum):
@@ -110,6 +111,7 @@ class ShownQuery:
         usual: The times that its phases have taken.
         in_doubt: What is prepared and not finished.
         timeout_ms: How long its transactions may live, at least; None without a limit.
+        log_end: The position after the last record of its log.
         next_start: What its next start does, in a word.
         next_says: The same as a sentence.
         next_start_step: The operator's step before that start, if there is one.
@@ -142,6 +144,7 @@ class ShownQuery:
     usual: Mapping[str, Usual] = field(default_factory=dict)
     in_doubt: InDoubt = field(default_factory=InDoubt)
     timeout_ms: int | None = None
+    log_end: int = 0
     next_start: str = ""
     next_says: str = ""
     next_start_step: str = ""
@@ -246,12 +249,14 @@ class PageState:
         queries: The queries, in the order of the command line.
         systems: The systems, in the order of the file.
         config: The file's path; empty without one.
+        moved: Whether starts with ``checkpoint_moved=True`` are asked about.
     """
 
     now_ms: int
     queries: Sequence[ShownQuery]
     systems: Sequence[ShownSystem] = ()
     config: str = ""
+    moved: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Returns it for the page's JSON."""
@@ -277,6 +282,7 @@ def show_query(look: Look, now_ms: int) -> ShownQuery:
         took=usual_of([one.took_ms for one in batches]) if batches else None,
         usual=usual,
         timeout_ms=min(timeouts, default=None),
+        log_end=status.end if status is not None else 0,
         next_start=status.next_start.value if status is not None else "",
         next_says=status.says if status is not None else "",
         next_start_step=sentence(status.next_step) if status is not None else "",
@@ -318,6 +324,9 @@ def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[
     newest_ms = max((one.at_ms for one in look.entries), default=None)
     if run is not None and (segment is None or token_in(run.run).position > token_in(segment.run).position):
         since = {"since_ms": run.claimed_ms, "heard_ms": newest_ms, "run": run.run, "host": run.host}
+        has_decided = any(one.run == run.run and one.kind != "claim" for one in look.entries)
+        if newest_ms is not None and not has_decided and (look.looked_ms or now_ms) - newest_ms > NOT_HEARD_MS:
+            return {**since, "state": QueryState.NOT_HEARD, "since_ms": newest_ms, "says": _CLAIMED}
         says = "The log says how far it is. Its run keeps no timeline, or none yet."
         return {**since, "state": QueryState.NOT_KNOWN, "says": says}
     if segment is None:

@@ -2,6 +2,7 @@
 
 import { noLine, page } from "./model.js";
 import { byId, clock, now, put } from "./parts.js";
+import { forgetView } from "./view.js";
 
 const PATIENCE_MS = 8000, MOST_KEPT = 12000;
 
@@ -33,8 +34,10 @@ async function fetchTimeline() {
   if (!query || query.last <= after) return;
   const news = await ask(`/api/timeline?checkpoint=${asked}&after=${after}`);
   if (news.start !== page.start || line.last !== after) return;  // another answer came first
-  const isAnother = news.first !== line.first;  // another query has begun there
-  if (isAnother) page.timelines[asked] = { ...noLine(), first: news.first };
+  if (news.first !== line.first) {  // another query has begun there
+    page.timelines[asked] = { ...noLine(), first: news.first };
+    if (asked === page.chosen) { page.picked = null; forgetView(); }
+  }
   addTo(page.timelines[asked], news);
 }
 function addTo(line, news) {

@@ -8,7 +8,7 @@ import { page } from "./model.js";
 import { byId, put } from "./parts.js";
 import { showLegend } from "./phases.js";
 import { showSystems } from "./systems.js";
-import { showChosen, showTimeline } from "./timeline.js";
+import { showTimeline } from "./timeline.js";
 import { forgetView } from "./view.js";
 
 const POLL_MS = 2000;
@@ -33,7 +33,6 @@ function choose(i) {  // of several queries the one whose timeline is shown
   page.picked = null;
   forgetView();
   showState();
-  showChosen();
   showTimeline();
   fetchAll().then((isHeard) => { if (isHeard) showTimeline(); showContact(); });
 }

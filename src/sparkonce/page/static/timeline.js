@@ -13,6 +13,7 @@ export function showTimeline() {
   put(byId("timeline-head"), `Timeline of ${query().name}`);
   beginView();
   showLegendOf(line().batches);
+  if (!page.picked) showChosen();  // another query, or another start of the server
   showTables();
   draw();
 }
@@ -56,14 +57,14 @@ export function describe(one, isNamed) {
     el("thead", {}, el("tr", {}, ...heads)), body);
   return [head, ...rows, el("p", {}, transactions), el("p", { class: "quiet" }, `Run ${one.run}`), table];
 }
-export function showChosen() {
+function showChosen() {
+  byId("chart").dataset.chosen = page.picked ? page.picked.batch : "";
   put(byId("chosen-head"), page.picked ? `Batch ${page.picked.batch}` : "Batch");
   byId("chosen").replaceChildren(...(page.picked ? describe(page.picked)
     : [el("p", { class: "quiet" }, "Choose a batch: click it, or use the arrow keys.")]));
 }
 export function pick(one, isSeen) {
   page.picked = one;
-  byId("chart").dataset.chosen = one ? one.batch : "";
   showChosen();
   if (one && isSeen) reveal(one);
   if (one) put(byId("news"), spoken(one));
