@@ -4,6 +4,6 @@
 - ``state``: what is known of each query and system, as values
 - ``alarms``: the rules by which something is an alarm, with its next step
 - ``looks``, ``checkpoints``, ``systems``: read each of them in the background, again and again
-- ``watcher``: has all of them looked at
+- ``watcher``: looks at all of them
 - ``server``: serves the page, and its JSON
 """

@@ -30,7 +30,7 @@ _IN_TEXTS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unjudged:
-    """What a system has open of a query whose log is not read yet.
+    """Transactions that a system has open, of a query whose log is not read yet.
 
     Attributes:
         found: The transactions.

@@ -1,4 +1,4 @@
-"""Has all checkpoints and systems of the page looked at, each for itself."""
+"""Looks at all checkpoints and systems of the page, each for itself."""
 
 from __future__ import annotations
 

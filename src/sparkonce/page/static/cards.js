@@ -1,7 +1,7 @@
 // Alarms and queries.
 
 import { page } from "./model.js";
-import { age, ago, byId, bySink, clock, count, el, now, put, sync, took } from "./parts.js";
+import { age, ago, byId, bySink, clock, count, el, now, put, several, sync, took } from "./parts.js";
 
 const FACTS = ["Newest batch", "Rows a second, 5 min", "Time of a batch", "In doubt", "Next start", "Run", "Checkpoint",
   "Query id"];
@@ -18,8 +18,9 @@ export function showAlarms() {
   put(byId("calm"), isRead ? "✓ No alarms." : "Not everything has been read yet.");
   const began = [...keys].filter(([key]) => alarmKeys && !alarmKeys.has(key)).map(([, title]) => `Alarm: ${title}.`);
   const ended = [...(alarmKeys || [])].filter(([key]) => !keys.has(key)).map(([, title]) => `Over: ${title}.`);
-  if (began.length || ended.length) put(byId("news"), [...began, ...ended, `${alarms.length} alarms.`].join(" "));
-  else if (!alarmKeys && alarms.length) put(byId("news"), `${alarms.length} alarms.`);
+  const all = `${several(alarms.length, "alarm")}.`;
+  if (began.length || ended.length) put(byId("news"), [...began, ...ended, all].join(" "));
+  else if (!alarmKeys && alarms.length) put(byId("news"), all);
   alarmKeys = keys;
   sync(byId("alarm-list"), alarms, (one) => one.key, () => {
     const copy = el("button", { type: "button" }, "Copy"), code = el("code");
@@ -92,7 +93,7 @@ function factsOf(query) {  // in the order of FACTS
     query.newest === null ? "none" : newest,
     rates.join(" · ") || "not known",
     times ? `p50 ${took(times.p50_ms)}, p95 ${took(times.p95_ms)}, of ${count(times.of)}` : "not known",
-    doubt.transactions ? `${doubt.transactions} transactions${oldest}` : "nothing",
+    doubt.transactions ? several(doubt.transactions, "transaction") + oldest : "nothing",
     query.next_start ? `${query.next_start}: ${query.next_says}` : "not known",
     query.run ? `${query.run}${query.host && ` on ${query.host}`}${sign}` : "none",
     query.location, query.query || "none yet",

@@ -4,6 +4,7 @@ import { page } from "./model.js";
 
 export const byId = (id) => document.getElementById(id);
 export const count = (n) => n.toLocaleString("en-US");
+export const several = (n, what) => `${count(n)} ${n === 1 ? what : `${what}s`}`;
 const two = (n) => String(n).padStart(2, "0");
 
 export function el(tag, about, ...children) {

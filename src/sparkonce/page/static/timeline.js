@@ -2,7 +2,7 @@
 
 import { draw } from "./chart.js";
 import { line, page, query } from "./model.js";
-import { byId, bySink, clock, count, el, put, sync, took } from "./parts.js";
+import { byId, bySink, clock, count, el, put, several, sync, took } from "./parts.js";
 import { groupOf, showLegendOf } from "./phases.js";
 import { beginView, reveal } from "./view.js";
 
@@ -26,7 +26,7 @@ function showTables() {
   });
   byId("event-table").hidden = !events.length;
   byId("no-events").hidden = events.length > 0;
-  put(byId("events-caption"), `The newest ${events.length} events of ${name}`);
+  put(byId("events-caption"), `Newest first, of ${name}: ${several(events.length, "event")}`);
   sync(byId("event-rows"), events, key, (one) => el("tr", {}, el("td", {}, clock(one.at)),
     el("th", { scope: "row" }, one.kind), el("td", {}, one.batch === null ? "-" : String(one.batch)),
     el("td", { class: "words" }, one.text + (one.step && ` Next: ${one.step}`))));
@@ -43,8 +43,8 @@ export function describe(one, isNamed) {
   const marks = [one.recovered && "recovered", one.healed && `${one.healed} healed`, one.byLog && "by the log alone"];
   const title = isNamed ? `Batch ${one.batch}, ${took(one.took)}` : took(one.took);
   const head = el("p", {}, el("strong", {}, title), `, began ${clock(one.began)} UTC`);
-  const transactions = [`${count(one.transactions)} transactions`, ...marks.filter(Boolean)].join(", ");
-  const rows = Object.entries(one.rows).map(([sink, n]) => el("p", {}, `${sink}: ${count(n)} rows`));
+  const transactions = [several(one.transactions, "transaction"), ...marks.filter(Boolean)].join(", ");
+  const rows = Object.entries(one.rows).map(([sink, n]) => el("p", {}, `${sink}: ${several(n, "row")}`));
   const body = el("tbody", {}, ...one.phases.map(([name, ms]) => {
     const swatch = el("span", { class: "swatch" });
     swatch.style.background = `var(--p-${groupOf(name)})`;
@@ -72,9 +72,9 @@ export function pick(one, isSeen) {
   draw();
 }
 function spoken(one) {
-  const rows = bySink(one.rows) || "no", recovered = one.recovered ? ", recovered" : "";
+  const rows = bySink(one.rows) || "none", recovered = one.recovered ? ", recovered" : "";
   const healed = one.healed ? `, ${one.healed} healed` : "";
   const phases = one.phases.map(([name, ms]) => `${name} ${took(ms)}`).join(", ");
-  return `Batch ${one.batch}, ${took(one.took)}, ${rows} rows, ${one.transactions} transactions` +
+  return `Batch ${one.batch}, ${took(one.took)}, rows ${rows}, ${several(one.transactions, "transaction")}` +
     `${recovered}${healed}. ${phases}`;
 }
