@@ -280,14 +280,17 @@ def test_motion_is_reduced_where_it_is_asked_for(browser: Browser, scene: PageSc
         assert browser.run("document.getAnimations().length") == 0
 
 
-def test_another_query_in_the_folder_takes_the_place_of_the_first(browser: Browser, scene: PageScene) -> None:
+def test_another_query_in_the_folder_takes_the_place_of_the_first(
+    browser: Browser, scene: PageScene, tmp_path: Path
+) -> None:
+    other = PageScene(tmp_path / "other", name="another", batches=4)
+    other.write(many(2, now_ms()))
     with served(scene) as server, showing(browser, server):
         browser.run("document.querySelectorAll('#batch-rows button')[3].click()")
         browser.run("document.getElementById('nearer').click()")
         assert "Batch 56" in browser.run("document.getElementById('chosen-head').textContent")
         shutil.rmtree(scene.path)
-        other = PageScene(scene.path, name="another", batches=4)
-        other.write(many(2, now_ms()))
+        other.path.rename(scene.path)  # with its timeline: else its log would be shown first
         browser.until(
             "document.getElementById('timeline-head').textContent", lambda text: text == "Timeline of another"
         )
