@@ -111,7 +111,7 @@ def test_only_get_is_answered(server: PageServer, method: str) -> None:
     [
         *("/../server.py", "/static/index.html", "/page.js/..", "/icon/x.svg", "/icon/12.svg", "/api/timeline?after=x"),
         *("/api/timeline?checkpoint=1", "/api/timeline?checkpoint=-1", "//evil.example/", "/index.html", "/none.js"),
-        *("/./page.js", "/../static/page.js", "/%70age.js"),
+        *("/./page.js", "/../static/page.js", "/%70age.js", "//["),
     ],
 )
 def test_nothing_else_is_served(server: PageServer, path: str) -> None:

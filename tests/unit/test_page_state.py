@@ -209,6 +209,13 @@ def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
     assert show_query(look(segment()), NOW_MS).rates == {}
 
 
+def test_a_batch_that_two_runs_have_counts_once() -> None:
+    """Its run had committed it and died before Spark recorded that; the next run found it decided."""
+    first = segment(batch(0, NOW_MS - 10_000), batch(1, NOW_MS - 5000), run="5-0badcafe")
+    again = segment(batch(1, NOW_MS - 2000, recovered=True))
+    assert show_query(look(first, again), NOW_MS).rates == {"kafka": 120.0}
+
+
 @pytest.mark.parametrize(
     ("times", "p50", "p95"), [([7], 7, 7), ([1, 2], 1, 2), (range(1, 101), 50, 95), ([5, 1, 9], 5, 9)]
 )
@@ -272,6 +279,21 @@ def test_what_the_log_told_first_does_not_come_again_with_the_timeline() -> None
     found = kept.newer(0)
     assert [one[2] for one in found["batches"]] == [0, 1]
     assert [one[2] for one in found["events"]] == ["started"]
+
+
+@pytest.mark.parametrize("newest_has_timeline", [True, False])
+def test_the_log_has_what_a_run_did_not_write_before_it_died(*, newest_has_timeline: bool) -> None:
+    """And what a run decides that keeps no timeline. Of one that keeps it, the timeline tells of the newest batch."""
+    kept, older = KeptTimeline(), "5-0badcafe"
+    log = [
+        *(entry("commit", 100 + number, number=number, run=older) for number in range(4)),
+        entry("claim", 110),
+        *(entry("commit", 120 + number, number=number) for number in range(4, 6)),
+    ]
+    dead = segment(batch(0, 90), batch(1, 91), run=older)
+    kept.add([dead, segment(batch(4, 119))] if newest_has_timeline else [dead], log)
+    by_log = [one[2] for one in kept.newer(0)["batches"] if one[7]]
+    assert by_log == ([2, 3] if newest_has_timeline else [2, 3, 4, 5])
 
 
 def test_no_more_than_the_newest_are_kept() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,19 +48,24 @@ class KeptTimeline:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
         # What the log alone told: of a run a batch, or a kind of event. A timeline follows soon or never.
-        self._told: deque[tuple[str, int | str]] = deque(maxlen=MOST_TOLD)
+        self._told: dict[tuple[str, int | str], None] = {}
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
     def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry]) -> None:
-        """Takes what is new of a timeline and a log. The log's batches count before the first one of the timeline.
+        """Takes what is new of a timeline and a log.
 
-        What the log told first, of a run whose timeline comes a moment later, is not taken again.
+        The log's batches count before the first one of the timeline, and where a run keeps none, or died before it had
+        written them. What the log told first, of a run whose timeline comes a moment later, is not taken again.
         """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
+        written = {one.batch for segment in segments for one in segment.batches}
+        newest = entries[-1].run if entries else ""
         for entry in entries:
-            if entry.kind == "commit" and entry.batch is not None and (first is None or entry.batch < first):
+            if entry.kind == "commit" and entry.batch is not None and entry.batch not in written:
+                if first is not None and entry.batch >= first and entry.run == newest and newest in runs:
+                    continue  # its timeline tells of it soon
                 self._add_batch(entry.run, _of_log(entry), by_log=True)
                 self._tell((entry.run, entry.batch))
             if entry.kind in _OF_THE_LOG and entry.run not in runs:
@@ -78,8 +82,9 @@ class KeptTimeline:
                     self._add_event(event)
 
     def _tell(self, told: tuple[str, int | str]) -> None:
-        if told not in self._told:
-            self._told.append(told)
+        self._told.setdefault(told)
+        if len(self._told) > MOST_TOLD:
+            del self._told[next(iter(self._told))]  # the oldest
 
     def newer(self, than: int) -> dict[str, Any]:
         """Returns the batches and events with numbers above one, as plain lists, with the names that they refer to.

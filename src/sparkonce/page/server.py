@@ -134,7 +134,11 @@ class _PageHandler(BaseHTTPRequestHandler):
         if not self.server.takes(self.headers.get("Host", "")):
             self._refuse(HTTPStatus.FORBIDDEN, "This address is not the page's own.")
             return
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:  # such as http://[
+            self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
+            return
         if asked.path in _STATIC:
             name, kind = _STATIC[asked.path]
             self._answer((files("sparkonce.page") / "static" / name).read_bytes(), kind)

@@ -378,13 +378,13 @@ def _phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
 def _rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
     """Returns the rows a second of the last minutes by sink, counted by the ends of their batches."""
     since_ms = now_ms - RATE_OVER_MS
-    known_ms: int | None = None
     rows: dict[str, int] = {}
-    for segment in segments:
-        for batch in segment.batches:
-            known_ms = batch.began_ms if known_ms is None else known_ms
-            ended = batch.began_ms + batch.took_ms
-            for sink, count in batch.rows.items():
-                rows[sink] = rows.get(sink, 0) + (count if since_ms < ended <= now_ms else 0)
-    over_ms = min(RATE_OVER_MS, now_ms - known_ms) if known_ms is not None else 0
+    # By their ids: a batch that its run had committed, and that the next run found decided, is in both runs' segments.
+    batches = {batch.batch: batch for segment in segments for batch in segment.batches}
+    for batch in batches.values():
+        ended = batch.began_ms + batch.took_ms
+        for sink, count in batch.rows.items():
+            rows[sink] = rows.get(sink, 0) + (count if since_ms < ended <= now_ms else 0)
+    known_ms = next((batch.began_ms for batch in batches.values()), now_ms)
+    over_ms = min(RATE_OVER_MS, now_ms - known_ms)
     return {sink: round(count * 1000 / over_ms, 1) for sink, count in rows.items()} if over_ms > 0 else {}

@@ -22,6 +22,8 @@ LOG_WITHIN_S = 20.0
 """A verdict waits so long for its log to be read after the system was asked; else the last reading counts."""
 MOST_DESCRIBED = 20
 """The number of transactions of Kafka, the oldest, whose partitions are asked for."""
+HELD_WITHIN_S = 20.0
+"""No more of them are asked for after this time."""
 _SECRET = re.compile(r"pass|secret|token|credential|jaas|key", re.IGNORECASE)
 _IN_TEXTS = re.compile(
     r"(?:://[^:/@\s]*:([^@\s]+)@|(?:pass\w*|secret\w*|token\w*|\w*key)\s*=\s*('[^']*'|\"[^\"]*\"|\S+))"
@@ -140,9 +142,10 @@ class WatchedSystem(PageLook):
     def _held_by(self, found: Sequence[Orphan]) -> dict[str, Sequence[HeldPartition]]:
         """Asks for the partitions of the oldest transactions of Kafka; those that cannot be told are left out."""
         held: dict[str, Sequence[HeldPartition]] = {}
-        with suppress(SparkonceError):
-            for one in found[:MOST_DESCRIBED]:
-                if isinstance(one, KafkaOrphan):
+        give_up_at_s = time.monotonic() + HELD_WITHIN_S
+        for one in found[:MOST_DESCRIBED]:
+            if isinstance(one, KafkaOrphan) and time.monotonic() < give_up_at_s:
+                with suppress(SparkonceError):
                     held[one.name] = list_held(self._system.settings, one)
         return held
 
