@@ -11,7 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from eventually import eventually
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, call_at, crash_at
-from sparkonce.errors import CheckpointMismatchError, StaleBatchError, StaleLogError, UnknownOutcomeError
+from sparkonce.errors import (
+    CheckpointMismatchError,
+    CorruptRecordError,
+    StaleBatchError,
+    StaleLogError,
+    UnknownOutcomeError,
+)
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 
@@ -54,6 +60,19 @@ def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_p
     with pytest.raises(StaleBatchError, match="batch 1 is asked for, but batch 2 is already decided"):
         stream.run()
     assert stream.keys() == IDS
+
+
+def test_a_log_that_lacks_a_record_is_refused(stream: Stream) -> None:
+    """A copy that was made in part. Otherwise this run's claim would take the place of the record."""
+    stream.run()
+    stream.send(["more"])
+    records = stream.checkpoint / LOG / "records"
+    names = sorted(path.name for path in records.iterdir())
+    (records / names[-2]).unlink()
+    with pytest.raises(CorruptRecordError, match=f"has record {int(names[-1])}, and not record {int(names[-2])}"):
+        stream.run()
+    assert stream.keys() == IDS
+    assert sorted(path.name for path in records.iterdir()) == [*names[:-2], names[-1]]
 
 
 @drawn

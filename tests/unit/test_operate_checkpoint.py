@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.cli.main import app
 from sparkonce.log.base import DecisionLog
+from sparkonce.log.holes import check_whole
 from sparkonce.log.local import LocalLogStore
 from sparkonce.operate.history import read_history
 from sparkonce.protocol.records import Claim
@@ -135,6 +137,39 @@ def test_a_damaged_file_is_found(decided: Path, broken: str, check: str, said: s
     assert said in last["says"]
     shown = run("show", decided)
     assert (shown.exit_code, "Next:" in shown.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> None:
+    """Without it the log would seem to end there, or to be empty."""
+    records = decided / "sparkonce" / "records"
+    newest = max(int(path.name) for path in records.iterdir())
+    (records / f"{position:020d}").unlink()
+    done = run("check", decided, "--moved", "--format", "json")
+    last = json.loads(done.stdout)[-1]
+    assert (done.exit_code, last["name"], last["ok"]) == (1, "decision log", False)
+    assert f"has record {newest}, and not record {position}" in last["says"]
+    for command in ("show", "history"):
+        assert run(command, decided).exit_code == 1
+
+
+class _Growing(LocalFiles):
+    """A listing that misses a record which was put while it was made, and shows the one after it."""
+
+    def names(self, folder: str) -> Sequence[str]:
+        return [name for name in super().names(folder) if name != f"{2:020d}"]
+
+
+def test_a_record_that_was_put_while_the_names_were_listed_is_there(decided: Path) -> None:
+    check_whole(_Growing(decided))
+
+
+def test_what_is_below_the_floor_is_not_missed(decided: Path) -> None:
+    folder = decided / "sparkonce"
+    (folder / "floors").mkdir(exist_ok=True)
+    (folder / "floors" / f"{2:020d}").touch()
+    (folder / "records" / f"{1:020d}").unlink()
+    check_whole(LocalFiles(decided))
 
 
 @pytest.mark.parametrize(

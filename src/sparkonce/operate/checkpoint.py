@@ -15,6 +15,7 @@ from sparkonce.driver.stops import stop_error
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogError, SparkonceError
 from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog
 from sparkonce.log.files import log_store
+from sparkonce.log.holes import check_whole
 from sparkonce.operate.history import LogEntry, oldest_ms, read_history, transactions_by_sink
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision, LogView
@@ -227,6 +228,7 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
         return None, LogView(), ()
     log = DecisionLog(log_store(files, make=False))
     view, entries = read_history(log)
+    check_whole(files)
     return log, view, entries
 
 

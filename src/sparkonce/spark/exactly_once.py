@@ -23,6 +23,7 @@ from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
+from sparkonce.log.holes import check_whole
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
@@ -300,6 +301,7 @@ class ExactlyOnce:
         check_query(files, query, lambda: location_of(df.sparkSession, query))
         samples = self._check_columns(df)
         if not self._started:
+            check_whole(files)
             check_executors(df.sparkSession, self.sinks)
         if self._run is not None:
             self._run[1].close()
@@ -338,6 +340,7 @@ class ExactlyOnce:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         files = self._open(df)
         query = SparkCheckpoint(files).query_id()
+        check_whole(files)
         view = read_log(DecisionLog(log_store(files))) if query is not None else LogView()
         point = ResumePoint.of(files, view)
         if point.batch < 0:

@@ -17,6 +17,7 @@ from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
+from sparkonce.log.holes import check_whole
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.job import FormatJobWriter
@@ -83,6 +84,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         files = open_files("checkpointLocation", given, self.stores)
         if self._begins:
             prove(files)
+            check_whole(files)
         running = RunningBatch(checkpoint=SparkCheckpoint(files))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))
