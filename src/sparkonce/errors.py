@@ -59,14 +59,14 @@ class SparkonceError(Exception):
 
     def lines(self) -> list[str]:
         """Returns the lines for people: the message, then the next step if there is one."""
-        message = _capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
-        return [_stopped(message), *([f"Next: {_stopped(_capital(self.next_step))}"] if self.next_step else [])]
+        message = with_capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
+        return [_stopped(message), *([f"Next: {_stopped(with_capital(self.next_step))}"] if self.next_step else [])]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.next_step, self.details))
 
 
-def _capital(text: str, setting: object = None) -> str:
+def with_capital(text: str, setting: object = None) -> str:
     """Returns the message with a capital letter, unless it begins with the setting's name."""
     is_name = re.split("[ ,]", text, maxsplit=1)[0] == setting
     return text[0].upper() + text[1:] if _WORD.match(text) and not is_name else text

@@ -12,7 +12,7 @@ from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, NewestBat
 from sparkonce.operate.history import LogEntry
 from sparkonce.page.alarms import alarms_of
 from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
-from sparkonce.page.state import RATE_OVER_MS, Look, PageState, QueryState, show_query, usual_of
+from sparkonce.page.state import RATE_OVER_MS, TOLD_WITHIN_MS, Look, PageState, QueryState, show_query, usual_of
 from sparkonce.protocol.state import Phase
 from sparkonce.watch.doubt import InDoubt
 from sparkonce.watch.figures import WatchedBatch, WatchedEvent
@@ -121,6 +121,30 @@ def test_a_driver_is_no_more_silent_than_its_timeline_was_looked_at() -> None:
     silent = segment(*STEADY, phase=Phase.WRITING, written_ms=NOW_MS - 190_000)
     assert show_query(look(silent, looked_ms=NOW_MS - 50_000), NOW_MS).state is QueryState.AT_WORK
     assert show_query(look(silent, looked_ms=NOW_MS - 1000), NOW_MS).state is QueryState.NOT_HEARD
+
+
+DECIDED = status(newest=NewestBatch(batch=8, state=BatchState.DECIDED))
+
+
+@pytest.mark.parametrize(
+    ("decided_ago_ms", "state"), [(500, QueryState.IDLE), (TOLD_WITHIN_MS + 1000, QueryState.NOT_HEARD)]
+)
+def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_ago_ms: int, state: QueryState) -> None:
+    """The driver is dead, or tells within seconds that it finishes the batch."""
+    before_ms = NOW_MS - decided_ago_ms - 100
+    commit = entry("commit", NOW_MS - decided_ago_ms, number=8, transactions={"kafka": 3}, opened_ms=700)
+    idle = segment(written_ms=before_ms)
+    shown = show_query(look(idle, status=DECIDED, entries=(commit,), looked_ms=NOW_MS), NOW_MS)
+    assert (shown.state, shown.batch) == (state, 8)
+    assert shown.in_doubt == InDoubt(transactions=3, opened_ms=700)
+
+
+def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
+    commit = entry("commit", NOW_MS - 5000, number=8, transactions={"kafka": 3}, opened_ms=700)
+    finishing = segment(phase=Phase.FINISHING, in_doubt=InDoubt(transactions=1, opened_ms=800), batch=8)
+    for known in (DECIDED, status(newest=NewestBatch(batch=8, state=BatchState.DONE))):
+        shown = show_query(look(finishing, status=known, entries=(commit,)), NOW_MS)
+        assert (shown.state, shown.in_doubt.transactions) == (QueryState.AT_WORK, 1)
 
 
 def test_a_query_that_has_ended_in_order_is_not_missed() -> None:

@@ -72,7 +72,7 @@ def list_all(
 
     def _table(to: Any, wide: bool) -> None:
         if not wanted:
-            to.print("Nothing of sparkonce is open here.")
+            to.print(f"Nothing of sparkonce is open {'on the systems that answered' if found.silent else 'here'}.")
             return
         table = columns(
             *("system", "kind", "query", "batch", "slot", "age", "verdict", "name", "holds"),

@@ -12,7 +12,7 @@ from sparkonce.driver.progress import rows_by_sink
 from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.start import read_log
 from sparkonce.driver.stops import stop_error
-from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogError, SparkonceError
+from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogError, SparkonceError, with_capital
 from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.log.holes import check_whole
@@ -234,8 +234,7 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
 
 def told(error: SparkonceError) -> str:
     """Returns an error's message as a sentence."""
-    message = error.lines()[0]
-    return message[:1].upper() + message[1:]
+    return with_capital(error.lines()[0])
 
 
 def _run(run: str, entries: Sequence[LogEntry]) -> RunOfLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -12,8 +12,9 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.operate.checkpoint import read_log_of
 from sparkonce.operate.systems import NamedSystem
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks._shared.orphans import Orphan, token_in
 
 
@@ -98,7 +99,7 @@ def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = No
 
 
 def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
-    """Says what is to come of an open transaction.
+    """Says what is to come of an open transaction, and which batch and slot it is of if the log alone knows.
 
     Args:
         system: The system's name.
@@ -106,21 +107,26 @@ def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
         view: The log of some query; None if none was given.
     """
     verdict, why = _verdict(found, view)
+    if found.batch < 0 and (decided := _decided(found, view)) is not None:  # of Kafka, whose ids do not say it
+        found = replace(found, batch=decided[0].batch, slot=decided[1].slot)
     return OpenTransaction(system=system, found=found, verdict=verdict, why=why)
+
+
+def _decided(found: Orphan, view: LogView | None) -> tuple[Decision, Handle] | None:
+    """Returns the decision that has the transaction, with its handle."""
+    decisions = reversed(view.decisions) if view is not None else ()
+    return next(((one, handle) for one in decisions for handle in one.handles if found.is_of(handle)), None)
 
 
 def _verdict(found: Orphan, view: LogView | None) -> tuple[LogVerdict, str]:
     newest = view.newest_run if view is not None else None
     if view is None or newest is None or short_query(newest.query) != found.query:
         return LogVerdict.NOT_KNOWN, "No log of its query is given."
-    for decided in reversed(view.decisions):
-        for handle in filter(found.is_of, decided.handles):
-            if handle.key in decided.void:
-                return (
-                    LogVerdict.ABORT,
-                    f"Batch {decided.batch} is decided, and this part is void: it lost rows.",
-                )
-            return LogVerdict.COMMIT, f"Batch {decided.batch} is decided."
+    if (decided := _decided(found, view)) is not None:
+        decision, handle = decided
+        if handle.key in decision.void:
+            return LogVerdict.ABORT, f"Batch {decision.batch} is decided, and this part is void: it lost rows."
+        return LogVerdict.COMMIT, f"Batch {decision.batch} is decided."
     token = token_in(found.run)
     if token == newest.token:
         if any(one.batch == found.batch and one.token == token for one in view.decisions):

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from sparkonce.errors import SparkonceError
-from sparkonce.operate.checkpoint import CheckpointStatus, told
+from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, told
 from sparkonce.operate.history import LogEntry
 from sparkonce.operate.transactions import OpenTransaction
 from sparkonce.protocol.ownership import short_query
@@ -27,6 +27,8 @@ FEW = 10
 RATE_OVER_MS = 300_000
 NOT_HEARD_MS = 180_000
 """A driver that is silent for longer is not heard of: it writes its timeline once a minute without news, too."""
+TOLD_WITHIN_MS = 45_000
+"""A driver that lives tells within this time that it finishes a batch: it writes its timeline every 15 s at most."""
 LONGER_THAN_USUAL = 3
 """A phase takes much longer than usual, if it takes so many times the usual."""
 _CLAIMED = "The run had just claimed the log when it was last heard of. An operator's resolve or sweep does so, too."
@@ -340,6 +342,12 @@ def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[
     found |= {"phase": now.phase, "since_ms": now.since_ms}
     if now.batch is not None:
         found["batch"] = now.batch
+    if (decided := _decided_since(look, segment)) is not None:
+        count = sum(decided.transactions.values())
+        found |= {"batch": decided.batch, "in_doubt": InDoubt(transactions=count, opened_ms=decided.opened_ms)}
+        if (look.looked_ms or now_ms) - decided.at_ms > TOLD_WITHIN_MS:
+            says = f"The driver has decided batch {decided.batch}, and is not heard of since."
+            return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     if now.phase == Phase.STOPPED.value:
         stop = next((one for one in reversed(segment.events) if one.kind == "stopped"), None)
         says = stop.text if stop is not None else "The run has stopped."
@@ -356,6 +364,17 @@ def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[
         says = f"The driver was {doing} when it was last heard of."
         return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     return {**found, "state": QueryState.IDLE if now.phase == Phase.IDLE.value else QueryState.AT_WORK}
+
+
+def _decided_since(look: Look, segment: TimelineSegment) -> LogEntry | None:
+    """Returns the newest decision of a run if it is not finished, and the run's timeline was written before it."""
+    newest = look.status.newest if look.status is not None else None
+    if newest is None or newest.state is not BatchState.DECIDED:
+        return None
+    commits = (one for one in look.entries if one.kind == "commit" and one.batch == newest.batch)
+    last = max(commits, key=lambda one: one.position, default=None)
+    is_newer = last is not None and last.run == segment.run and last.at_ms > segment.now.written_ms
+    return last if is_newer else None
 
 
 def _measured(segments: Sequence[TimelineSegment]) -> list[WatchedBatch]:
