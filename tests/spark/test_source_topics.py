@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from conformance import folder_sink
 from conformance.folder_sink import FolderSink
@@ -51,6 +51,33 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
         assert "new checkpoint" in told.value.next_step
         assert stream.keys() == OLD
     assert stream.transactions("Ongoing") == {}
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, fail_on_data_loss: bool
+) -> None:
+    """With the same rows, as in a mirror: they would be written again."""
+    stream = Stream(spark, kafka, tmp_path, OLD)
+    stream.run()
+    before, copy = stream.source, f"mirror.{stream.source}"
+    create_topic(stream.bootstrap, copy, stream.partitions)
+    stream.source = copy
+    stream.send(OLD)
+
+    def copied(_: DataFrame) -> DataFrame:
+        servers = {"bootstrap.servers": stream.bootstrap}
+        read = read_kafka(spark, servers, topics=copy, fail_on_data_loss=fail_on_data_loss)
+        return read.selectExpr("cast(key as string) as key", "cast(value as string) as value")
+
+    for _ in range(2):
+        with pytest.raises(PreflightError, match=f"has read topic '{before}' until now, and is to read topic '{copy}'"):
+            stream.run(copied)
+    assert stream.keys() == OLD
+    stream.source = before
+    stream.send(NEW)
+    stream.run()
+    assert stream.keys() == [*NEW, *OLD]
 
 
 def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.sources.offsets import Offsets
-from sparkonce.spark.start.topics import SourceTopics
+from sparkonce.spark.start.topics import SourceTopics, check_names
 
 OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
 
@@ -112,3 +113,26 @@ def test_a_topic_that_ends_before_what_was_read_is_told(
 def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_since(now: int) -> None:
     with pytest.raises(PreflightError, match=r"ended at offset 5 when .* had read it up to 9"):
         Ends({"a": now, "b": 7}).check_ends({}, FURTHER, OFFSETS)
+
+
+@pytest.mark.parametrize(
+    ("sources", "refused"),
+    [
+        (["a,b"], ""),
+        (["a, b, c"], ""),
+        (["b"], ""),
+        (["mirrored.a,mirrored.b"], "topics 'mirrored.a', 'mirrored.b'"),
+        (["a", "mirrored.b"], "topic 'mirrored.b'"),
+        (["a,b", "c"], ""),  # of a source that is added Spark itself says so
+        (["mirrored.a", ""], ""),  # a pattern, which may be for any topic
+        ([], ""),
+    ],
+)
+def test_a_source_of_which_no_topic_was_read_is_refused(sources: Sequence[str], refused: str) -> None:
+    found = [SourceFacts(format="kafka", options={"subscribe": names} if names else {}) for names in sources]
+    check_names(found, ())
+    if not refused:
+        check_names(found, OFFSETS)
+        return
+    with pytest.raises(PreflightError, match=rf"has read topics? .*, and is to read {refused}, of which"):
+        check_names(found, OFFSETS)

@@ -15,7 +15,7 @@ from sparkonce.spark.start.first_batch import analyzed, check_partition_column, 
 from sparkonce.spark.start.pravega import ask_pravega, pravega_sources
 from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
 from sparkonce.spark.start.streams import ask_streams, stream_sources
-from sparkonce.spark.start.topics import SourceTopics, kafka_sources
+from sparkonce.spark.start.topics import SourceTopics, check_names, kafka_sources
 from sparkonce.spark.views import ShareSample
 
 
@@ -42,11 +42,14 @@ def check_sources(
     Raises:
         PreflightError: naming the servers, the topic, the stream or the column.
     """
-    if point.awaits_commit:
-        return ()
     is_first = point.batch < 0
     plan = analyzed(df)
     found = kafka_sources(plan)
+    newest = point.checkpoint.input_offsets(point.batch) or ()
+    before = () if point.is_done else point.checkpoint.input_offsets(point.batch - 1) or ()
+    check_names(found, before or newest)
+    if point.awaits_commit:
+        return ()
     ask_streams(stream_sources(plan), trigger or {})
     ask_pravega(df.sparkSession, pravega_sources(plan))
     sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=not (trigger or {}).get("once"))
@@ -55,6 +58,5 @@ def check_sources(
         warn_of_slots(df.sparkSession, plan, sources, samples, sinks)
         return sources
     with closing(SourceTopics(found)) as topics:
-        before = () if point.is_done else point.checkpoint.input_offsets(point.batch - 1) or ()
-        topics.check_ends(recorded_topics(point.view), before, point.checkpoint.input_offsets(point.batch) or ())
+        topics.check_ends(recorded_topics(point.view), before, newest)
     return sources

@@ -7,7 +7,7 @@ old one. Spark then reads on from the old offset, and silently skips the first r
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -43,6 +43,40 @@ def running_plan(spark: SparkSession, query: str) -> Any:
 def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
     """Returns the Kafka sources of an analyzed plan."""
     return tuple(source for source in source_facts(plan) if source.format == "kafka")
+
+
+def check_names(sources: Sequence[SourceFacts], read: Sequence[str]) -> None:
+    """Refuses a source whose topics all have other names than those that were read, as a mirror's copies have.
+
+    Spark would plan a batch over them from their beginning, and either fail and leave that batch in the checkpoint, or,
+    with failOnDataLoss=false, write all rows again. Sources that name a pattern or partitions are not compared.
+
+    Args:
+        sources: The query's Kafka sources.
+        read: The end offsets of the last finished batch, see `kafka_offsets`.
+
+    Raises:
+        PreflightError: naming the topics of before and now.
+    """
+    before = set(kafka_offsets(read))
+    subscribed = [_subscribed(source.options or {}) for source in sources]
+    gone = before - set().union(*subscribed)
+    for names in subscribed:
+        if all(subscribed) and gone and not names & before:
+            raise PreflightError(
+                f"This query has read {_listed(gone)} until now, and is to read {_listed(names)}, of which it has read "
+                "nothing. Offsets of the checkpoint mean nothing there: Spark would begin at the beginning.",
+                next_step='Name the topics of before, or start a new query with a new checkpoint; see "Another Kafka '
+                'cluster" in docs/rolling.md.',
+            )
+
+
+def _subscribed(options: Mapping[str, str]) -> set[str]:
+    return {name.strip() for name in options.get("subscribe", "").split(",")} - {""}
+
+
+def _listed(topics: Collection[str]) -> str:
+    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(map(repr, sorted(topics)))}"
 
 
 class SourceTopics:
@@ -165,7 +199,7 @@ class SourceTopics:
 
     @staticmethod
     def _read_by(options: Mapping[str, str], names: Sequence[str]) -> list[str]:
-        topics = {name.strip() for name in options.get("subscribe", "").split(",")} - {""}
+        topics = _subscribed(options)
         return [name for name in names if not topics or name in topics]
 
     def _ends_of(self, number: int, read: Offsets) -> dict[tuple[str, int], int]:
