@@ -6,9 +6,13 @@ import json
 import secrets
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 import pytest
@@ -21,13 +25,20 @@ from integration.test_kafka_security import allow, leaves_sockets
 from integration.test_tls import SecuredPostgres
 from mariadb_witness import Witness as MariaDBWitness
 from mariadb_witness import shared_server
+from object_files import object_files
 from postgres_witness import ask, close_all, needs_postgres, running
+from redis_servers import needs_redis
+from redis_servers import witness as witness_of
 from s3_bucket import Bucket
 from secured import CLIENT, make_certificate, make_keys, secured_cluster
-from shared_servers import s3_server
+from shared_servers import redis_server, s3_server
 from small_job import SmallJob
+from sparkonce.checkpoint.credentials import PlainSettings
+from sparkonce.checkpoint.credentials import object_files as files_by_settings
+from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import (
     ConfigurationError,
+    LogError,
     PreflightError,
     PrepareError,
     SparkonceError,
@@ -36,12 +47,14 @@ from sparkonce.errors import (
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.pooled_producer import INITIALISE_LIMIT_S, PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce.sinks.redis.sink import RedisSink
 
 pytestmark = pytest.mark.drawn(5, "rolling changes")
 
@@ -186,6 +199,117 @@ def test_mariadb_reads_a_file_of_defaults_again(tmp_path: Path) -> None:
     witness.run(f"DROP USER {user}")
 
 
+# --- Redis -----------------------------------------------------------------------------------------------------------
+
+
+class FromFile:
+    """Gives redis-py the login that a file holds when a connection is made, as its ``CredentialProvider`` does."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def get_credentials(self) -> tuple[str, ...]:
+        return tuple(self._file.read_text().split())
+
+
+class RedisLogin:
+    """A user of a Redis who may have two passwords at a time, and whose rows are counters: what is doubled shows."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self.client = witness_of(server)
+        self.user = f"etl-{secrets.token_hex(4)}"
+        self.file = folder / "login"
+        self._server = server
+        self.allow("on", "~*", "+@all", f">{OLD}")
+        self.file.write_text(f"{self.user} {OLD}")
+
+    def allow(self, *rules: str) -> None:
+        self.client.execute_command("ACL SETUSER", self.user, *rules)
+
+    def keep_only(self, password: str) -> None:
+        """Takes all others away. Connections outlive that, so they are cut, too."""
+        self.allow("resetpass", f">{password}")
+        self.cut()
+
+    def cut(self) -> None:
+        self.client.execute_command("CLIENT KILL USER", self.user)
+
+    def job(self, folder: Path, password: Callable[[], str] | None = None) -> SmallJob:
+        def make() -> RedisSink:
+            login = f"{self.user}:{password()}@" if password else ""
+            options = {} if password else {"credential_provider": FromFile(self.file)}
+            url = f"redis://{login}{self._server.address}/0"
+            key = f"{self.user}:{{n}}"
+            return RedisSink(url, structure="increment", key_template=key, prefix=self.user, options=options)
+
+        return SmallJob(
+            folder / "checkpoint",
+            lambda: [make()],
+            lambda batch, slot: pa.record_batch({"n": [f"{batch}.{slot}"], "amount": [1]}),
+            deadline_s=5.0,
+        )
+
+    def visible(self) -> list[str]:
+        """Each number as often as it was counted."""
+        counts = {key: int(self.client.get(key)) for key in self.client.scan_iter(f"{self.user}:*")}
+        return sorted(key.decode().partition(":")[2] for key, count in counts.items() for _ in range(count))
+
+
+@pytest.fixture
+def redis_login(tmp_path: Path) -> Iterator[RedisLogin]:
+    login = RedisLogin(redis_server(), tmp_path)
+    yield login
+    login.client.execute_command("ACL DELUSER", login.user)
+    login.client.close()
+
+
+@needs_redis
+def test_redis_has_two_passwords_while_one_is_changed(redis_login: RedisLogin, tmp_path: Path) -> None:
+    password = OLD
+    job = redis_login.job(tmp_path, lambda: password)
+
+    def add() -> None:
+        redis_login.allow(f">{NEW}")
+        redis_login.cut()
+
+    run(job, add)
+    password = NEW
+    job.run(2, listener=lambda phase, _: redis_login.keep_only(NEW) if phase is Phase.WRITING else None)
+    assert redis_login.visible() == batches(0, 1, 2)
+
+
+@needs_redis
+@pytest.mark.parametrize(("phase", "error"), [(Phase.WRITING, PrepareError), (Phase.FINISHING, UnknownOutcomeError)])
+def test_a_password_of_redis_that_is_taken_away_too_early_needs_a_start(
+    redis_login: RedisLogin, tmp_path: Path, phase: Phase, error: type[SparkonceError]
+) -> None:
+    password = OLD
+    job = redis_login.job(tmp_path, lambda: password)
+    redis_login.allow(f">{NEW}")
+    with pytest.raises(error, match="WRONGPASS"):
+        run(job, lambda: redis_login.keep_only(NEW), phase)
+    assert redis_login.visible() == batches(0)
+    with pytest.raises(PreflightError, match="WRONGPASS") as refused:
+        job.run(1)
+    assert OLD not in str(refused.value)
+    password = NEW
+    job.run(1)
+    assert redis_login.visible() == batches(0, 1)
+
+
+@needs_redis
+@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.FINISHING])
+def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(
+    redis_login: RedisLogin, tmp_path: Path, phase: Phase
+) -> None:
+    def change() -> None:
+        redis_login.file.write_text(f"{redis_login.user} {NEW}")
+        redis_login.keep_only(NEW)
+
+    run(redis_login.job(tmp_path), change, phase)
+    assert redis_login.visible() == batches(0, 1)
+
+
 # --- Kafka -----------------------------------------------------------------------------------------------------------
 
 
@@ -284,22 +408,29 @@ class Keys:
         self.users = [(f"user-{secrets.token_hex(4)}", secrets.token_hex(16)) for _ in range(2)]
         for user in self.users:
             bucket.server.add_user(*user)
-        self._given = folder / "keys.json"
+        self.given = folder / "keys.json"
         program = folder / "give_keys.py"
         program.write_text(PROCESS)
         self.config = folder / "aws.config"
-        command = f"{sys.executable} {program} {self._given}"
+        command = f"{sys.executable} {program} {self.given}"
         self.profile = f"rotated-{secrets.token_hex(4)}"  # a process keeps the client of a profile
         self.config.write_text(f"[profile {self.profile}]\ncredential_process = {command}\n")
         self.change(0)
 
     def change(self, number: int) -> None:
-        access, secret = self.users[number]
+        self.allow(number)
+        self.give(number)
+
+    def allow(self, *numbers: int) -> None:
         arn = f"arn:aws:s3:::{self.bucket.name}"
-        allowed = {"Effect": "Allow", "Principal": access, "Action": "s3:*", "Resource": [arn, f"{arn}/*"]}
+        who = [self.users[number][0] for number in numbers]
+        allowed = {"Effect": "Allow", "Principal": who, "Action": "s3:*", "Resource": [arn, f"{arn}/*"]}
         policy = {"Version": "2012-10-17", "Statement": [allowed]}
         self.bucket.client.put_bucket_policy(Bucket=self.bucket.name, Policy=json.dumps(policy))
-        self._given.write_text(json.dumps({"AccessKeyId": access, "SecretAccessKey": secret}))
+
+    def give(self, number: int) -> None:
+        access, secret = self.users[number]
+        self.given.write_text(json.dumps({"AccessKeyId": access, "SecretAccessKey": secret}))
 
     def sink(self, **given: str) -> FilesSink:
         place = {"endpoint_url": self.bucket.server.url, "region_name": "us-east-1", "addressing_style": "path"}
@@ -338,3 +469,119 @@ def test_keys_of_s3_that_were_given_need_a_start(rotated: Keys, tmp_path: Path) 
     user = 1
     job.run(1)
     assert rotated.visible() == batches(0, 1)
+
+
+# --- a checkpoint in S3 ----------------------------------------------------------------------------------------------
+
+PLACE = "checkpoints/totals"
+
+
+def log_with(keys: Keys, user: int) -> ObjectFiles:
+    """The checkpoint's folder, by the keys that one of the users has been given."""
+    access, secret = keys.users[user]
+    return object_files(keys.bucket, PLACE, access_key_id=access, secret_access_key=secret)
+
+
+@pytest.mark.parametrize(
+    ("phase", "refused", "seen"),
+    [
+        pytest.param(Phase.IDLE, 2, (0, 1), id="after a batch"),
+        pytest.param(Phase.WRITING, 1, (0,), id="before a decision"),
+        pytest.param(Phase.FINISHING, 2, (0, 1), id="after a decision"),
+    ],
+)
+def test_keys_of_the_checkpoint_that_were_given_need_a_start(
+    rotated: Keys, tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
+) -> None:
+    """What is decided is committed all the same: it is the next decision that the store refuses."""
+    out = tmp_path / "out"
+    job = job_of(tmp_path, lambda: FilesSink(out, format="text"))
+    job.files_of_checkpoint = log_with(rotated, 0)
+
+    def listen(entered: Phase, batch: int) -> None:
+        if (entered, batch) == (phase, 1):
+            rotated.change(1)
+
+    with pytest.raises(
+        LogError, match=rf"decision of batch {refused} could not be written: .*403 AccessDenied"
+    ) as told:
+        job.run(0, 1, 2, listener=listen)
+    assert "keys that its store accepts" in told.value.next_step
+    assert lines_of(out) == batches(*seen)
+    with pytest.raises(ConfigurationError, match="cannot be written to: HTTP 403 AccessDenied"):
+        job.files_of_checkpoint.check()
+    with pytest.raises(LogError, match=r"cannot be read: .*403 AccessDenied"):
+        job.run(refused)
+    job.files_of_checkpoint = log_with(rotated, 1)
+    job.run(*range(refused, 4))
+    assert lines_of(out) == batches(0, 1, 2, 3)
+
+
+def lines_of(folder: Path) -> list[str]:
+    return sorted(line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
+
+
+class MachineRole(BaseHTTPRequestHandler):
+    """The metadata service of a machine, which gives the keys of a role until soon, and counts how often.
+
+    The client keeps keys until five minutes before their end, and asks anew from then on.
+    """
+
+    file: Path
+    given: Counter[str]
+
+    def do_PUT(self) -> None:
+        self._answer("a token for the service")
+
+    def do_GET(self) -> None:
+        if self.path.endswith("/security-credentials/"):
+            return self._answer("role")
+        keys = json.loads(self.file.read_text())
+        self.given[keys["AccessKeyId"]] += 1
+        soon = datetime.now(timezone.utc) + timedelta(minutes=4)
+        return self._answer(json.dumps({"Code": "Success", "Token": "", "Expiration": soon.isoformat(), **keys}))
+
+    def _answer(self, text: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def role(rotated: Keys, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[MachineRole]]:
+    kind = type("Role", (MachineRole,), {"file": rotated.given, "given": Counter()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name, raising=False)
+        yield kind
+        server.shutdown()
+        thread.join()
+
+
+def test_keys_of_a_machines_role_are_asked_for_again_for_the_checkpoint(
+    rotated: Keys, role: type[MachineRole], tmp_path: Path
+) -> None:
+    """Both keys work until the run has been given the new ones: so does a role, whose old keys live to their end."""
+    settings = {"endpoint": rotated.bucket.server.url, "endpoint.region": "us-east-1", "path.style.access": "true"}
+    given = PlainSettings({f"fs.s3a.{name}": value for name, value in settings.items()})
+    job = job_of(tmp_path, lambda: FilesSink(tmp_path / "out", format="text"))
+    job.files_of_checkpoint = files_by_settings(f"s3a://{rotated.bucket.name}/{PLACE}", given)
+    _, (new, _) = rotated.users
+
+    def listen(entered: Phase, batch: int) -> None:
+        if (entered, batch) == (Phase.WRITING, 1):
+            rotated.allow(0, 1)
+            rotated.give(1)
+        if (entered, batch) == (Phase.WRITING, 10):
+            assert role.given[new] > 0
+            rotated.allow(1)
+
+    job.run(*range(20), listener=listen)
+    assert lines_of(tmp_path / "out") == batches(*range(20))

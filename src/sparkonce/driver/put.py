@@ -116,7 +116,8 @@ class LogWriter:
         except (OSError, PutUnknownError) as error:
             raise errors.LogError(
                 f"{doing}: {error}",
-                next_step="make the checkpoint's disk writable and start the query again; no row is lost.",
+                next_step="make the checkpoint's disk writable, or give keys that its store accepts, and start the "
+                "query again; no row is lost.",
             ) from error
         return on.Deleted()
 

@@ -38,7 +38,10 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
         "the plan is not deterministic or its input is gone: compare the sink with the slots listed, repair it by "
         "hand, and start from a new checkpoint.",
     ),
-    do.StopReason.UNWRITABLE: (errors.LogError, "make the checkpoint's disk writable and start the query again."),
+    do.StopReason.UNWRITABLE: (
+        errors.LogError,
+        "make the checkpoint's disk writable, or give keys that its store accepts, and start the query again.",
+    ),
     do.StopReason.LOG_VIOLATION: (errors.LogError, "restore the log together with the checkpoint from one copy."),
     do.StopReason.STOPPED: (errors.SupersededError, "start the query again: a new run can go on."),
 }
