@@ -138,14 +138,17 @@ def test_with_its_own_exactly_once_a_mirrormaker_that_is_killed_copies_nothing_t
 # --- the move --------------------------------------------------------------------------------------------------------
 
 
-def test_a_query_whose_target_moves_goes_on_at_the_mirror(query: Query) -> None:
+@pytest.mark.parametrize("names", [SAME_NAMES, {}], ids=["the same name", "its default name"])
+def test_a_query_whose_target_moves_goes_on_at_the_mirror(query: Query, names: dict[str, str]) -> None:
     query.job.run(0, 1)
     query.job.kill(2, Phase.FINISHING)
     query.job.run(2)  # the old cluster finishes what is decided: the next start resumes
-    with query.mirror(**READ_COMMITTED, **SAME_NAMES) as mirror:
-        query.await_copy(mirror, values(0, 1, 2))
+    before = query.topic
+    with query.mirror(**READ_COMMITTED, **EXACTLY_ONCE, **names) as mirror:
+        after = before if names else mirror.topic(before)
+        query.await_copy(mirror, values(0, 1, 2), after)
         assert mirror.stop(), "in order"
-    query.cluster = query.new
+    query.cluster, query.topic = query.new, after
     with pytest.raises(PreflightError, match=f"leads to the cluster '{query.new.cluster_id}'") as refused:
         query.job.run(3)
     assert f"former_cluster_id={query.old.cluster_id!r}" in refused.value.next_step
@@ -154,8 +157,8 @@ def test_a_query_whose_target_moves_goes_on_at_the_mirror(query: Query) -> None:
     query.job.run(3)
     query.job.kill(4, Phase.FINISHING)
     query.job.run(4, 5)
-    assert query.read(query.new) == values(0, 1, 2, 3, 4, 5)
-    assert query.read(query.old) == values(0, 1, 2)
+    assert query.read(query.new, after) == values(0, 1, 2, 3, 4, 5)
+    assert query.read(query.old, before) == values(0, 1, 2)
 
 
 def test_a_batch_that_was_left_decided_can_be_finished_on_the_old_cluster_only(query: Query) -> None:
@@ -184,7 +187,5 @@ def test_the_mirror_keeps_the_times_of_rows(query: Query, kind: str) -> None:
     with query.mirror(**READ_COMMITTED) as mirror:
         query.await_copy(mirror, values(0), mirror.topic(query.topic))
         places = ((query.old, query.topic), (query.new, mirror.topic(query.topic)))
-        before, after = (
-            {row.value: row.timestamp_ms for row in read_committed(at.bootstrap, topic)} for at, topic in places
-        )
+        times = [{row.value: row.timestamp_ms for row in read_committed(at.bootstrap, name)} for at, name in places]
     assert times[0] == times[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import secrets
 import shutil
 import sys
@@ -240,7 +241,8 @@ class RedisLogin:
             options = {} if password else {"credential_provider": FromFile(self.file)}
             url = f"redis://{login}{self._server.address}/0"
             key = f"{self.user}:{{n}}"
-            return RedisSink(url, structure="increment", key_template=key, prefix=self.user, options=options)
+            sink = RedisSink(url, structure="increment", key_template=key, prefix=self.user, options=options)
+            return pickle.loads(pickle.dumps(sink))  # noqa: S301 - as it goes to workers
 
         return SmallJob(
             folder / "checkpoint",

@@ -24,7 +24,7 @@ from versions.table import BROKERS, ENGINES, OF_EACH_KAFKA, Brokers, Engine
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".versions"
-EXTRAS = "avro,hdfs,s3,objects,postgres,mysql,redis"
+EXTRAS = "avro,hdfs,s3,objects,postgres,mysql,redis,rabbitmq"
 NEEDED = ("pytest", "pytest-timeout", "pytest-xdist", "psutil", "protobuf", "hypothesis", "greenlet", "duckdb")
 """What tests need beside sparkonce."""
 PATIENT = {"SPARKONCE_PATIENCE": "4"}
