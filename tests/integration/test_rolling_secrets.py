@@ -219,6 +219,7 @@ class RedisLogin:
     def __init__(self, server: RedisServer, folder: Path) -> None:
         self.client = witness_of(server)
         self.user = f"etl-{secrets.token_hex(4)}"
+        self.cuts = 0
         self.file = folder / "login"
         self._server = server
         self.allow("on", "~*", "+@all", f">{OLD}")
@@ -233,7 +234,7 @@ class RedisLogin:
         self.cut()
 
     def cut(self) -> None:
-        self.client.execute_command("CLIENT KILL USER", self.user)
+        self.cuts += int(self.client.execute_command("CLIENT KILL USER", self.user))
 
     def job(self, folder: Path, password: Callable[[], str] | None = None) -> SmallJob:
         def make() -> RedisSink:
@@ -310,6 +311,7 @@ def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(
 
     run(redis_login.job(tmp_path), change, phase)
     assert redis_login.visible() == batches(0, 1)
+    assert redis_login.cuts > 0
 
 
 # --- Kafka -----------------------------------------------------------------------------------------------------------
