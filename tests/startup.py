@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 
+from eventually import LIMIT_S
 from sparkonce.rig.kafka.class_archive import archive_flags
 from sparkonce.rig.kafka.jars import cache_folder, find_java
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -Xshare:auto"
 """With one level of compilers, the JVM has 48 MB for compiled code by itself. A session that hundreds of tests share
 fills them, and then interprets whatever is new."""
-_LIMIT_S = 300.0
 
 
 def jvm_flags() -> str:
@@ -40,7 +40,7 @@ def _record_classes(flag: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         command = [sys.executable, __file__, flag, folder]
-        subprocess.run(command, env=environment, timeout=_LIMIT_S, check=True, capture_output=True)
+        subprocess.run(command, env=environment, timeout=LIMIT_S, check=True, capture_output=True)
 
 
 def _load_classes(flag: str, folder: str) -> None:
@@ -65,7 +65,7 @@ def _load_classes(flag: str, folder: str) -> None:
     jvm = SparkContext._gateway.proc
     SparkContext._gateway.shutdown()
     jvm.stdin.close()
-    jvm.wait(_LIMIT_S)
+    jvm.wait(LIMIT_S)
 
 
 if __name__ == "__main__":
