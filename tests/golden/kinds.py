@@ -223,7 +223,7 @@ def timeline() -> TimelineSegment:
                 recovered=False,
                 healed=1,
                 began_ms=AT_MS,
-                phases=[["WRITING", 10], ["DECIDING", 3]],  # type: ignore[list-item] - as JSON has them
+                phases=[("WRITING", 10), ("DECIDING", 3)],
             )
         ],
         events=[WatchedEvent(at_ms=AT_MS, kind="healed", batch=BATCH, text="One was lost.", next_step="Nothing.")],

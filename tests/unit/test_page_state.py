@@ -12,7 +12,8 @@ from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, NewestBat
 from sparkonce.operate.history import LogEntry
 from sparkonce.page.alarms import alarms_of
 from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
-from sparkonce.page.state import RATE_OVER_MS, TOLD_WITHIN_MS, Look, PageState, QueryState, show_query, usual_of
+from sparkonce.page.state import TOLD_WITHIN_MS, Look, PageState, QueryState, show_query
+from sparkonce.page.usual import RATE_OVER_MS, usual_of
 from sparkonce.protocol.state import Phase
 from sparkonce.watch.doubt import InDoubt
 from sparkonce.watch.figures import WatchedBatch, WatchedEvent

@@ -161,8 +161,8 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
     except OSError as error:
         raise errors.LogError(
             f"The decision log {log.store.location} cannot be read: {error}.",
-            next_step="Make the checkpoint readable for this process's user, or give keys that its store accepts, and try "
-            "again; no row is lost.",
+            next_step="Make the checkpoint readable for this process's user, or give keys that its store accepts, and "
+            "try again; no row is lost.",
         ) from error
     except LogViolation as violation:
         raise errors.LogError(

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from sparkonce.operate.checkpoint import NextStart
 from sparkonce.operate.transactions import LogVerdict
 from sparkonce.page.state import (
-    FEW,
     PageState,
     QueryState,
     ShownQuery,
     ShownSystem,
     ShownTransaction,
-    Usual,
-    longest_usual_ms,
 )
+from sparkonce.page.usual import FEW, Usual, longest_usual_ms
 
 SLOW_MS = 10_000
 """A phase that is shorter is no alarm, whatever is usual: a driver writes its timeline every 5 s."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -12,25 +11,18 @@ from sparkonce.errors import SparkonceError
 from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, told
 from sparkonce.operate.history import LogEntry
 from sparkonce.operate.transactions import OpenTransaction
+from sparkonce.page.usual import Usual, newest_batches, phase_times, rates, usual_of
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks._shared.orphans import token_in
 from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan
 from sparkonce.watch.doubt import InDoubt
-from sparkonce.watch.figures import WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
-MEASURED = 1000
-"""The number of newest batches that say what is usual."""
-FEW = 10
-"""The number of batches below which nothing is usual yet."""
-RATE_OVER_MS = 300_000
 NOT_HEARD_MS = 180_000
 """A driver that is silent for longer is not heard of: it writes its timeline once a minute without news, too."""
 TOLD_WITHIN_MS = 45_000
 """A driver that lives tells within this time that it finishes a batch: it writes its timeline every 15 s at most."""
-LONGER_THAN_USUAL = 3
-"""A phase takes much longer than usual, if it takes so many times the usual."""
 _CLAIMED = "The run had just claimed the log when it was last heard of. An operator's resolve or sweep does so, too."
 
 
@@ -44,21 +36,6 @@ class QueryState(str, Enum):
     NOT_HEARD = "not heard of"
     NOT_KNOWN = "not known"
     NEW = "not started"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usual:
-    """The times that batches, or one of their phases, have taken.
-
-    Attributes:
-        p50_ms: Half of them took at most this.
-        p95_ms: 95 % of them took at most this.
-        of: How many there are.
-    """
-
-    p50_ms: int
-    p95_ms: int
-    of: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +244,10 @@ class PageState:
 
 def show_query(look: Look, now_ms: int) -> ShownQuery:
     """Says what is known of a query, by its checkpoint."""
-    status, batches = look.status, _measured(look.segments)
+    status, batches = look.status, newest_batches(look.segments)
     newest = status.newest if status is not None else None
     segment = look.segments[-1] if look.segments else None
-    usual = {name: usual_of(times) for name, times in _phase_times(batches).items()}
+    usual = {name: usual_of(times) for name, times in phase_times(batches).items()}
     timeouts = list(segment.timeout_ms.values()) if segment is not None else []
     shown = ShownQuery(
         location=look.location,
@@ -279,7 +256,7 @@ def show_query(look: Look, now_ms: int) -> ShownQuery:
         batch=newest.batch if newest is not None else None,
         newest=newest.batch if newest is not None else None,
         newest_state=newest.state.value if newest is not None else "",
-        rates=_rates(look.segments, now_ms),
+        rates=rates(look.segments, now_ms),
         rows=newest.rows if newest is not None else {},
         took=usual_of([one.took_ms for one in batches]) if batches else None,
         usual=usual,
@@ -302,22 +279,6 @@ def show_query(look: Look, now_ms: int) -> ShownQuery:
 def sentence(step: str) -> str:
     """Returns an error's next step as a sentence, as the error's own lines have it."""
     return SparkonceError("", next_step=step).lines()[-1].removeprefix("Next: ")
-
-
-def usual_of(times_ms: Iterable[int]) -> Usual:
-    """Returns what is usual of some times, of which there is at least one."""
-    ordered = sorted(times_ms)
-
-    def rank(part: float) -> int:
-        return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-    return Usual(p50_ms=rank(0.5), p95_ms=rank(0.95), of=len(ordered))
-
-
-def longest_usual_ms(usual: Usual | None, at_least_ms: int) -> int:
-    """Returns the time after which something takes much longer than usual."""
-    known = usual is not None and usual.of >= FEW
-    return max(at_least_ms, LONGER_THAN_USUAL * usual.p95_ms if usual is not None and known else 5 * 60_000)
 
 
 def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[str, Any]:
@@ -375,35 +336,3 @@ def _decided_since(look: Look, segment: TimelineSegment) -> LogEntry | None:
     last = max(commits, key=lambda one: one.position, default=None)
     is_newer = last is not None and last.run == segment.run and last.at_ms > segment.now.written_ms
     return last if is_newer else None
-
-
-def _measured(segments: Sequence[TimelineSegment]) -> list[WatchedBatch]:
-    found: list[WatchedBatch] = []
-    for segment in reversed(segments):
-        found[:0] = segment.batches
-        if len(found) >= MEASURED:
-            break
-    return found[-MEASURED:]
-
-
-def _phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for batch in batches:
-        for name, took_ms in batch.phases:
-            found.setdefault(name, []).append(took_ms)
-    return found
-
-
-def _rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
-    """Returns the rows a second of the last minutes by sink, counted by the ends of their batches."""
-    since_ms = now_ms - RATE_OVER_MS
-    rows: dict[str, int] = {}
-    # By their ids: a batch that its run had committed, and that the next run found decided, is in both runs' segments.
-    batches = {batch.batch: batch for segment in segments for batch in segment.batches}
-    for batch in batches.values():
-        ended = batch.began_ms + batch.took_ms
-        for sink, count in batch.rows.items():
-            rows[sink] = rows.get(sink, 0) + (count if since_ms < ended <= now_ms else 0)
-    known_ms = next((batch.began_ms for batch in batches.values()), now_ms)
-    over_ms = min(RATE_OVER_MS, now_ms - known_ms)
-    return {sink: round(count * 1000 / over_ms, 1) for sink, count in rows.items()} if over_ms > 0 else {}
