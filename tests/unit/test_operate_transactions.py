@@ -73,6 +73,17 @@ def test_the_log_says_what_is_to_come(found: Orphan, log: LogView | None, verdic
     assert judge("orders", found, log).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("copy", "log", "batch", "slot"), [(COPY, view(), 5, 0), (OTHER, view(), -1, -1), (COPY, None, -1, -1)]
+)
+def test_the_log_says_which_batch_a_decided_transaction_is_of(
+    copy: str, log: LogView | None, batch: int, slot: int
+) -> None:
+    """Kafka's ids do not say it."""
+    told = judge("orders", replace(orphan(batch=-1, copy=copy), slot=-1), log).plain()
+    assert (told["batch"], told["slot"]) == (batch, slot)
+
+
 @pytest.mark.parametrize(("producer_id", "epoch", "is_it"), [(11, 3, True), (11, 4, False), (12, 3, False)])
 def test_a_transaction_of_kafka_is_known_by_producer_and_epoch(producer_id: int, epoch: int, is_it: bool) -> None:
     name = f"orders.{SHORT}.7-1460936b.cccccccccccc-1"
