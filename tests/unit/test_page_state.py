@@ -306,9 +306,19 @@ def test_what_the_log_told_first_does_not_come_again_with_the_timeline() -> None
     assert [one[2] for one in found["events"]] == ["started"]
 
 
-@pytest.mark.parametrize("newest_has_timeline", [True, False])
-def test_the_log_has_what_a_run_did_not_write_before_it_died(*, newest_has_timeline: bool) -> None:
-    """And what a run decides that keeps no timeline. Of one that keeps it, the timeline tells of the newest batch."""
+@pytest.mark.parametrize(
+    ("has_timeline", "after_ms", "by_log"),
+    [
+        (True, 1000, [2]),
+        (True, TOLD_WITHIN_MS, [2, 3, 5]),
+        (False, 1000, [2, 4, 5]),
+        (False, TOLD_WITHIN_MS, [2, 3, 4, 5]),
+    ],
+)
+def test_the_log_has_what_a_run_did_not_write_before_it_died(
+    *, has_timeline: bool, after_ms: int, by_log: list[int]
+) -> None:
+    """And what a run decides that keeps no timeline. What the newest run's timeline may yet tell is waited for."""
     kept, older = KeptTimeline(), "5-0badcafe"
     log = [
         *(entry("commit", 100 + number, number=number, run=older) for number in range(4)),
@@ -316,9 +326,8 @@ def test_the_log_has_what_a_run_did_not_write_before_it_died(*, newest_has_timel
         *(entry("commit", 120 + number, number=number) for number in range(4, 6)),
     ]
     dead = segment(batch(0, 90), batch(1, 91), run=older)
-    kept.add([dead, segment(batch(4, 119))] if newest_has_timeline else [dead], log)
-    by_log = [one[2] for one in kept.newer(0)["batches"] if one[7]]
-    assert by_log == ([2, 3] if newest_has_timeline else [2, 3, 4, 5])
+    kept.add([dead, segment(batch(4, 119))] if has_timeline else [dead], log, 125 + after_ms)
+    assert [one[2] for one in kept.newer(0)["batches"] if one[7]] == by_log
 
 
 def test_no_more_than_the_newest_are_kept() -> None:

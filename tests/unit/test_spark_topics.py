@@ -130,9 +130,13 @@ def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_si
 )
 def test_a_source_of_which_no_topic_was_read_is_refused(sources: Sequence[str], refused: str) -> None:
     found = [SourceFacts(format="kafka", options={"subscribe": names} if names else {}) for names in sources]
-    check_names(found, ())
+    check_names(found, (), None)
     if not refused:
-        check_names(found, OFFSETS)
+        check_names(found, OFFSETS, 3)
         return
-    with pytest.raises(PreflightError, match=rf"has read topics? .*, and is to read {refused}, of which"):
-        check_names(found, OFFSETS)
+    with pytest.raises(PreflightError, match=rf"has read topics? .*, and is to read {refused}, of which") as caught:
+        check_names(found, OFFSETS, None)
+    assert caught.value.next_step.startswith("Name the topics of before")
+    with pytest.raises(PreflightError) as caught:
+        check_names(found, OFFSETS, 3)
+    assert "since batch 3 may not be committed yet" in caught.value.next_step

@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from sparkonce import errors
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
+from sparkonce.log.holes import check_whole
 from sparkonce.protocol.records import SinkFacts
 from sparkonce.protocol.traces import Trace, not_in_log
 from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
+
+Answer = TypeVar("Answer")
 
 _TRACES_WITHIN_S = 60.0
 """The patience with sinks that do not say what they remember. Each has just passed its preflight."""
@@ -155,18 +160,30 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
     Raises:
         LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
     """
+    return _asked(log.store.location, partial(log.read, view or LogView()), outage)
+
+
+def check_log(files: CheckpointFiles, outage: Outage | None = None) -> None:
+    """Refuses a log that lacks a record, as `check_whole` does, and waits for a store that is away as `read_log` does.
+
+    Raises:
+        LogError: if it lacks one, or its store cannot be read.
+    """
+    _asked(files.location, partial(check_whole, files), outage)
+
+
+def _asked(location: str, call: Callable[[], Answer], outage: Outage | None) -> Answer:
     try:
-        call = partial(log.read, view or LogView())
         return (outage or Outage(0.0)).retry(call, "the decision log cannot be read", again=is_store_outage)
     except OSError as error:
         raise errors.LogError(
-            f"The decision log {log.store.location} cannot be read: {error}.",
+            f"The decision log {location} cannot be read: {error}.",
             next_step="Make the checkpoint readable for this process's user, or give keys that its store accepts, and "
             "try again; no row is lost.",
         ) from error
     except LogViolation as violation:
         raise errors.LogError(
-            f"The decision log {log.store.location} contradicts itself: {violation}.",
+            f"The decision log {location} contradicts itself: {violation}.",
             next_step="Restore the log together with the checkpoint from one copy; do not edit it.",
         ) from violation
 

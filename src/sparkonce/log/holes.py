@@ -23,16 +23,16 @@ def check_whole(files: CheckpointFiles) -> None:
         floor = max(_positions(files, "floors"), default=0)
         there = _positions(files, "records")
         # A listing may show a record that was put meanwhile, and not the one before it.
-        missing = [
+        missing = (
             one
             for one in range(floor, max(there, default=floor))
             if one not in there and not files.exists(f"{FOLDER}/records/{record_name(one)}")
-        ]
-        if not missing:
+        )
+        if (first := next(missing, None)) is None:
             return
         if floor == max(_positions(files, "floors"), default=0):  # else a driver has deleted them meanwhile
             raise CorruptRecordError(
-                f"The decision log of {files.location!r} has record {max(there)}, and not record {missing[0]}.",
+                f"The decision log of {files.location!r} has record {max(there)}, and not record {first}.",
                 next_step="Restore the checkpoint and the log together, from one whole copy.",
             )
 

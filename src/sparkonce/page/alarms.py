@@ -17,8 +17,8 @@ from sparkonce.page.state import (
 )
 from sparkonce.page.usual import FEW, Usual, longest_usual_ms
 
-SLOW_MS = 10_000
-"""A phase that is shorter is no alarm, whatever is usual: a driver writes its timeline every 5 s."""
+SLOW_MS = 20_000
+"""A phase that is shorter is no alarm, whatever is usual: a driver writes its timeline every 15 s at most."""
 OLD, VERY_OLD = 0.5, 0.9
 """Transactions are alarms from these parts of their timeout on."""
 STRANGE_S = 60.0
@@ -88,7 +88,7 @@ def _not_heard(state: PageState) -> Iterator[Alarm]:
                 key=f"not heard {query.location} {query.run}",
                 urgent=True,
                 title=f"{query.name}: the driver is not heard of",
-                says=f"{query.says} That is {shown_time(silent_s)} ago; a driver gives a sign each minute.",
+                says=f"{query.says} That is {shown_time(silent_s)} ago.",
                 next_step=f"See if the driver runs on {query.host or 'its host'}. If not, start the query again.",
                 command=_checkpoint("show", state, query),
             )

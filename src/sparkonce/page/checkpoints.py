@@ -88,7 +88,7 @@ class WatchedCheckpoint(PageLook):
                 self._query = status.query or self._query
             segments = [one for one in segments if self._query in (None, one.query)]
             with self.changed:
-                self._kept.add(segments, found.entries)
+                self._kept.add(segments, found.entries, looked_ms)
             self._last = replace(found, segments=segments, error=None, last=self._kept.last, looked_ms=looked_ms)
         except Exception as error:  # noqa: BLE001 - of any store: the page shows it
             self._names = None

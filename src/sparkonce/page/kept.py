@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkonce.operate.history import LogEntry
-from sparkonce.page.state import sentence
+from sparkonce.page.state import TOLD_WITHIN_MS, sentence
 from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import TimelineSegment
 
@@ -52,20 +52,31 @@ class KeptTimeline:
         self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
-    def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry]) -> None:
+    def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], now_ms: int = 0) -> None:
         """Takes what is new of a timeline and a log.
 
         The log's batches count before the first one of the timeline, and where a run keeps none, or died before it had
         written them. What the log told first, of a run whose timeline comes a moment later, is not taken again.
+
+        Args:
+            segments: The timeline's.
+            entries: The log's.
+            now_ms: The time when both were read. A timeline is waited for until `TOLD_WITHIN_MS` after a decision.
         """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
         written = {one.batch for segment in segments for one in segment.batches}
         newest = entries[-1].run if entries else ""
+        claimed_ms = next((one.at_ms for one in entries if one.run == newest), 0)
+        left = max((one.batch for one in entries if one.run != newest and one.batch is not None), default=None)
         for entry in entries:
             if entry.kind == "commit" and entry.batch is not None and entry.batch not in written:
-                if first is not None and entry.batch >= first and entry.run == newest and newest in runs:
-                    continue  # its timeline tells of it soon
+                # The newest run soon tells of its own, and of the last one before it, which it may have to finish.
+                is_own = entry.run == newest
+                is_told = newest in runs if is_own else entry.batch == left
+                is_soon = now_ms - (entry.at_ms if is_own else claimed_ms) < TOLD_WITHIN_MS
+                if first is not None and entry.batch >= first and is_told and is_soon:
+                    continue
                 self._add_batch(entry.run, _of_log(entry), by_log=True)
                 self._tell((entry.run, entry.batch))
             if entry.kind in _OF_THE_LOG and entry.run not in runs:

@@ -14,16 +14,16 @@ from sparkonce.arguments import flag, function, number, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.driver.outage import Outage
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.run import Listener, RunDriver
-from sparkonce.driver.start import read_log, recorded_facts
+from sparkonce.driver.start import check_log, read_log, recorded_facts
 from sparkonce.driver.timing import Timing
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
-from sparkonce.log.holes import check_whole
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
@@ -152,6 +152,7 @@ class ExactlyOnce:
         self._is_plain = False
         self._started = False
         self._query: StreamingQuery | None = None
+        self._followed = ""
 
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
@@ -278,6 +279,9 @@ class ExactlyOnce:
     __reduce__ = never_pickled
 
     def _follow(self, query: StreamingQuery, name: str) -> None:
+        if self._followed == (run := query.runId):
+            return  # its first batch came before `start` was done
+        self._followed = run
         self.figures.start(query.id, name)
         close_at_end(query, self._display, self._close_run)
 
@@ -301,7 +305,7 @@ class ExactlyOnce:
         check_query(files, query, lambda: location_of(df.sparkSession, query))
         samples = self._check_columns(df)
         if not self._started:
-            check_whole(files)
+            check_log(files, Outage(self._timing.outage_patience_s))
             check_executors(df.sparkSession, self.sinks)
         if self._run is not None:
             self._run[1].close()
@@ -340,8 +344,8 @@ class ExactlyOnce:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         files = self._open(df)
         query = SparkCheckpoint(files).query_id()
-        check_whole(files)
         view = read_log(DecisionLog(log_store(files))) if query is not None else LogView()
+        check_log(files)
         point = ResumePoint.of(files, view)
         if point.batch < 0:
             warn_of_mode(output_mode)

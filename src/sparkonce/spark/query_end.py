@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its hook for the process's end must be older than ours: see _close_ended
 import json
 import logging
 import threading
@@ -73,7 +74,6 @@ def wait_until_closed(run: str) -> None:
         end[1].join(_CLOSED_WITHIN_S)
 
 
-@atexit.register
 def _close_ended() -> None:
     """Lets runs that have ended close in order, some seconds at most: the process ends right after its last query."""
     give_up_at = time.monotonic() + _CLOSED_AT_EXIT_S
@@ -83,6 +83,11 @@ def _close_ended() -> None:
                 end.join(max(0.0, give_up_at - time.monotonic()))
     except Exception as error:  # noqa: BLE001 - the JVM is gone, and with it all queries
         logger.debug("The ends of queries are not known: %s", error)
+
+
+# The main thread has ended. Thread pools, which committers sweep with, end before the hooks of atexit: so before them.
+getattr(threading, "_register_atexit", atexit.register)(_close_ended)
+atexit.register(_close_ended)  # for queries that another thread of the program has waited for
 
 
 def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:

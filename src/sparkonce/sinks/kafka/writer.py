@@ -217,7 +217,7 @@ class KafkaWriter(SinkWriter):
             give_up_at = time.monotonic() + ABORT_LIMIT_S
             self._await_first_answer(self._pooled, ABORT_LIMIT_S / 2)
             try:
-                self._pooled.producer.abort_transaction(give_up_at - time.monotonic())
+                self._pooled.producer.abort_transaction(max(0.0, give_up_at - time.monotonic()))
             except KafkaException as error:
                 log.warning(
                     "The transaction %s of batch %d could not be aborted, and is left to the driver: %s.",
@@ -237,8 +237,8 @@ class KafkaWriter(SinkWriter):
         2.16; every fourth abort 2 ms after the first row).
         """
         give_up_at = time.monotonic() + limit_s
-        pooled.poll(0)  # which serves all events but rows' that wait
-        if (in_flight := len(pooled.producer)) < self._accepted:
+        pooled.poll(0)  # which serves the events that wait
+        if (in_flight := len(pooled.producer)) < self._accepted or pooled.trouble():
             return
         while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
             if (left_s := give_up_at - time.monotonic()) <= 0:

@@ -14,10 +14,10 @@ from sparkonce.arguments import nonempty
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.proof import prove
 from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
-from sparkonce.log.holes import check_whole
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.job import FormatJobWriter
@@ -84,7 +84,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         files = open_files("checkpointLocation", given, self.stores)
         if self._begins:
             prove(files)
-            check_whole(files)
+            check_log(files)
         running = RunningBatch(checkpoint=SparkCheckpoint(files))
         sink = self._sink(options)
         columns = sink.columns(arrow_schema(schema))

@@ -47,7 +47,7 @@ def check_sources(
     found = kafka_sources(plan)
     newest = point.checkpoint.input_offsets(point.batch) or ()
     before = () if point.is_done else point.checkpoint.input_offsets(point.batch - 1) or ()
-    check_names(found, before or newest)
+    check_names(found, before or newest, point.batch if point.awaits_commit else None)
     if point.awaits_commit:
         return ()
     ask_streams(stream_sources(plan), trigger or {})

@@ -45,15 +45,16 @@ def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
     return tuple(source for source in source_facts(plan) if source.format == "kafka")
 
 
-def check_names(sources: Sequence[SourceFacts], read: Sequence[str]) -> None:
+def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: int | None) -> None:
     """Refuses a source whose topics all have other names than those that were read, as a mirror's copies have.
 
     Spark would plan a batch over them from their beginning, and either fail and leave that batch in the checkpoint, or,
-    with failOnDataLoss=false, write all rows again. Sources that name a pattern or partitions are not compared.
+    with failOnDataLoss=false, write all rows again. Nothing is compared if any source names a pattern or partitions.
 
     Args:
         sources: The query's Kafka sources.
-        read: The end offsets of the last finished batch, see `kafka_offsets`.
+        read: The end offsets of the last finished batch, or else of the first that is planned; see `kafka_offsets`.
+        decided: The batch that is decided and may not be committed; None if there is none.
 
     Raises:
         PreflightError: naming the topics of before and now.
@@ -63,11 +64,14 @@ def check_names(sources: Sequence[SourceFacts], read: Sequence[str]) -> None:
     gone = before - set().union(*subscribed)
     for names in subscribed:
         if all(subscribed) and gone and not names & before:
+            first = ""
+            if decided is not None:
+                first = f"Start once with the topics of before, since batch {decided} may not be committed yet. Then "
             raise PreflightError(
                 f"This query has read {_listed(gone)} until now, and is to read {_listed(names)}, of which it has read "
                 "nothing. Offsets of the checkpoint mean nothing there: Spark would begin at the beginning.",
-                next_step='Name the topics of before, or start a new query with a new checkpoint; see "Another Kafka '
-                'cluster" in docs/rolling.md.',
+                next_step=f"{first or 'Name the topics of before, or '}start a new query with a new checkpoint; see "
+                '"Another Kafka cluster" in docs/rolling.md.',
             )
 
 
