@@ -155,6 +155,8 @@ class ModelProducer:
 
     def begin_task(self) -> None: ...
 
+    def poll(self, timeout_s: float) -> None: ...
+
     def acknowledged(self, accepted: int) -> int:
         return accepted
 
