@@ -67,7 +67,7 @@ class Query:
         return MirrorMaker(self.folder / "mirror", self.old, self.new, self.topic, **settings)
 
     def read(self, cluster: Cluster, topic: str = "") -> list[str]:
-        """What a read_committed reader finds; nothing if there is no such topic yet."""
+        """Reads what a read_committed reader finds; nothing if there is no such topic yet."""
         with closing(Witness(cluster.bootstrap)) as witness:
             there = witness.admin.list_topics(timeout=LIMIT_S).topics
             return witness.committed(topic or self.topic) if (topic or self.topic) in there else []

@@ -497,7 +497,7 @@ def log_with(keys: Keys, user: int) -> ObjectFiles:
 def test_keys_of_the_checkpoint_that_were_given_need_a_start(
     rotated: Keys, tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
 ) -> None:
-    """What is decided is committed all the same: it is the next decision that the store refuses."""
+    """Commits what is decided all the same: it is the next decision that the store refuses."""
     out = tmp_path / "out"
     job = job_of(tmp_path, lambda: FilesSink(out, format="text"))
     job.files_of_checkpoint = log_with(rotated, 0)

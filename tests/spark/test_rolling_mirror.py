@@ -32,7 +32,7 @@ def new() -> Iterator[Cluster]:
 
 
 def rows(cluster: Cluster, topic: str) -> list[str]:
-    """What a read_committed reader finds; nothing if there is no such topic yet."""
+    """Reads what a read_committed reader finds; nothing if there is no such topic yet."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     if topic not in admin.list_topics(timeout=LIMIT_S).topics:
         return []

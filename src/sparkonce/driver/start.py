@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 from sparkonce import errors
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.driver.outage import Outage, is_store_outage
+from sparkonce.driver.outage import Answer, Outage, is_store_outage
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.holes import check_whole
@@ -19,8 +18,6 @@ from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
-
-Answer = TypeVar("Answer")
 
 _TRACES_WITHIN_S = 60.0
 """The patience with sinks that do not say what they remember. Each has just passed its preflight."""

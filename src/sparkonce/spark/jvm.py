@@ -24,6 +24,11 @@ def jvm() -> Any:
     return context._jvm
 
 
+def execution_of(spark: SparkSession, query: str) -> Any:
+    """Returns Spark's ``StreamExecution`` of a running query, by the query's id; None if there is none."""
+    return spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
+
+
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
     """Returns a DataFrame without rows, and leaves the active session as it is.
 

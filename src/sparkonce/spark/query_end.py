@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparkonce.spark.jvm import jvm
+from sparkonce.spark.jvm import execution_of
 from sparkonce.spark.show.display import ProgressDisplay
 
 logger = logging.getLogger("sparkonce")
@@ -30,7 +30,7 @@ _follows = threading.Lock()
 def running(spark: SparkSession, query: str) -> StreamingQuery | None:
     """Returns a query that runs, by its id; None if Spark does not know it."""
     try:
-        found = spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
+        found = execution_of(spark, query)
         return None if found is None else StreamingQuery(found)
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the user closes the query then
         logger.debug("Query %s cannot be followed: %s", query, error)

@@ -16,7 +16,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets
-from sparkonce.spark.jvm import field, jvm
+from sparkonce.spark.jvm import execution_of, field
 from sparkonce.spark.start.checkpoint import CheckpointLocation
 from sparkonce.spark.start.classic import check_classic
 
@@ -163,9 +163,7 @@ def groups(
 def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
     """Returns the place of a running query's checkpoint; None if Spark does not say."""
     try:
-        execution = (
-            spark._jsparkSession.sharedState().activeStreamingQueries().get(jvm().java.util.UUID.fromString(query))
-        )
+        execution = execution_of(spark, query)
         root = str(execution.resolvedCheckpointRoot())
         folder = str(local_folder(root)) if root.startswith("file:") else root
         return CheckpointLocation(folder, bool(field(execution, "deleteCheckpointOnStop")))
