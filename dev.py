@@ -3,10 +3,9 @@
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
     python3 dev.py example  a job, fed and counted: example etl, for one; without a name it lists them
-    python3 dev.py test     what CI runs: every check, and of the tests every rule, every sink, and what the commit draws
-    python3 dev.py test --all, --long      most tests, in half an hour; everything, in hours. More options are pytest's
+    python3 dev.py test     what CI runs: every check, then the first tier of tests. More options are pytest's
+    python3 dev.py test --all [--shard 2/8] [--seed N]    every test, which takes hours, or one of eight parts of them
     python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach
-    python3 dev.py timings                 what the tests of the last run took, see tests/timings.py
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
     python3 dev.py versions [4.1 kafka-3.9 …]  tests with other versions of Spark, Python and Kafka: docs/versions.md
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
@@ -47,7 +46,6 @@ CACHE = Path(
 )
 AT_ONCE = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 """Three groups of tests at once, see tests/conftest.py: on two cores, since many wait for servers that they kill."""
-EVERY = ("-m", "slow or not slow")
 NOT_SOUND, NOT_AUDITED = 1, 3
 AUDIT_LIMIT_S = 300
 RELEASING = {"notices": "releasing.notices", "tested": "releasing.tested", "release": "releasing.check"}
@@ -61,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if command == "audit":
         environment()
         return call(["pytest", "-q", "tests/tidy/test_lock.py"]) or audit()
-    if command not in {"demo", "example", "test", "coverage", "timings", "simulate", "versions", "run", *RELEASING}:
+    if command not in {"demo", "example", "test", "coverage", "simulate", "versions", "run", *RELEASING}:
         print(__doc__)
         return 0 if command in {"help", "--help", "-h"} else 2
     if command in {"test", "coverage", "tested"}:
@@ -75,8 +73,6 @@ def main(arguments: list[str]) -> int:
         return call(["python", "-m", RELEASING[command], *rest])
     if command == "run":
         return call(rest)
-    if command == "timings":
-        return call(["python", str(ROOT / "tests" / "timings.py"), *rest])
     if command == "simulate":
         os.environ["PYTHONPATH"] = str(ROOT / "tests")
         return call(["python", "-m", "simulation", *rest])
@@ -103,15 +99,11 @@ def example(rest: list[str]) -> int:
 
 
 def test(rest: list[str]) -> int:
-    """The checks that cost seconds first, then the tests of a tier; tests/README.md says what is in each."""
-    tier = next((one for one in ("all", "long") if f"--{one}" in rest), "first")
-    rest = [one for one in rest if one != "--long"]
-    drawn = tier != "long" and not any(one.startswith("--draw") for one in rest)
+    """Runs the checks that cost seconds, then the first tier of tests, or with ``--all`` every test."""
     if code := checks():
         return code
-    timings = ["--timings", str(ROOT / ".timings" / f"{tier}.jsonl")]
-    chosen = ["--draw", seed()] if drawn else list(EVERY) if tier == "long" else []
-    return call(["pytest", *AT_ONCE, *timings, *chosen, *rest])
+    every = ["-m", "slow or not slow"] if "--all" in rest else []
+    return call(["pytest", *AT_ONCE, *every, *(one for one in rest if one != "--all")])
 
 
 def checks() -> int:
@@ -134,20 +126,10 @@ def coverage(rest: list[str]) -> int:
         "--cov=sparkonce",
         "--cov-branch",
         "--cov-report=term:skip-covered",
-        "--cov-report=json:.timings/coverage.json",
+        "--cov-report=json:.coverage.json",
     ]
     folders = [f"tests/{one}" for one in ("unit", "conformance", "integration", "spark")]
-    drawn = [] if any(one.startswith("--draw") for one in rest) or "--all" in rest else ["--draw", seed()]
-    rest = [one for one in rest if one != "--all"]
-    return call(["pytest", *AT_ONCE, "-q", *reports, "-m", "not slow and not killed", *drawn, *folders, *rest])
-
-
-def seed() -> str:
-    """The commit, by which tests are drawn; the version where there is none."""
-    known = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if known.returncode == 0:
-        return known.stdout.strip()
-    return re.findall(r'^__version__ = "(.+)"', (ROOT / "src/sparkonce/version.py").read_text(), re.MULTILINE)[0]
+    return call(["pytest", *AT_ONCE, "-q", *reports, "-m", "not slow and not killed", *folders, *rest])
 
 
 def environment() -> None:

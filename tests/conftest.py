@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,29 +10,32 @@ import pytest
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.producer_pool import this_worker
 
-pytest_plugins = ("tiers", "timings")
-
 HERE = Path(__file__).parent
+
+DEAREST = ("spark", "crashes", "verifying", "integration", "conformance", "model", "simulation")
+"""Folders in the order in which they are started, so that no process is left with a long group at the end."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests, for example 2/8")
+    parser.addoption("--seed", type=int, default=0, help="seed of random tests; 0, the default, is CI's fixed seed")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups tests for xdist, and puts what takes longest first: no process is left with it at the end.
-
-    A group's tests run in one process, one after the other. It is the file, unless a test names another one.
-    """
-    from timings import read_kept  # a plugin: pytest rewrites its assertions first
-
-    kept = {HERE / file: max(row.values()) for file, row in read_kept().items()}
-    files: dict[str, set[Path]] = defaultdict(set)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups tests for xdist: a group runs in one process, in order. By default a file is a group."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(HERE).with_suffix("").as_posix()))
         if item.path.parent.name == "spark" and "spark" not in getattr(item, "fixturenames", ()):
             item.add_marker("killed")
-        files[_group(item)].add(item.path)
-    seconds = {group: sum(kept.get(path, 0.0) for path in paths) for group, paths in files.items()}
-    items.sort(key=lambda item: (-seconds[_group(item)], _group(item)))
+    if shard := config.getoption("--shard"):
+        part, parts = map(int, shard.split("/"))
+        mine = [item for item in items if zlib.crc32(_group(item).encode()) % parts == part - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+        items[:] = mine
+    rank = {folder: number for number, folder in enumerate(DEAREST)}
+    items.sort(key=lambda item: (rank.get(item.path.relative_to(HERE).parts[0], len(rank)), _group(item)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,10 +8,8 @@ some worlds of the larger ones; when one changes, all of them, until they were a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +19,6 @@ from model.world import Config, Fault, Model
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import TRANSITIONS
 from sparkonce.protocol.state import Phase
-from tiers import Proved
-
-HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "src" / "sparkonce"
-USED = (*(SOURCE / "protocol").glob("*.py"), SOURCE / "log" / "base.py")
-SEARCHED = Proved(HERE / "searched.digest", (*USED, *HERE.glob("*.py")))
 
 TWO_SINKS = ("orders", "orders-eu")
 
@@ -107,7 +99,7 @@ def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> Non
     explore(name, SMALL[name], say)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SEARCHED.drawn(1, "worlds")) for name in LARGER])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in LARGER])
 def test_no_row_is_doubled_or_lost_in_many_worlds(name: str, say: Callable[[str], None]) -> None:
     explore(name, LARGER[name], say)
 
@@ -123,7 +115,3 @@ def test_the_search_goes_through_every_transition() -> None:
     if not _reached:
         pytest.skip("only after the searches above")
     assert TRANSITIONS.keys() - _reached == UNREACHED
-
-
-if __name__ == "__main__":
-    sys.exit(SEARCHED.prove(__file__))

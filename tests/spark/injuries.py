@@ -14,12 +14,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +27,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.in_process import ended
 from sparkonce.analysis.model import Explanation
-from tiers import Proved
 
 ROOT = Path(__file__).parents[2]
-DRAWN = 8
 
 ROWS = [f"row-{number:03d}" for number in range(60)]
 
-
-def _proved() -> Proved:
-    """Collects the analyser, what reads plans and queries for it, the injuries, and the version of Spark."""
-    source = ROOT / "src" / "sparkonce"
-    spark = (source / "spark" / "plans.py", *(source / "spark" / "explain").rglob("*.py"))
-    tests = [Path(__file__), *Path(__file__).parent.glob("test_explain_*.py")]
-    kept = Path(__file__).with_suffix(".digest")
-    return Proved(kept, (*(source / "analysis").rglob("*.py"), *spark, *tests), version("pyspark"))
-
-
-PROVED = _proved()
-"""The first tier runs some of about sixty injuries, as long as nothing that they depend on has changed."""
 
 Proof = Generator[None, None, None]
 
@@ -66,8 +50,7 @@ def proof(test: Callable[..., Proof]) -> Any:
     asked = inspect.signature(test)
     part = inspect.Parameter("injured", inspect.Parameter.KEYWORD_ONLY)
     proved.__signature__ = asked.replace(parameters=[*asked.parameters.values(), part])  # type: ignore[attr-defined]
-    marks = PROVED.drawn(DRAWN, "injuries")
-    parts = [pytest.param(False, id="verdict"), pytest.param(True, id="injury", marks=marks)]
+    parts = [pytest.param(False, id="verdict"), pytest.param(True, id="injury", marks=pytest.mark.slow)]
     return pytest.mark.parametrize("injured", parts)(proved)
 
 
@@ -168,7 +151,3 @@ def replayed(plan: DataFrame, folder: Path) -> list[list[Any]]:
     forget(folder / "replayed" / "commits")
     run(writer)
     return kept.runs()
-
-
-if __name__ == "__main__":
-    sys.exit(PROVED.prove("-m", "proves", str(Path(__file__).parent)))
