@@ -1,31 +1,26 @@
 #!/usr/bin/env python3
-"""Runs sparkonce from a clone, on a machine that has Python and nothing of ours.
+"""Runs sparkonce from a clone, on a machine that has only Python.
 
     python3 dev.py demo     the main job on an embedded broker, killed and restarted
-    python3 dev.py example  a job, fed and counted: example etl, for one; without a name it lists them
     python3 dev.py test     what CI runs: every check, then the first tier of tests. More options are pytest's
     python3 dev.py test --all [--shard 2/8] [--seed N]    every test, which takes hours, or one of eight parts of them
-    python3 dev.py coverage                lines and branches of src/ that the in-process tests of the first tier reach
+    python3 dev.py test --spark 4.2.0 | --kafka 3.9.1 FILE …    tests with another version: see docs/versions.md
+    python3 dev.py coverage                which lines and branches of src/ the in-process tests of the first tier reach
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
-    python3 dev.py versions [4.1 kafka-3.9 …]  tests with other versions of Spark, Python and Kafka: docs/versions.md
+    python3 dev.py example  one of the jobs in examples/, for example: example etl. Without a name it lists them
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
-    python3 dev.py audit    ask whether a locked package has a known vulnerability
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
-    python3 dev.py notices  write THIRD_PARTY.md: the licences of what is locked, and of the jars
-    python3 dev.py tested   write docs/tested-with.md: start each server, and ask it for its version
-    python3 dev.py release  check that tag, version, changelog and golden files agree: see CONTRIBUTING.md
+    python3 dev.py audit    check the locked packages for known vulnerabilities
 
-Needs only the standard library. Fetches uv and the locked packages into .venv, and Java by apt where that is allowed;
-where it is not, says what is missing. The tests also want the databases that sinks write to, a browser and a clock
-that can be set: fetched in the same way, and where they cannot be had the tests that need them are skipped and say so.
-A second run starts at once.
+It needs only the standard library. It installs uv and the locked packages into .venv, and Java by apt if it may. The
+tests also need the databases that the sinks write to, a browser, and libfaketime: it installs them the same way, and
+tests whose server cannot be had are skipped by name. A second run starts immediately.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -46,48 +41,41 @@ CACHE = Path(
 )
 AT_ONCE = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 """Three groups of tests at once, see tests/conftest.py: on two cores, since many wait for servers that they kill."""
-NOT_SOUND, NOT_AUDITED = 1, 3
-AUDIT_LIMIT_S = 300
-RELEASING = {"notices": "releasing.notices", "tested": "releasing.tested", "release": "releasing.check"}
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 
 def main(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
-    if command == "lock":
-        return lock()
-    if command == "audit":
-        environment()
-        return call(["pytest", "-q", "tests/tidy/test_lock.py"]) or audit()
-    if command not in {"demo", "example", "test", "coverage", "simulate", "versions", "run", *RELEASING}:
-        print(__doc__)
-        return 0 if command in {"help", "--help", "-h"} else 2
-    if command in {"test", "coverage", "tested"}:
-        servers()
-    environment()
-    if command == "tested":
-        java()
-    if command in RELEASING:
-        os.environ["PYTHONPATH"] = str(ROOT / "tests")
-        uv_command()
-        return call(["python", "-m", RELEASING[command], *rest])
-    if command == "run":
-        return call(rest)
-    if command == "simulate":
-        os.environ["PYTHONPATH"] = str(ROOT / "tests")
-        return call(["python", "-m", "simulation", *rest])
-    java()
-    if command == "versions":
-        os.environ["PYTHONPATH"] = str(ROOT / "tests")
-        uv_command()
-        return call(["python", "-m", "versions", *rest])
-    if command == "coverage":
-        return coverage(rest)
-    if command == "demo":
-        return call(["sparkonce", "demo", *rest])
-    if command == "example":
-        return example(rest)
-    return test(rest)
+    match command:
+        case "lock":
+            return lock()
+        case "audit":
+            return subprocess.run(
+                [*uv_command(), "tool", "run", "pip-audit", "--disable-pip", "-r", str(LOCK)]
+            ).returncode
+        case "run":
+            environment()
+            return call(rest)
+        case "simulate":
+            environment()
+            os.environ["PYTHONPATH"] = str(ROOT / "tests")
+            return call(["python", "-m", "simulation", *rest])
+        case "demo":
+            environment()
+            java()
+            return call(["sparkonce", "demo", *rest])
+        case "example":
+            environment()
+            java()
+            return example(rest)
+        case "test":
+            return test(rest)
+        case "coverage":
+            servers()
+            java()
+            return coverage(rest)
+    print(__doc__)
+    return 0 if command in {"help", "--help", "-h"} else 2
 
 
 def example(rest: list[str]) -> int:
@@ -99,25 +87,31 @@ def example(rest: list[str]) -> int:
 
 
 def test(rest: list[str]) -> int:
-    """Runs the checks that cost seconds, then the first tier of tests, or with ``--all`` every test."""
-    if code := checks():
+    """Runs the checks, then the first tier of tests, or with ``--all`` every test."""
+    spark = ""
+    if "--spark" in rest:
+        at = rest.index("--spark")
+        spark = rest[at + 1]
+        del rest[at : at + 2]
+    servers()
+    java()
+    if spark:
+        another_spark(spark)
+    elif code := checks():
         return code
-    every = ["-m", "slow or not slow"] if "--all" in rest else []
+    every = ["-m", "slow or not slow"] if spark or "--all" in rest else []
     return call(["pytest", *AT_ONCE, *every, *(one for one in rest if one != "--all")])
 
 
 def checks() -> int:
-    """All checks without tests, two at a time; the audit, which waits for a service, beside them. 0 if all is sound."""
+    """Runs all checks, two at a time. Returns the exit code of the first that fails, or 0."""
     commands = (["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], ["lint-imports"])
-    with ThreadPoolExecutor(3) as pool:
-        audited = pool.submit(audit)
-        done = [(command, pool.submit(said_by, command)) for command in commands]
-        for command, one in done:
-            code, text = one.result()
-            print(f"$ {' '.join(command)}\n{text}", end="", flush=True)
-            if code:
-                return code
-    return NOT_SOUND if audited.result() == NOT_SOUND else 0
+    with ThreadPoolExecutor(2) as pool:
+        for command, done in zip(commands, pool.map(run_quietly, commands), strict=True):
+            print(f"$ {' '.join(command)}\n{done.stdout}", end="", flush=True)
+            if done.returncode:
+                return done.returncode
+    return 0
 
 
 def coverage(rest: list[str]) -> int:
@@ -130,6 +124,14 @@ def coverage(rest: list[str]) -> int:
     ]
     folders = [f"tests/{one}" for one in ("unit", "conformance", "integration", "spark")]
     return call(["pytest", *AT_ONCE, "-q", *reports, "-m", "not slow and not killed", *folders, *rest])
+
+
+def another_spark(version: str) -> None:
+    """Makes an environment of its own for this version of PySpark, with everything else as locked; commands use it."""
+    global VENV
+    VENV = ROOT / f".venv-spark-{version}"
+    environment()
+    check([*uv_command(), "pip", "install", "--quiet", "--python", str(VENV / "bin" / "python"), f"pyspark=={version}"])
 
 
 def environment() -> None:
@@ -158,42 +160,6 @@ def lock() -> int:
     hide = ["--no-emit-index-url", "--custom-compile-command", "python3 dev.py lock", "--quiet"]
     check([*uv_command(), *resolve, *hide, "pyproject.toml", "--output-file", str(LOCK)])
     return 0
-
-
-def audit() -> int:
-    """Asks the vulnerability service that pip-audit asks, about what is locked: 0 sound, 1 not sound, 3 not known."""
-    given = ["--requirement", str(LOCK), "--no-deps", "--disable-pip", "--require-hashes", "--format", "json"]
-    command = [*uv_command(), "tool", "run", "--quiet", "pip-audit", *given, "--progress-spinner", "off"]
-    try:
-        return judge(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=AUDIT_LIMIT_S))
-    except subprocess.TimeoutExpired:
-        print(f"not audited: no answer within {AUDIT_LIMIT_S} s")
-        return NOT_AUDITED
-
-
-def judge(done: subprocess.CompletedProcess[str]) -> int:
-    """Says what came of an audit. One that did not happen, in whole or in part, is never taken for a good one."""
-    try:
-        found = json.loads(done.stdout)["dependencies"]
-    except (ValueError, KeyError, TypeError):
-        found = []
-    faulty = [one for one in found if one.get("vulns")]
-    for one in faulty:
-        for fault in one["vulns"]:
-            fixed = ", ".join(fault.get("fix_versions", ())) or "no version yet"
-            print(f"{one['name']} {one['version']}: {fault['id']}, corrected in {fixed}")
-    skipped = [one["name"] for one in found if "skip_reason" in one]
-    if faulty:
-        return NOT_SOUND
-    if found and not skipped:
-        print(f"audited: {len(found)} packages, no known vulnerability")
-        return 0
-    if skipped and len(skipped) == len(found):
-        print(f"not audited: the service knows none of the {len(found)} packages; is one reachable from here?")
-    else:
-        lines = done.stderr.strip().splitlines()
-        print(f"not audited: {', '.join(skipped) or (lines[-1] if lines else 'pip-audit said nothing')}")
-    return NOT_AUDITED
 
 
 def uv_command() -> list[str]:
@@ -324,10 +290,9 @@ def call(command: list[str]) -> int:
     return subprocess.run(**ours(command)).returncode
 
 
-def said_by(command: list[str]) -> tuple[int, str]:
-    """Runs a command in the same way, and keeps what it prints."""
-    done = subprocess.run(**ours(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.returncode, done.stdout
+def run_quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a command in the same way, and returns what it prints with its exit code."""
+    return subprocess.run(**ours(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def ours(command: list[str]) -> dict[str, Any]:

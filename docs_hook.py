@@ -1,9 +1,8 @@
-"""What mkdocs does beside its settings: files outside docs/ become pages, addresses come from pyproject.toml."""
+"""Adds the pages that stand outside docs/ to the site, and leaves out what needs an address while there is none."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,26 +15,11 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
-    "THIRD_PARTY.md": "third-party.md",
     "tests/README.md": "tests.md",
 }
 """Files of the repository that are pages of the site, and under which name."""
 
 _LINK = re.compile(r"(?<=\]\()[^):#\s]+")
-
-
-def on_config(config: Any) -> Any:
-    """Takes `site_url` and `repo_url` from `[project.urls]`, the one place where they are written down."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
-        known = {name.lower(): url for name, url in urls.items()}
-        config.site_url = known.get("documentation") or config.site_url
-        config.repo_url = known.get("source") or known.get("repository") or config.repo_url
-        # mkdocs takes the name from the address earlier than this, and would show "None".
-        config.repo_name = config.repo_name or (config.repo_url or "").rstrip("/").rpartition("/")[2]
-    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -45,6 +29,13 @@ def on_files(files: Files, config: Any) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=_led((ROOT / source).read_text(), ROOT / source)))
     return files
+
+
+def on_post_build(config: Any) -> None:
+    """Removes the sitemap, which lists full addresses, if mkdocs.yml has no `site_url`."""
+    if not config.site_url:
+        for sitemap in Path(config.site_dir).glob("sitemap.xml*"):
+            sitemap.unlink()
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

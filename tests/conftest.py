@@ -18,7 +18,17 @@ DEAREST = ("spark", "crashes", "verifying", "integration", "conformance", "model
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests, for example 2/8")
+    parser.addoption("--kafka", metavar="VERSION", help="start brokers of this version of Kafka")
+    parser.addoption("--transactions", type=int, metavar="LEVEL", help="their level of transaction.version (KIP-890)")
     parser.addoption("--seed", type=int, default=0, help="seed of random tests; 0, the default, is CI's fixed seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    defaults = Cluster.__init__.__kwdefaults__
+    if version := config.getoption("--kafka"):
+        defaults["version"] = version
+    if level := config.getoption("--transactions"):
+        defaults["features"] = {"transaction.version": level}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from versions.table import BROKERS
 
 from conformance.test_kafka import KafkaSuite
 from sparkonce.rig.kafka import Cluster
-from versions.table import BROKERS
 
 pytestmark = pytest.mark.kafka
 

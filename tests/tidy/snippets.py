@@ -15,10 +15,7 @@ from pathlib import Path
 from tidy.sources import ROOT
 
 PAGES = [
-    *(
-        ROOT / f"{name}.md"
-        for name in ("README", "SECURITY", "CHANGELOG", "CONTRIBUTING", "THIRD_PARTY", "tests/README")
-    ),
+    *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CHANGELOG", "CONTRIBUTING", "tests/README")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 

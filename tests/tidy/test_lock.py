@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -150,44 +145,3 @@ def test_licenses_let_the_product_be_apache() -> None:
         if canonicalize_name(data["Name"]) not in UNSAID and (gpl or not FREE.search(said)):
             bad[data["Name"]] = said
     assert bad == {}
-
-
-# --- dev.py audit: what it says of what a vulnerability service answers ---------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def dev() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dev_script", ROOT / "dev.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def answer(*dependencies: dict[str, Any]) -> str:
-    return json.dumps({"dependencies": list(dependencies), "fixes": []})
-
-
-SOUND = {"name": "a", "version": "1", "vulns": []}
-SKIPPED = {"name": "b", "skip_reason": "Dependency not found on PyPI and could not be audited: b (1)"}
-FAULTY = {"name": "c", "version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["3"]}]}
-
-
-@pytest.mark.parametrize(
-    ("said", "errors", "code", "words"),
-    [
-        (answer(SOUND), "", 0, "audited: 1 packages, no known vulnerability"),
-        (answer(SOUND, FAULTY), "", 1, "c 2: CVE-1, corrected in 3"),
-        (answer(SKIPPED, SKIPPED), "", 3, "not audited: the service knows none of the 2 packages"),
-        (answer(SOUND, SKIPPED), "", 3, "not audited: b"),
-        (answer(), "", 3, "not audited"),
-        ("", "ConnectionError: no route\n", 3, "not audited: ConnectionError: no route"),
-        ("garbage", "", 3, "not audited"),
-    ],
-)
-def test_an_audit_that_did_not_happen_is_no_success(
-    dev: ModuleType, capsys: pytest.CaptureFixture[str], said: str, errors: str, code: int, words: str
-) -> None:
-    assert dev.judge(subprocess.CompletedProcess([], 0, said, errors)) == code
-    assert words in capsys.readouterr().out

@@ -95,3 +95,12 @@ def test_the_api_names_what_users_call_and_no_more(site: Path) -> None:
     } <= names
     assert not {one for one in names if one.startswith("_")}
     assert not {one for one in headings if one.endswith(("KafkaSink.writer", "PostgresSink.committer"))}
+
+
+def test_the_site_names_no_address_that_it_does_not_have(site: Path) -> None:
+    """While mkdocs.yml has no `site_url`: no canonical links, no sitemap, and a 404 page that finds its style sheet."""
+    assert [name for name, _ in pages(site) if 'rel="canonical"' in (site / name).read_text()] == []
+    assert not (site / "sitemap.xml").exists()
+    missing = Seen()
+    missing.feed((site / "404.html").read_text())
+    assert [one for one in missing.loads if not (site / one.lstrip("/")).exists()] == []

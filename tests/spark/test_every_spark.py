@@ -1,7 +1,9 @@
 """Queries that read files are killed, each twice, on the version of Spark that is installed.
 
 Half of them keep state, in the newest formats that the version has: checksums, and the second versions of the offset
-log, the commit log and the state store's checkpoint. ``python3 dev.py versions`` runs this with each version.
+log, the commit log and the state store's checkpoint. With another version of Spark::
+
+    python3 dev.py test --spark 4.2.0 tests/spark/test_every_spark.py
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from striking.points import HALFWAY, PREPARED
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.versions, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROUNDS = (
     # Each query's two kills stand one below the other.
@@ -62,7 +64,7 @@ def new_job(broker: Cluster, folder: Path, *, stateful: bool) -> FilesJob:
         rows_per_batch=ROWS_PER_BATCH,
         slots=2,
         files=str(folder / "input"),
-        plan=f"versions.plans:{'distinct' if stateful else 'files'}",
+        plan=f"spark.plans_of_files:{'distinct' if stateful else 'files'}",
         sql=NEWEST if stateful else {},
         points=(PREPARED, HALFWAY),
     )
