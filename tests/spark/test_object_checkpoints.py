@@ -3,7 +3,7 @@
 Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
 
     pytest -m slow tests/spark/test_object_checkpoints.py
-    python3 dev.py versions 4.1.1 -k object_checkpoints
+    python3 dev.py test --spark 4.1.1 tests/spark/test_object_checkpoints.py
 """
 
 from __future__ import annotations

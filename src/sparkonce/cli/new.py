@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.version import __version__
 
 _GIT_IGNORES = (".venv/", "__pycache__/", "checkpoint/", "spark-warehouse/")
 _README = """# {name}
@@ -21,7 +20,7 @@ Counts orders by customer, exactly once: `job.py`.
 
 ```
 python3 -m venv .venv && . .venv/bin/activate
-pip install -r requirements.txt
+pip install -r requirements.txt /path/to/sparkonce   # its clone: it is on no package index yet
 sparkonce broker up --port 9092
 python job.py
 ```
@@ -43,7 +42,7 @@ def new(folder: Annotated[Path, typer.Argument(help="The project's folder; made 
     written = {
         "job.py": files("sparkonce.cli").joinpath("project", "job.py").read_text(encoding="utf-8"),
         "README.md": _README.format(name=folder.absolute().name),
-        "requirements.txt": f"sparkonce>={__version__}\npyspark=={version('pyspark')}\n",
+        "requirements.txt": f"pyspark=={version('pyspark')}\n",
         ".gitignore": "".join(f"{one}\n" for one in _GIT_IGNORES),
     }
     there = [name for name in written if (folder / name).exists()]
