@@ -11,9 +11,9 @@ import pytest
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from golden.stand_ins import kafka_committer
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.leader_check import LeaderCheck
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
 from sparkonce.sinks.kafka.retention import RetentionCheck
@@ -151,7 +151,10 @@ def test_what_was_damaged_is_looked_at_again_however_young() -> None:
 def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_has_one(topic: str | None) -> None:
     """Kafka 4.3 and 4.4 may forget the marker there, and the rows stay hidden (KAFKA-20734)."""
     cluster = Cluster(1, 2)
-    committer = kafka_committer(end_transactions=cluster.end_transactions)
+    committer = KafkaCommitter.__new__(KafkaCommitter)
+    committer._client = cluster  # type: ignore[assignment]
+    committer._name, committer._attempt_timeout_s = "kafka", 10.0
+    committer._retention = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment]
     committer._leaders = LeaderCheck(cluster, topic)  # type: ignore[arg-type]
     wanted = {one: Handle(sink="kafka", slot=0, rows=1, transaction={}) for one in cluster.transactions}
 

@@ -1,10 +1,10 @@
-"""``sparkonce checkpoint``: what is said of checkpoints that runs of version 0.1 have left, and of broken ones."""
+"""``sparkonce checkpoint``: what is shown of whole checkpoints, and of broken ones."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,61 @@ from typer.testing import CliRunner
 
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.cli.main import app
-from sparkonce.log.base import DecisionLog
+from sparkonce.log.base import DecisionLog, Landed
 from sparkonce.log.holes import check_whole
 from sparkonce.log.local import LocalLogStore
 from sparkonce.operate.history import read_history
-from sparkonce.protocol.records import Claim
+from sparkonce.protocol.codec import encode_record
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim, Commit, Record
 from sparkonce.protocol.view import Floor
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 QUERY = "60a1de00-0000-4000-8000-000000000001"
+
+
+def checkpoint_of(folder: Path, *, decided: int, begun: int, finished: int) -> Path:
+    """A checkpoint that was elsewhere: three batches of one run, and of a third run those up to `decided`."""
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "commits").mkdir()
+    (folder / "metadata").write_text(json.dumps({"id": QUERY}))
+    for batch in range(begun + 1):
+        (folder / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"orders":{{"0":{batch + 1},"1":{batch + 1}}}}}')
+    for batch in range(finished + 1):
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+    store = LocalLogStore(folder)
+    claim = Claim(nonce="", run="r", query=QUERY, host="driver.example", process=4711, library="0.1.0")
+    claim = replace(claim, location="/data/elsewhere/sparkonce", sinks=(("kafka", (("prefix", "shop.eu"),)),))
+    told = [replace(claim, nonce="0badcafe"), *(commit(batch, Token(0, "0badcafe")) for batch in range(3))]
+    told += [replace(claim, nonce="deadbeef"), replace(claim, nonce="0c5b77b9")]
+    told += [commit(batch, Token(5, "0c5b77b9")) for batch in range(3, decided + 1)]
+    for position, record in enumerate(told):
+        assert isinstance(store.put(position, encode_record(record, at_ms=1000 + position)), Landed)
+    return folder
+
+
+def commit(batch: int, token: Token) -> Record:
+    """Three rows in each of Kafka's two slots, and four that are delivered at least once."""
+    id_ = f"shop.eu.{QUERY[:8]}0000.{token.position}-{token.nonce}.fcfd8fbf169d"
+    handles = [
+        Handle(
+            sink="kafka",
+            slot=slot,
+            rows=3,
+            opened_ms=900,
+            transaction=transaction_fields({"epoch": 0, "producer_id": 11 + slot, "transactional_id": f"{id_}-{slot}"}),
+        )
+        for slot in (0, 1)
+    ]
+    handles.append(Handle(sink="kafka.direct", slot=0, rows=4, opened_ms=900))
+    offsets = (f'{{"orders":{{"0":{batch + 1},"1":{batch + 1}}}}}',)
+    return Commit(token=token, query=QUERY, batch=batch, offsets=offsets, handles=tuple(handles))
 
 
 @pytest.fixture
 def decided(tmp_path: Path) -> Path:
-    """A checkpoint whose batch 3 is decided and not done, moved here from elsewhere."""
-    return Path(shutil.copytree(GOLDEN / "decided" / "checkpoint", tmp_path / "checkpoint"))
+    """Batch 3 is decided and not done."""
+    return checkpoint_of(tmp_path / "checkpoint", decided=3, begun=3, finished=2)
 
 
 def run(*words: str | Path) -> Result:
@@ -41,29 +81,30 @@ def told(*words: str | Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "state", "next_start"),
+    ("batches", "batch", "state", "next_start"),
     [
-        ("finished", 6, "done", "resumes"),
-        ("undecided", 3, "planned, and not decided", "writes again"),
-        ("decided", 3, "decided, and may not be finished", "commits"),
+        ({"decided": 6, "begun": 6, "finished": 6}, 6, "done", "resumes"),
+        ({"decided": 2, "begun": 3, "finished": 2}, 3, "planned, and not decided", "writes again"),
+        ({"decided": 3, "begun": 3, "finished": 2}, 3, "decided, and may not be finished", "commits"),
     ],
 )
-def test_the_newest_batch_and_the_next_start_are_shown(name: str, batch: int, state: str, next_start: str) -> None:
-    found = told("show", GOLDEN / name / "checkpoint", "--moved")
-    assert (found["query"], found["newest"]["batch"], found["newest"]["state"]) == (QUERY, batch, state)
-    assert found["next_start"] == next_start
+def test_the_newest_batch_and_the_next_start_are_shown(
+    tmp_path: Path, batches: dict[str, int], batch: int, state: str, next_start: str
+) -> None:
+    found = told("show", checkpoint_of(tmp_path / "checkpoint", **batches), "--moved")
+    newest = found["newest"]
+    assert (found["query"], newest["batch"], newest["state"], found["next_start"]) == (QUERY, batch, state, next_start)
     assert found["sinks"]["kafka"]["prefix"] == "shop.eu"
-
-
-def test_a_decided_batch_is_shown_with_its_rows_and_times(decided: Path) -> None:
-    newest = told("show", decided)["newest"]
-    assert (newest["rows"]["kafka"], newest["transactions"]["kafka"], newest["transactions"]["kafka.direct"]) == (
-        6,
-        2,
-        0,
-    )
-    assert newest["offsets"] == ['{"orders":{"0":4,"1":4}}']
-    assert 0 < newest["opened_ms"] < newest["decided_ms"]
+    if next_start == "commits":
+        assert (newest["rows"], newest["transactions"]) == (
+            {"kafka": 6, "kafka.direct": 4},
+            {"kafka": 2, "kafka.direct": 0},
+        )
+        assert (newest["offsets"], newest["opened_ms"], newest["decided_ms"]) == (
+            ['{"orders":{"0":4,"1":4}}'],
+            900,
+            1006,
+        )
 
 
 def test_nothing_is_changed_and_nothing_is_made(decided: Path, tmp_path: Path) -> None:
@@ -84,7 +125,7 @@ def test_the_history_has_every_record_in_order(decided: Path) -> None:
         *((4, "claim", None), (5, "claim", None), (6, "commit", 3)),
     ]
     assert [one["at_ms"] for one in found] == sorted(one["at_ms"] for one in found)
-    assert (found[5]["host"], found[6]["run"], found[6]["rows"]["files"]) == ("driver.example", "5-0c5b77b9", 8)
+    assert (found[5]["host"], found[6]["run"], found[6]["rows"]["kafka"]) == ("driver.example", "5-0c5b77b9", 6)
     assert len(told("history", decided, "--last", "2")) == 2
     shown = run("history", decided, "--format", "wide").stdout
     assert "process 4711 on driver.example, sparkonce 0.1.0" in shown
@@ -116,7 +157,7 @@ def test_a_copy_is_refused_unless_it_was_moved(decided: Path) -> None:
     assert refused.exit_code == 1
     last = yaml.safe_load(refused.stdout)[-1]
     assert (last["name"], last["ok"]) == ("next start", False)
-    assert "was last used at /tmp/sparkonce-golden/checkpoint" in last["says"]
+    assert "was last used at /data/elsewhere" in last["says"]
     assert "checkpoint_moved=True" in last["next_step"]
     taken = run("check", decided, "--moved")
     assert (taken.exit_code, "it is committed first" in taken.stdout) == (0, True)

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
 from sparkonce.operate.sinks import known_sinks, sinks_of, sinks_to_finish
 from sparkonce.operate.systems import NamedSystem, read_file
 from sparkonce.operate.transactions import LogVerdict, judge
 from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Decision, Floor, LogView, Run
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.sinks.kafka.orphans import KafkaOrphan
@@ -174,40 +171,23 @@ def test_without_a_file_the_environment_names_systems(tmp_path: Path) -> None:
     assert list(read_file(environment=environment).systems) == ["kafka"]
 
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v1" / "decided" / "checkpoint"
-
-
-def golden_view() -> LogView:
-    return read_log(DecisionLog(LocalLogStore(GOLDEN)))
-
-
-def test_handles_of_every_sink_are_known_by_what_its_server_lists() -> None:
-    """The copy of a handle's transaction is the end of its name, in the log of every released version."""
-    view = golden_view()
-    decision = view.newest_decision
-    assert decision is not None
-    named = {
-        handle.sink: TransactionName.parse(str(value))
-        for handle in decision.handles
-        for field, value in handle.transaction
-        if field in ("name", "transaction")
-    }
-    assert {"postgres.two_phase", "mysql.staged", "redis", "files", "files.s3"} <= named.keys()
-    for sink, name in named.items():
-        assert name is not None, sink
-        found = Orphan(
-            kind="prepared",
-            name="as its server shows it",
-            query=name.query,
-            run=f"{name.token.position}-{name.token.nonce}",
-            batch=name.batch,
-            slot=name.slot,
-            copy=name.copy,
-            age_s=1,
-            holds=(),
-        )
-        assert judge(sink, found, view).verdict is LogVerdict.COMMIT
-        assert judge(sink, replace(found, copy="0" * 12), view).verdict is LogVerdict.ABORT
+RECORDED = LogView(
+    end=9,
+    runs=(
+        Run(
+            token=NEWEST,
+            query=QUERY,
+            sinks=(
+                ("files", (("prefix", "files"),)),
+                ("kafka", (("prefix", "shop.eu"), ("topic", "totals"), ("transaction_timeout_ms", "900000"))),
+                ("kafka.direct", (("topic", "totals"),)),
+                ("mysql.two_phase", (("database", "shop"), ("prefix", "sparkonce.mysql.two_phase"))),
+                ("postgres.staged", (("commits", "markers"), ("database", "shop"), ("prefix", "shop.postgres.staged"))),
+                ("redis", (("mode", "single"), ("prefix", "redis"))),
+            ),
+        ),
+    ),
+)
 
 
 def test_sinks_are_made_with_what_the_log_knows_of_them(tmp_path: Path) -> None:
@@ -223,7 +203,7 @@ sinks:
   mysql.two_phase: {system: mysql, table: orders, commit: two_phase}
 """
     (tmp_path / "systems.yaml").write_text(text)
-    made = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), golden_view())
+    made = sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), RECORDED)
     assert {name: type(sink).__name__ for name, sink in made.items()} == {
         "kafka": "KafkaSink",
         "postgres.staged": "PostgresSink",
@@ -250,20 +230,12 @@ sinks:
 def test_a_sink_that_is_wrong_is_named(tmp_path: Path, sinks: str, said: str) -> None:
     (tmp_path / "systems.yaml").write_text(f"systems: {{db: {{system: postgres, conninfo: host=db}}}}\nsinks: {sinks}")
     with pytest.raises(ConfigurationError) as refused:
-        sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), golden_view())
+        sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), RECORDED)
     assert said in str(refused.value)
 
 
-def test_sinks_that_have_nothing_to_end_are_told_by_the_log() -> None:
-    view = golden_view()
-    to_finish = sinks_to_finish(view)
-    assert {"kafka", "files", "redis", "write-ahead", "delta", "postgres.staged"} <= to_finish
-    below = {"files.direct", "redis.direct", "write-ahead.direct", "postgres.direct", "kafka.direct", "mysql.direct"}
-    assert not below & to_finish
-    assert below <= known_sinks(view).keys()
-
-
 def test_a_sink_that_the_newest_run_does_not_have_any_more_can_be_named() -> None:
+    assert "kafka.direct" not in sinks_to_finish(RECORDED) >= {"kafka", "files", "redis", "postgres.staged"}
     older = Run(token=OLDER, query=QUERY, sinks=(("gone", (("prefix", "a"),)), ("kept", (("prefix", "b"),))))
     newest = Run(token=NEWEST, query=QUERY, sinks=(("kept", (("prefix", "c"),)),))
     log = LogView(end=9, runs=(older, newest))

@@ -1,4 +1,4 @@
-"""Golden rows of the one encoder of Arrow values as text and JSON: every sink that writes such gives the same."""
+"""Rows of the one encoder of Arrow values as text and JSON: every sink that writes such gives the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce.sinks._shared.arrow_text import all_finite, json_text, plain_text
 from sparkonce.sinks.files.cells import json_lines
 from sparkonce.sinks.mysql.encoding import nested_text
 
-GOLDEN: list[tuple[pa.Array, list[str]]] = [
+ROWS: list[tuple[pa.Array, list[str]]] = [
     (pa.array([1, None, -128], pa.int8()), ["1", "null", "-128"]),
     (pa.array([2**63 - 1, -(2**63)], pa.int64()), ["9223372036854775807", "-9223372036854775808"]),
     (pa.array([True, None, False]), ["true", "null", "false"]),
@@ -47,7 +47,7 @@ def of_mysql(values: pa.Array) -> list[str]:
 
 
 @pytest.mark.parametrize("encode", [of_frame, of_files, of_mysql])
-@pytest.mark.parametrize(("values", "wanted"), GOLDEN)
+@pytest.mark.parametrize(("values", "wanted"), ROWS)
 def test_every_sink_writes_these_rows_so(
     encode: Callable[[pa.Array], list[str]], values: pa.Array, wanted: list[str]
 ) -> None:
