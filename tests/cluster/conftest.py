@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.standalone import Standalone
-from cluster.stores import STORES, Store
+from cluster.stores import open_folder
 from sparkonce.rig.kafka import Cluster
-
-BROKER = {
-    "auto.create.topics.enable": "false",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
-}
 
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[Cluster]:
-    with Cluster(overrides=BROKER) as cluster:
+    with Cluster(overrides={"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}) as cluster:
         yield cluster
 
 
@@ -26,13 +22,8 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalo
         yield running
 
 
-@pytest.fixture(scope="module")
-def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with STORES["file"](tmp_path_factory.mktemp("store")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module", params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with STORES[request.param](tmp_path_factory.mktemp("store")) as opened:
-        yield opened
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all machines share."""
+    with open_folder() as folder:
+        yield folder

@@ -1,4 +1,4 @@
-"""A job on the cluster: its driver is submitted, its checkpoint is in a store that all machines share."""
+"""A job on the cluster: its driver is submitted, its checkpoint is in a folder that all machines share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.standalone import Standalone
-from cluster.stores import OTHER_USER, Store, open_folder
+from cluster.stores import GROUP_WRITES, OTHER_USER, open_folder
 from cluster.submit import PROGRAM, Machine, Submitted, submit_words
 from spark.harness import Job, new_name
 from spark.pipeline import PHASE
@@ -33,7 +33,7 @@ class ClusterJob(Job):
         bootstrap: The brokers.
         folder: A new one.
         cluster: Where it runs.
-        store: Where its checkpoint is.
+        shared: A folder for its checkpoint that all machines share.
         spark: More of Spark's settings.
         more: Of `Job`.
     """
@@ -43,15 +43,14 @@ class ClusterJob(Job):
         bootstrap: str,
         folder: Path,
         cluster: Standalone,
-        store: Store,
+        shared: Path,
         *,
         spark: dict[str, str] | None = None,
         **more: Any,
     ) -> None:
-        settings = {**SMALL, **store.spark, **(spark or {})}
-        checkpoint = f"{store.url}/{new_name('checkpoint')}"
+        settings = {**SMALL, **GROUP_WRITES, **(spark or {})}
+        checkpoint = f"file://{shared}/{new_name('checkpoint')}"
         super().__init__(bootstrap, folder, master=cluster.url, checkpoint=checkpoint, spark=settings, **more)
-        self.store = store
         self._machines = ExitStack()
 
     def __exit__(self, *why: object) -> None:
@@ -90,14 +89,10 @@ class ClusterJob(Job):
 
     @property
     def query(self) -> str:
-        text = self.store.read(f"{self.config.checkpoint}/metadata")
-        assert text is not None
+        text = Path(self.config.checkpoint.removeprefix("file://"), "metadata").read_text()
         return short_query(str(json.loads(text)["id"]))
 
     def decided(self) -> int:
         """The last batch that a driver said to be decided before it committed anything of it, or -1."""
         last = self.gate.at(PHASE)
         return max((one.told["batch"] for one in last if one.told["phase"] in DECIDED), default=-1)
-
-    def has_begun(self) -> bool:
-        return self.store.read(f"{self.config.checkpoint}/metadata") is not None

@@ -1,25 +1,13 @@
-"""A query on a standalone cluster: executors, workers, drivers and brokers are lost, and no row is missing or doubled.
-
-The first test is drawn. The others, in half an hour::
-
-    pytest -m slow -s tests/cluster
-
-A number of faults and a seed of one's own: `cluster.soak`.
-"""
+"""A query on a standalone cluster: executors, workers and drivers are lost, and no row is missing or doubled."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cluster.faults import FAULTS, LIMIT_S
 from cluster.job import ClusterJob
-from cluster.soak import soak
 from cluster.standalone import Standalone
-from cluster.stores import STORES, Store
 from eventually import eventually
 from spark.kills import hold_at
 from spark.pipeline import ENDED
@@ -28,9 +16,10 @@ from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from striking.points import WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROWS, ROWS_PER_BATCH = 600, 200
+LIMIT_S = 400.0
 
 COME_AND_GO = {
     "spark.dynamicAllocation.enabled": "true",
@@ -42,13 +31,12 @@ COME_AND_GO = {
 }
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
 def test_an_executor_is_lost_and_the_driver_moves(
-    kafka: Cluster, spark_cluster: Standalone, on_disk: Store, tmp_path: Path
+    kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
 ) -> None:
     """The driver dies with a decided batch, and is started by another user, elsewhere."""
     with ClusterJob(
-        kafka.bootstrap, tmp_path, spark_cluster, on_disk, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, points=(WRITTEN,)
+        kafka.bootstrap, tmp_path, spark_cluster, shared, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, points=(WRITTEN,)
     ) as job:
         lost = job.gate.hold(WRITTEN, batch=1)
         finishing = hold_at(Phase.FINISHING.name, job, lambda batch: batch == 1)
@@ -63,11 +51,9 @@ def test_an_executor_is_lost_and_the_driver_moves(
         assert verdict.is_exactly_once, verdict
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, store: Store, tmp_path: Path) -> None:
+def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path) -> None:
     with ClusterJob(
-        kafka.bootstrap, tmp_path, spark_cluster, store, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, spark=COME_AND_GO
+        kafka.bootstrap, tmp_path, spark_cluster, shared, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, spark=COME_AND_GO
     ) as job:
         idle = [hold_at(Phase.IDLE.name, job, lambda batch, n=n: batch == n) for n in (0, 1)]
         before = spark_cluster.ever_started()
@@ -82,13 +68,11 @@ def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, store:
         assert verdict.is_exactly_once, verdict
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_a_driver_that_runs_on_a_worker_is_lost_with_it(
-    kafka: Cluster, spark_cluster: Standalone, store: Store, tmp_path: Path
+    kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
 ) -> None:
     """In cluster mode: the master starts it on another worker."""
-    with ClusterJob(kafka.bootstrap, tmp_path, spark_cluster, store, rows=ROWS, rows_per_batch=ROWS_PER_BATCH) as job:
+    with ClusterJob(kafka.bootstrap, tmp_path, spark_cluster, shared, rows=ROWS, rows_per_batch=ROWS_PER_BATCH) as job:
         finishing = hold_at(Phase.FINISHING.name, job, lambda batch: batch == 1)
         job.submit_to_a_worker().finish()  # it does not wait for the driver
         finishing.wait(limit_s=LIMIT_S)
@@ -100,11 +84,3 @@ def test_a_driver_that_runs_on_a_worker_is_lost_with_it(
         lost.start()
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * 3600)
-@pytest.mark.parametrize("kind", STORES)
-def test_every_fault_at_drawn_points(kind: str, tmp_path: Path, say: Callable[[str], None]) -> None:
-    verdict = soak(kind, 2 * len(FAULTS), secrets.randbelow(1 << 31), tmp_path, say=say)
-    assert verdict.is_exactly_once, verdict

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from cluster.kubernetes import Kubernetes
-from cluster.stores import Store
 from cluster.submit import PROGRAM
 from cluster.yarn import Yarn
-from spark.harness import Job, new_name
+from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED
 from spark.processes import kill, path_of_tests
@@ -78,11 +77,10 @@ def test_kubernetes_gets_a_pod_with_the_driver(tmp_path: Path) -> None:
     assert "spark.jars=local\\:///opt/jobs/jars/spark-sql-kafka.jar," in settings
 
 
-def test_yarn_starts_a_lost_driver_again(kafka: Cluster, on_disk: Store, tmp_path: Path) -> None:
+def test_yarn_starts_a_lost_driver_again(kafka: Cluster, shared: Path, tmp_path: Path) -> None:
     """The container of the driver is killed when a batch is decided and nothing of it committed."""
-    checkpoint = f"{on_disk.url}/{new_name('checkpoint')}"
     job = Job(kafka.bootstrap, tmp_path / "job", rows=600, rows_per_batch=200, master="yarn", slots=6)
-    job.config = replace(job.config, checkpoint=checkpoint.removeprefix("file://"))
+    job.config = replace(job.config, checkpoint=str(shared / "checkpoint"))
     config = job.config.to_json().replace("}}", "} }")  # YARN takes braces in pairs away, whatever is between them
     with Yarn(tmp_path / "yarn") as yarn, job:
         own = {

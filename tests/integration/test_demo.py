@@ -30,9 +30,6 @@ app()
 COMMAND = [sys.executable, "-c", MAIN, "demo", "--json"]
 WAIT_S = 60.0
 
-# Each starts a broker, and Spark once or four times.
-DRAWN = pytest.mark.drawn(1, "the demo")
-
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -84,7 +81,6 @@ def check_with_sparkonce(result: dict[str, Any]) -> None:
     assert found["aborted_rows"] > 0
 
 
-@DRAWN
 def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_path: Path) -> None:
     result = run(tmp_path, "--no-compare", "--rows-per-second", "500")
     check_with_sparkonce(result)
@@ -120,7 +116,7 @@ def test_sparks_own_sink_doubles_rows_under_the_same_kills(tmp_path: Path) -> No
     assert without["count"]["doubled"] > 0
 
 
-@DRAWN
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     demo = start(tmp_path, "--no-compare")

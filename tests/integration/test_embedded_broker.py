@@ -30,9 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning"),
 ]
 
-# Each starts brokers of its own.
-DRAWN = pytest.mark.drawn(1, "other brokers")
-
 
 def values(records):
     return [record.value for record in records]
@@ -53,7 +50,6 @@ def transactional(cluster, transactional_id, **settings):
     return producer
 
 
-@DRAWN
 def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
     broker, before = one.brokers[0], one.bootstrap
     create_topic(one.bootstrap, "survives", 2)
@@ -146,7 +142,7 @@ def test_topics_are_not_made_by_accident_and_errors_come_through(one):
     assert read_committed(one.bootstrap, "small") == []
 
 
-@DRAWN
+@pytest.mark.slow
 def test_three_nodes_go_on_without_one_of_them():
     with Cluster(nodes=3) as cluster:
         create_topic(cluster.bootstrap, "replicated", 3)
@@ -179,7 +175,7 @@ def test_three_nodes_go_on_without_one_of_them():
         ]
 
 
-@DRAWN
+@pytest.mark.slow
 def test_users_and_permissions_can_be_set_up():
     module = "org.apache.kafka.common.security"
     settings = {
@@ -228,7 +224,7 @@ def test_spark_is_given_the_connector_and_nothing_that_it_has():
     assert not names & {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
 
 
-@DRAWN
+@pytest.mark.slow
 def test_a_broker_outlives_its_command_and_is_found_again(tmp_path):
     folder = tmp_path / "broker"
 
@@ -284,6 +280,7 @@ def test_a_broker_takes_its_classes_from_an_archive(one):
     assert str(kept) in Path(f"/proc/{one.brokers[0].pid}/maps").read_text()
 
 
+@pytest.mark.slow
 def test_an_archive_of_classes_is_made_where_there_is_none(tmp_path, monkeypatch):
     kept = tmp_path / "classes" / "kafka.jsa"
     monkeypatch.setattr(cluster_module, "kafka_archive", lambda _: kept)
@@ -291,7 +288,7 @@ def test_an_archive_of_classes_is_made_where_there_is_none(tmp_path, monkeypatch
         assert str(kept) in Path(f"/proc/{cluster.brokers[0].pid}/maps").read_text()
 
 
-@DRAWN
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"not an archive"], ids=["could-not-be-made", "does-not-fit"])
 def test_a_broker_starts_without_an_archive_of_its_classes(content, tmp_path, monkeypatch):
     kept = tmp_path / "classes.jsa"

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
     from spark.pipeline import Config
 
-LARGE_EVERY = 50
-"""Of so many ids one has a large row in `some_large`."""
-
 
 def records(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:
     """A source's rows, as Spark's Kafka source gives them."""
@@ -41,12 +38,6 @@ def distinct(spark: SparkSession, config: Config) -> DataFrame:
 def moody(spark: SparkSession, config: Config) -> DataFrame:
     """Rows that are others each time that they are computed."""
     return distinct(spark, config).withColumn("value", F.expr("uuid()"))
-
-
-def some_large(spark: SparkSession, config: Config) -> DataFrame:
-    """Each row as it comes, of which some are too large for a topic that takes 2,000 bytes."""
-    large = F.when(F.col("key").cast("int") % LARGE_EVERY == 0, F.repeat(F.lit("x"), 3000))
-    return stateless(spark, config).withColumn("value", large)
 
 
 def from_files(spark: SparkSession, config: Config) -> DataFrame:

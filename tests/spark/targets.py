@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from psycopg import sql
 
 from mariadb_witness import Witness
@@ -19,7 +18,6 @@ from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.mysql.names import FORMAT_ID
 from sparkonce.sinks.redis.names import IDENTITY, ledger_key
-from sparkonce.testing.systems.delta import DeltaWitness
 
 Rows = Counter[tuple[str, int]]
 """How often each row, known by its id, stands somewhere under the number of a batch."""
@@ -160,43 +158,3 @@ class S3(Target):
 
     def open(self, query: str) -> list[str]:
         return [one["Key"] for one in self.bucket.uploads()]
-
-
-class DeltaTotals(Target):
-    """A Delta table with a row for each ending, into which each batch is merged: its amount, and that of each batch.
-
-    Read as the Delta protocol says, without Spark.
-    """
-
-    kind = "DeltaSink"
-    columns = ("ending", "amount", "seen")
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self.waiting = folder / "table", folder / "rows"
-        added = {"amount": "target.amount + source.amount", "seen": "concat(target.seen, source.seen)"}
-        self.sink = {"path": str(self.path), "folder": str(self.waiting), "merge_on": ["ending"], "when_matched": added}
-        self.witness = DeltaWitness(self.path, self.waiting)
-        self.witness.create({name: "long" if name == "amount" else "string" for name in self.columns})
-
-    def visible(self) -> Rows:
-        found: Rows = Counter()
-        for ending, amount, seen in self.totals():
-            parts = [part.split(":") for part in seen.split(";") if part]
-            assert sum(int(count) for _, count in parts) == amount, f"{ending}: {seen} makes no {amount}"
-            for batch, count in parts:
-                found[ending, int(batch)] += int(count)
-        return found
-
-    def totals(self) -> list[tuple[str, int, str]]:
-        rows = [row for file in self.witness.files() for row in pq.read_table(file).to_pylist()]
-        return [(row["ending"], row["amount"], row["seen"]) for row in rows]
-
-    def labels(self) -> list[str]:
-        """Those of all merges; the gate in front of the sink makes two of each batch."""
-        return self.witness.labels()
-
-    def open(self, query: str) -> list[str]:
-        return [name for name in self.witness.left_open() if query in name]
-
-    def row(self, id: str) -> str:  # noqa: A002 - the column's name
-        return id[-2:]

@@ -15,7 +15,7 @@ from sparkonce.lab.clock import FakeClock, find_faketime
 from sparkonce.lab.query import QueryConfig
 from startup import jvm_flags
 
-pytestmark = [pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 _DAY_S = 86_400
 

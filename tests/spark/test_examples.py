@@ -75,17 +75,12 @@ UNDECIDED, UNRECORDED = Phase.DECIDING.name, Phase.IDLE.name
 """All is prepared and nothing decided; committed, and Spark does not know of it yet."""
 
 
-DRAWN = pytest.mark.drawn(3, "a Spark of its own")
-"""Each starts Spark, once or four times. `test_state` strikes a plan of an example each time."""
-
-
 @pytest.fixture
 def registry() -> Iterator[str]:
     with RegistryServer() as server:
         yield server.url
 
 
-@DRAWN
 def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tmp_path: Path, registry: str) -> None:
     with ProgramJob(kafka.bootstrap, tmp_path, ETL, registry) as job:
         job.kill_at(UNDECIDED, see_nothing)
@@ -94,7 +89,6 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tm
         judge(job, job.finish())
 
 
-@DRAWN
 @pytest.mark.parametrize(
     ("script", "sample"), [("windowed_sum.py", SumSample(count=600)), ("enrichment.py", EnrichmentSample(count=200))]
 )

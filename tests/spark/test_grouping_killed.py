@@ -19,7 +19,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.rig.kafka import Cluster
 from striking.points import HALFWAY
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH, ROWS_PER_SLOT = 3_000, 1_000, 600
 SLOTS = 2

@@ -134,7 +134,7 @@ def test_a_plan_that_gives_other_rows_stops_with_an_exact_report_and_writes_noth
     assert standing[BATCH] == sum(each.rows for each in differing.handles if each.slot not in differing.slots)
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
+@pytest.mark.slow
 def test_another_start_says_the_same(lost: dict[str, Lost]) -> None:
     differing = lost["differing"]
     assert differing.job.start().join() == 1

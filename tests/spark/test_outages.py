@@ -17,7 +17,7 @@ from sparkonce.rig.kafka import Cluster
 from striking.gate import Hold
 from striking.points import HALFWAY, WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH = 1_000, 400
 POINTS = ("CLAIMING", "SWEEPING", "WRITING", WRITTEN, "DECIDING", "FINISHING", HALFWAY, "SWEEPING_OWN", "IDLE")
@@ -55,7 +55,6 @@ def test_a_broker_that_is_away_for_ten_seconds(kafka: Cluster, tmp_path: Path) -
     outage(kafka, tmp_path, [WRITTEN, "FINISHING", HALFWAY], seconds=10)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_broker_that_is_away_for_a_minute_in_each_phase(kafka: Cluster, tmp_path: Path) -> None:
     outage(kafka, tmp_path, POINTS, seconds=60)

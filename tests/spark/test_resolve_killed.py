@@ -16,7 +16,7 @@ from spark.pipeline import ENDED
 from sparkonce.cli.main import app
 from sparkonce.rig.kafka import Cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH = 1_200, 400
 BATCH = 1

@@ -18,7 +18,7 @@ from spark.processes import Run
 from sparkonce.rig.kafka import Cluster
 from striking.points import WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 ROWS, ROWS_PER_BATCH = 1_200, 400
 BATCH = 1
@@ -112,6 +112,7 @@ def test_two_drivers_at_work_at_the_same_time(drivers: Drivers) -> None:
     assert verdict.is_exactly_once, verdict
 
 
+@pytest.mark.slow
 def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tmp_path: Path) -> None:
     with new_job(kafka, tmp_path / "job", points=(WRITTEN,)) as job:
         hold = job.gate.hold(WRITTEN, batch=BATCH, times=2)

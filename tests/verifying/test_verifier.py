@@ -31,8 +31,6 @@ Say = Callable[[str], None]
 ALONE = ("drops-a-handle", "finishes-one-sink")
 """One of the decision log, one of the unit: with those that run together they start Spark seven times."""
 
-DRAWN = pytest.mark.drawn(1, "the verifier")
-
 STEPS = (
     (Fault.SERVER_KILLED, Phase.FINISHING, "kafka", ""),
     (Fault.DRIVER_KILLED, Phase.FINISHING, "", ""),
@@ -70,7 +68,7 @@ EVERY_FAULT: tuple[dict[str, Any], ...] = (
 )
 
 
-@DRAWN
+@pytest.mark.slow
 def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
     steps = [
         Step(number=number, fault=fault, phase=phase.name, system=system, request=request)
@@ -104,8 +102,8 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: S
 @pytest.mark.parametrize(
     "names",
     [
-        *(pytest.param(names, id=run, marks=DRAWN) for run, names in TOGETHER.items()),
-        *(pytest.param((name,), id=name, marks=DRAWN if name in ALONE else pytest.mark.slow) for name in MUTANTS),
+        *(pytest.param(names, id=run, marks=pytest.mark.slow) for run, names in TOGETHER.items()),
+        *(pytest.param((name,), id=name, marks=pytest.mark.slow) for name in MUTANTS),
     ],
 )
 def test_a_broken_sparkonce_is_caught(
