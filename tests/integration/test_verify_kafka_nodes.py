@@ -59,6 +59,6 @@ def test_all_brokers_are_killed(system: KafkaSystem) -> None:
 
 def test_without_a_transaction_nothing_can_be_moved(system: KafkaSystem) -> None:
     stranger = KafkaSystem(system.bootstrap)
-    stranger._cluster = system._cluster
+    stranger.cluster = system.cluster
     with pytest.raises(TimeoutError, match="no transactional id"):
         stranger._kill_coordinator(0.5)

@@ -161,9 +161,8 @@ def test_what_is_to_be_kept_is_kept(users: Users, tmp_path: Path) -> None:
 )
 def test_a_server_that_does_not_answer_is_named(text: str, tmp_path: Path) -> None:
     system = parse(text)
-    with pytest.raises(PreflightError):
-        system.start(tmp_path / "folder")
-    system.stop()
+    with pytest.raises(PreflightError), started(system, tmp_path / "folder"):
+        pass
 
 
 def test_connecting_securely_is_for_every_client(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkonce.lab.history import OBSERVED
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.names import SYSTEMS
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
@@ -29,7 +29,7 @@ FINAL = {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
 class Query:
     """What a query does to a system, without Spark: one slot a batch."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: VerifiedSystem) -> None:
         self.system = system
         settings = json.loads(json.dumps(system.sink_settings()))
         self.sink = SYSTEMS[system.name].build(settings)
@@ -118,7 +118,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def batches_in(system: System) -> list[tuple[int, int]]:
+def batches_in(system: VerifiedSystem) -> list[tuple[int, int]]:
     """Batch and key of what a reader finds."""
     found = system.read()
     assert found.schema == OBSERVED
@@ -130,9 +130,10 @@ def with_batches(before: list[tuple[int, int]], *batches: int) -> list[tuple[int
 
 
 @contextlib.contextmanager
-def started(system: System, folder: Path) -> Iterator[System]:
+def started(system: VerifiedSystem, folder: Path) -> Iterator[VerifiedSystem]:
     try:
         system.start(folder)
+        system.place()
         yield system
     finally:
         system.stop()

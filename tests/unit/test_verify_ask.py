@@ -205,7 +205,7 @@ def test_it_is_done_on_the_same_systems(tmp_path: Path) -> None:
     options = ask(tmp_path, replay=old)
     assert options.places == {"kafka": "b:9092", "files": "/data/out"}
     assert isinstance(options.systems[1], FilesSystem)
-    assert str(options.systems[1].folder).startswith("/data/out/")
+    assert str(options.systems[1].folder) == "/data/out"
     assert ask(tmp_path, replay=old, bootstrap="c:9092").places["kafka"] == "c:9092"
 
 

@@ -15,16 +15,15 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.history import OBSERVED
+from sparkonce.lab.systems.addresses import holds_credentials, without_credentials
 from sparkonce.lab.systems.delta import DeltaSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.lab.systems.names import SYSTEMS, parse
 from sparkonce.lab.systems.observed import newest_in, of_csv, of_parquet, of_texts
-from sparkonce.lab.systems.places import holds_credentials, without_credentials
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.lab.systems.redis import times_applied
 from sparkonce.testing.kafka import Transaction
-from sparkonce.testing.systems.delta import DeltaWitness
-from sparkonce.testing.systems.mariadb import MariaDBWitness
-from sparkonce.testing.systems.postgres import PostgresWitness
 
 STRANGE = ("strange", -1, -1, -1, -1, -1)
 
@@ -177,10 +176,10 @@ def test_two_brokers_cannot_do_without_one() -> None:
         KafkaSystem(nodes=2)
 
 
-@pytest.mark.parametrize("make", [lambda: PostgresWitness(""), lambda: MariaDBWitness({})], ids=["postgres", "mariadb"])
+@pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])
 def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader's thread and the one that strikes: a connection that both make is kept by one, and left by the other."""
-    witness, both = make(), threading.Barrier(2)
+    system, both = make(), threading.Barrier(2)
 
     def connect() -> None:
         with suppress(threading.BrokenBarrierError):
@@ -188,9 +187,9 @@ def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.Mo
             pytest.fail("both connect")
         raise ConnectionError
 
-    monkeypatch.setattr(witness, "connect", connect)
+    monkeypatch.setattr(system, "connect", connect)
     with ThreadPoolExecutor(2) as threads:
-        asked = [threads.submit(witness.ask, "SELECT 1") for _ in range(2)]
+        asked = [threads.submit(system.ask, "SELECT 1") for _ in range(2)]
         assert [type(one.exception()) for one in asked] == [ConnectionError, ConnectionError]
 
 
@@ -198,7 +197,8 @@ def test_a_delta_table_is_read_by_its_log(tmp_path: Path) -> None:
     """Files that a later version removes are not read any more, and those of no version never are."""
     system = DeltaSystem(str(tmp_path))
     system.start(tmp_path / "unused")
-    root, waiting = (Path(str(system.sink_settings()[name])) for name in ("path", "folder"))
+    system.place()
+    root, waiting = system.root, system.waiting
     assert (len(system.read()), system.newest(), system.left_open()) == (0, -1, [])
     rows = {"kind": ["a"], "key": [1], "number": [1], "amount": [1], "rows": [1]}
     for batch in range(3):
@@ -209,7 +209,7 @@ def test_a_delta_table_is_read_by_its_log(tmp_path: Path) -> None:
         (root / "_delta_log" / f"{number:020}.json").write_text("\n".join(map(json.dumps, actions)))
         assert system.newest() == {1: 1, 2: 0}[number]
     assert system.read()["batch"].to_pylist() == [0]
-    assert DeltaWitness(root, waiting).labels() == ["noted"]
+    assert system.labels() == ["noted"]
     (waiting / "delta" / "prepared").mkdir(parents=True)
     (waiting / "delta" / "prepared" / "a slot").touch()
     assert system.left_open() == ["a slot"]

@@ -14,7 +14,6 @@ from sparkonce.lab.systems.delta import DeltaSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.verdicts import Anomaly
 from sparkonce.protocol.state import Phase
-from sparkonce.testing.systems.delta import DeltaWitness
 from verifying.trial import PARTITIONS, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
@@ -42,8 +41,8 @@ def test_a_table_has_each_row_once(tmp_path: Path, say: Callable[[str], None]) -
 
 def test_a_lost_file_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the first file away from the reader: its rows are in Kafka only."""
-    files = DeltaWitness.files
-    monkeypatch.setattr(DeltaWitness, "files", lambda self: files(self)[1:])
+    published = DeltaSystem.published
+    monkeypatch.setattr(DeltaSystem, "published", lambda self: published(self)[1:])
     kafka = KafkaSystem(partitions=PARTITIONS)
     _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=[])
     assert {one.anomaly for one in verdicts if one.count and one.system == "delta"} >= {Anomaly.MISSING}

@@ -13,9 +13,9 @@ from sparkonce.lab.faults import Fault
 from sparkonce.lab.history import History, Kind, load
 from sparkonce.lab.run import Options
 from sparkonce.lab.schedule import Step
+from sparkonce.lab.systems.addresses import holds_credentials, without_credentials
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.names import parse
-from sparkonce.lab.systems.places import holds_credentials, without_credentials
 from sparkonce.lab.systems.store import CheckpointStore
 from sparkonce.lab.workload import Workload
 

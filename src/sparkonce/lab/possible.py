@@ -8,7 +8,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.lab.clock import find_faketime
 from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, STORE, Fault
 from sparkonce.lab.schedule import Choice, Step
-from sparkonce.lab.systems.base import Strikable, System
+from sparkonce.lab.systems.base import Strikable, VerifiedSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.rig.disk import cannot_mount
 
@@ -18,7 +18,9 @@ Hindrances = Mapping[tuple[Fault, str], str]
 _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 
 
-def hindrances(systems: Sequence[System], source: System, *, disk: bool, store: Strikable | None = None) -> Hindrances:
+def hindrances(
+    systems: Sequence[VerifiedSystem], source: VerifiedSystem, *, disk: bool, store: Strikable | None = None
+) -> Hindrances:
     """Returns the faults that cannot be injected here and could be elsewhere, with the reasons.
 
     Args:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from sparkonce.lab.history import Kind, Recorder
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import VerifiedSystem
 
 INSIST_S = 120.0
 _AGAIN_S = 1.0
@@ -17,7 +17,9 @@ Answer = TypeVar("Answer")
 Say = Callable[[str], None]
 
 
-def read_systems(systems: Sequence[System], recorder: Recorder, say: Say, *, insist_s: float = INSIST_S) -> None:
+def read_systems(
+    systems: Sequence[VerifiedSystem], recorder: Recorder, say: Say, *, insist_s: float = INSIST_S
+) -> None:
     """Reads every system, and notes what could not be read.
 
     Args:

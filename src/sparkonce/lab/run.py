@@ -29,7 +29,7 @@ from sparkonce.lab.query import FAST_START, QueryConfig
 from sparkonce.lab.reading import noting, read_systems
 from sparkonce.lab.schedule import Step, draw
 from sparkonce.lab.strike import Striker, choices
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.lab.systems.store import CheckpointStore
 from sparkonce.lab.watch import Readers, has_log, note_violation
@@ -71,7 +71,7 @@ class Options:
     """
 
     source: KafkaSystem
-    systems: Sequence[System]
+    systems: Sequence[VerifiedSystem]
     folder: Path
     seed: int
     rows: int
@@ -126,9 +126,11 @@ def _place(options: Options, folder: Path, say: Say) -> AbstractContextManager[P
     return checkpoint_away(options.store.files, folder, say)
 
 
-def _start(system: System | CheckpointStore, folder: Path) -> None:
+def _start(system: VerifiedSystem | CheckpointStore, folder: Path) -> None:
     try:
         system.start(folder)
+        if isinstance(system, VerifiedSystem):
+            system.place()
     except ModuleNotFoundError as error:
         raise PreflightError(
             f"The system {system.name} needs the package {error.name}, which is not installed.",
@@ -136,7 +138,7 @@ def _start(system: System | CheckpointStore, folder: Path) -> None:
         ) from error
 
 
-def _stop(system: System | CheckpointStore, say: Say) -> None:
+def _stop(system: VerifiedSystem | CheckpointStore, say: Say) -> None:
     """Stops a system. A failure is told, and changes neither the verdict nor an earlier error."""
     _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
 
@@ -167,7 +169,7 @@ def _versions() -> dict[str, str]:
         ) from error
 
 
-def _all(options: Options) -> list[System]:
+def _all(options: Options) -> list[VerifiedSystem]:
     """Lists the systems, and the source's first."""
     others = [system for system in options.systems if system is not options.source]
     return [options.source, *others]

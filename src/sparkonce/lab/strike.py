@@ -17,7 +17,7 @@ from sparkonce.lab.errors import RunFailedError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
 from sparkonce.lab.query import LOCAL
 from sparkonce.lab.schedule import Choice, Step
-from sparkonce.lab.systems.base import Strikable, System
+from sparkonce.lab.systems.base import Strikable, VerifiedSystem
 
 _SPRUNG_S = 60.0
 _EXPIRY_MARGIN_S = 60.0
@@ -51,7 +51,7 @@ class Striker:
     def __init__(
         self,
         conductor: Conductor,
-        systems: Mapping[str, System],
+        systems: Mapping[str, VerifiedSystem],
         *,
         seed: int,
         disk: Disk | None,
@@ -268,7 +268,7 @@ class Striker:
             conductor.note_skipped(step, f"no request {step.request!r} came within {_SPRUNG_S:.0f} s")
 
 
-def _ask(system: System, give_up_at: float) -> Sequence[str]:
+def _ask(system: VerifiedSystem, give_up_at: float) -> Sequence[str]:
     """Returns what a system has open, asked again while it does not answer."""
     while True:
         try:
@@ -283,8 +283,8 @@ def _ask(system: System, give_up_at: float) -> Sequence[str]:
 
 
 def choices(
-    systems: Sequence[System],
-    source: System,
+    systems: Sequence[VerifiedSystem],
+    source: VerifiedSystem,
     *,
     disk: bool,
     wanted: Sequence[Fault] = (),

@@ -10,7 +10,7 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import LogError
 from sparkonce.lab.history import Kind, Recorder
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView, LogViolation
@@ -30,7 +30,7 @@ class Readers:
         recorder: Receives what is seen.
     """
 
-    def __init__(self, systems: Sequence[System], checkpoint: CheckpointFiles, recorder: Recorder) -> None:
+    def __init__(self, systems: Sequence[VerifiedSystem], checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class Readers:
 class _Reader(Background):
     """Notes when a system first shows rows of a batch, and what the decision log then says of the batch."""
 
-    def __init__(self, system: System, checkpoint: CheckpointFiles, recorder: Recorder) -> None:
+    def __init__(self, system: VerifiedSystem, checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         super().__init__(f"reader of {system.name}", _STOPS_WITHIN_S)
         self._system = system
         self._checkpoint = checkpoint

@@ -4,6 +4,6 @@
 - ``kafka``, ``files``, ``s3``, ``delta``, ``postgres``, ``mysql`` and ``redis`` are the systems.
 - ``letters`` are the rows that Kafka is made to refuse.
 - ``store`` is the store of the checkpoint.
-- ``names`` makes a system from its name, ``places`` hides credentials in addresses.
+- ``names`` makes a system from its name, ``addresses`` hides credentials in addresses.
 - ``observed`` makes tables of the rows that readers found.
 """

@@ -1,22 +1,24 @@
-"""The operations of what can be struck, and of a system that the query under verification writes to."""
+"""The operations of what can be struck, and of a system that a sink writes to."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkonce.lab.faults import Fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.rig.proxy import Request
     from sparkonce.sink import TwoPhaseCommitSink
 
 
 class Strikable(ABC):
-    """A server or a place in which faults can be injected.
+    """A server or a folder in which faults can be injected.
 
     Attributes:
         name: As on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
@@ -57,19 +59,42 @@ class Strikable(ABC):
         """
 
     def sprung(self) -> bool:
-        """Tells whether the trap of a fault of one request has sprung. True for all other faults."""
+        """Returns True if the trap of a fault of one request has sprung. True for all other faults."""
         return True
 
 
 class System(Strikable):
-    """A system. `start` starts a server of our own, or connects to the one that the user has named.
+    """What a sink writes to: a server of our own, one that somebody else has started, or the user's.
 
-    Its name is the sink's, too.
+    This is the only description of the server, for conformance suites, the crash matrix, killed queries and the
+    verifier. It queries the server directly, never through the product's code, over connections that no fault strikes.
+
+    ::
+
+        system = PostgresSystem()
+        system.start(folder)
+        system.place("number bigint")
+        sink = system.sink(commit="staged")
+        ...
+        assert system.visible() == [1, 2, 3]
+        assert not system.left_open()
+        system.stop()
+
+    Attributes:
+        REQUESTS: By way of committing, then by name (``prepare``, ``commit``, ``abort``): how a fault proxy recognizes
+            a request.
     """
+
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {}
+
+    @classmethod
+    def missing(cls) -> str:
+        """Returns why no server of our own can be started on this machine, or an empty string."""
+        return ""
 
     @abstractmethod
     def start(self, folder: Path) -> None:
-        """Starts it and makes the place for the rows: a topic, a table, a folder, with a name that nobody has.
+        """Starts the server, or connects to the one that was given.
 
         Args:
             folder: A new one, for data, logs and the like.
@@ -81,13 +106,79 @@ class System(Strikable):
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what was started here; on the user's own server it removes the place for the rows, unless `keep_place`.
+        """Ends what was started here; on the user's own server it removes the table or topic, unless `keep_place`.
 
         May be called again, and after a `start` that failed.
         """
 
+    # `place` and `visible` take what differs from server to server: columns, partitions, patterns of keys.
+
+    @abstractmethod
+    def place(self, *columns: str) -> None:
+        """Makes an empty table, topic, folder or bucket with a new name. `sink` and `visible` use it from now on.
+
+        Args:
+            columns: Definitions of columns and keys where the server needs them; by default those of the rows that a
+                verified query writes.
+
+        Raises:
+            PreflightError: if it cannot be made.
+        """
+
+    @abstractmethod
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """Returns the sink's arguments: plain values for JSON, with the address at which connections can be struck.
+
+        Args:
+            options: More arguments, or others.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """Makes the sink from `arguments`, perhaps in another process."""
+
+    def sink(self, **options: Any) -> TwoPhaseCommitSink:
+        """Makes a sink for the table, topic, folder or bucket. See `arguments`."""
+        return self.build(self.arguments(**options))
+
+    @abstractmethod
+    def visible(self, *columns: str) -> list[Any]:
+        """Returns every row that a reader of committed rows sees now: its number, or a tuple of these columns.
+
+        Raises any `Exception` while the server does not answer.
+        """
+
+    @abstractmethod
+    def left_open(self) -> Sequence[str]:
+        """Names what is neither committed nor aborted. Raises any `Exception` while the server does not answer."""
+
+    def expire(self, handle: Handle) -> bool:  # noqa: ARG002 - for those that override it
+        """Makes the server lose a prepared transaction, as its timeout or an operator does.
+
+        Returns:
+            Whether it can be made to.
+        """
+        return False
+
+    def restart(self) -> bool:
+        """Kills the server and starts it again with its data.
+
+        Returns:
+            Whether there is a server that can be restarted.
+        """
+        return False
+
+    def state(self) -> object:
+        """Returns everything that a late request may have changed, without what is only counted or timed."""
+        return sorted(self.visible()), sorted(self.left_open())
+
     keep_place = False
     """Set where the rows must stay to be looked at."""
+
+
+class VerifiedSystem(System):
+    """A system that the verifier can write to. Its name is the sink's, too."""
 
     session: Mapping[str, str] = {}
     """Spark's settings that the query's session needs for it."""
@@ -98,22 +189,11 @@ class System(Strikable):
 
     @abstractmethod
     def sink_settings(self) -> Mapping[str, Any]:
-        """Returns what `build` makes the sink of, in the query's process.
-
-        Plain values for JSON, with the address at which faults of connections can be injected.
-        """
-
-    @staticmethod
-    @abstractmethod
-    def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """Makes the sink. Its rows have the columns of `sparkonce.lab.history.OBSERVED` up to ``batch``."""
+        """Returns the `arguments` of the sink in the verified query."""
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """Returns every row that a reader of committed rows sees now: `sparkonce.lab.history.OBSERVED`.
-
-        By a connection of its own, which no fault strikes.
-        """
+        """Returns every row that a reader of committed rows sees now: `sparkonce.lab.history.OBSERVED`."""
 
     @abstractmethod
     def newest(self) -> int:
@@ -121,11 +201,4 @@ class System(Strikable):
 
         Called several times a second by one thread. Raises any `Exception` while the system does not answer, and
         must then give up within seconds.
-        """
-
-    @abstractmethod
-    def left_open(self) -> Sequence[str]:
-        """Names what it holds of this query that is neither committed nor aborted.
-
-        Asked of the system, not of our code. Raises any `Exception` while it does not answer.
         """

@@ -1,19 +1,24 @@
-"""A Delta table."""
+"""A Delta table in a local folder, read as the Delta protocol says, without Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+from uuid import uuid4
 
 from sparkonce.lab.systems.files import FilesSystem
 from sparkonce.rig.kafka.jars import spark_delta_jars
-from sparkonce.testing.systems.delta import DeltaWitness
 
 if TYPE_CHECKING:
+    from sparkonce.protocol.handles import Handle
     from sparkonce.sink import TwoPhaseCommitSink
 
-_COLUMNS = {"kind": "string", **dict.fromkeys(("key", "number", "amount", "rows", "batch"), "long")}
+_LOG = "_delta_log"
+_COLUMNS = ("kind string", *(f"{name} long" for name in ("key", "number", "amount", "rows", "batch")))
+_WAITING = ("open", "prepared", "started")
 
 
 class DeltaSystem(FilesSystem):
@@ -28,31 +33,71 @@ class DeltaSystem(FilesSystem):
         "spark.databricks.delta.snapshotPartitions": "1",
     }
 
+    @property
+    def root(self) -> Path:
+        """The table's folder."""
+        return self.folder / "table"
+
+    @property
+    def waiting(self) -> Path:
+        """The folder in which the sink's rows wait."""
+        return self.folder / "rows"
+
     def jars(self) -> Sequence[Path]:
-        """See `System.jars`."""
+        """See `VerifiedSystem.jars`."""
         return spark_delta_jars()
 
-    def sink_settings(self) -> Mapping[str, Any]:
-        """See `System.sink_settings`."""
-        witness = self._witness()
-        return {"path": str(witness.root), "folder": str(witness.waiting)}
+    def make(self, columns: Sequence[str]) -> None:
+        """Makes the table, with columns such as ``number long``, by the types' names in the protocol."""
+        fields = [dict(zip(("name", "type"), column.split(), strict=True)) for column in columns or _COLUMNS]
+        described = [{**field, "nullable": True, "metadata": {}} for field in fields]
+        schema = json.dumps({"type": "struct", "fields": described})
+        table = {"id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema}
+        actions: list[dict[str, Any]] = [
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            {"metaData": {**table, "partitionColumns": [], "configuration": {}, "createdTime": 0}},
+        ]
+        (self.root / _LOG).mkdir(parents=True)
+        (self.root / _LOG / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`."""
+        return {"path": str(self.root), "folder": str(self.waiting), **options}
 
     @staticmethod
-    def build(settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
         """See `System.build`."""
         from sparkonce.spark.tables.delta import DeltaSink
 
-        return DeltaSink(settings["path"], folder=settings["folder"], name=DeltaSystem.name)
+        return DeltaSink(**arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Deletes a transaction's waiting rows."""
+        found = [path for path in self.waiting.rglob(str(handle["name"])) if path.parent.name in _WAITING]
+        for path in found:
+            path.unlink()
+        return bool(found)
+
+    def actions(self) -> Iterator[dict[str, Any]]:
+        """Yields what the versions say, from the first one on. A table of thousands of versions has lost the first."""
+        for version in sorted((self.root / _LOG).glob("*.json")):
+            yield from map(json.loads, version.read_text().splitlines())
+
+    def published(self) -> Sequence[Path]:
+        """Lists the files that make the newest version."""
+        found: dict[str, None] = {}
+        for action in self.actions():
+            if "remove" in action:
+                found.pop(action["remove"]["path"], None)
+            elif "add" in action:
+                found[action["add"]["path"]] = None
+        return [self.root / unquote(path) for path in found]
+
+    def labels(self) -> list[str]:
+        """Lists the notes of all versions that have one."""
+        infos = (action["commitInfo"] for action in self.actions() if "commitInfo" in action)
+        return [info["userMetadata"] for info in infos if "userMetadata" in info]
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`."""
-        return self._witness().left_open()
-
-    def _make(self) -> None:
-        self._witness().create(_COLUMNS)
-
-    def _files(self) -> Sequence[Path]:
-        return self._witness().files()
-
-    def _witness(self) -> DeltaWitness:
-        return DeltaWitness(self.folder / "table", self.folder / "rows")
+        """See `System.left_open`: rows that wait."""
+        return sorted(path.name for state in _WAITING for path in self.waiting.glob(f"*/{state}/*"))

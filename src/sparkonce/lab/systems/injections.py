@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
-from sparkonce.lab.systems.base import Strikable, System
+from sparkonce.lab.systems.base import Strikable, VerifiedSystem
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.rig.proxy import Address, FaultProxy, Request, RequestFault, Trap
 
@@ -98,12 +98,12 @@ class Injectable(Strikable):
     Attributes:
         injections: What can be made to happen.
         proxy: Where requests can be struck; None if they cannot.
-        requests: The names of the requests that can be, which the proxy knows.
+        requests: The requests that can be, by name: how the proxy recognizes them.
     """
 
     injections: Injections
     proxy: FaultProxy | None = None
-    requests: Sequence[str] = ()
+    requests: Mapping[str, Request] = {}
     _trap: Trap | None = None
 
     def faults(self) -> Mapping[Fault, Sequence[str]]:
@@ -154,15 +154,20 @@ class Injectable(Strikable):
 
 
 class Served(Injectable):
-    """One server behind a proxy: our own, on a disk that can be filled if possible, or the user's."""
+    """One server behind a proxy: our own, on a disk that can be filled if possible, or the user's.
 
-    _server: Server | None = None
+    Attributes:
+        server: Ours, or one that somebody else has started; None for the user's.
+    """
+
+    server: Server | None = None
+    _own: Server | None = None
     _disk: SmallDisk | None = None
 
     def start_own(self, server: Server, megabytes: int) -> None:
         """Starts a server of our own, on a disk of so many megabytes or of what can be afforded."""
         self._disk = SmallDisk(server.folder, affordable(megabytes))
-        self._server = server
+        self.server = self._own = server
         server.start()
         self.injections = {**of_server(server), **of_disk(self._disk, server)}
 
@@ -170,7 +175,7 @@ class Served(Injectable):
         """Starts the proxy, at which connections can be struck, and these requests."""
         self.proxy = proxy = FaultProxy(upstream, requests)
         proxy.start()
-        self.requests = tuple(requests)
+        self.requests = requests
         self.injections = {**of_connections(proxy), **self.injections}
         return proxy
 
@@ -182,40 +187,50 @@ class Served(Injectable):
 
     def stop_own(self) -> None:
         """Ends a server of our own, with its disk. May be called again."""
-        server, self._server = self._server, None
+        server, self._own = self._own, None
         if server is not None:
             server.stop()
+            self.server = None
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.close()
 
 
-class ServerSystem(Served, System):
-    """A system of one server.
+class ServerSystem(Served, VerifiedSystem):
+    """A system of one server."""
 
-    Attributes:
-        witness: Asks the server, once there is one.
-    """
-
-    witness: Any = None
     _made = False
+
+    def borrow(self, server: Server) -> None:
+        """Uses a server that somebody else has started and will stop. Its connections cannot be struck."""
+        self.server = server
+        self.injections = of_server(server)
 
     @abstractmethod
     def drop_place(self) -> None:
-        """Removes the place for the rows from the user's server.
+        """Removes the table, bucket or keys from the user's server.
 
         Raises:
             PreflightError: if it cannot.
         """
 
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connections to the server. May be called again; the next question opens them again."""
+
     def stop(self) -> None:
         """See `System.stop`."""
         self.close_proxy()
         try:
-            if self._server is None and self._made and not self.keep_place:
+            if self.server is None and self._made and not self.keep_place:
                 self.drop_place()
                 self._made = False
         finally:
-            if self.witness is not None:
-                self.witness.close()
+            self.close()
         self.stop_own()
+
+    def restart(self) -> bool:
+        """See `System.restart`."""
+        if self.server is not None:
+            self.server.restart()
+        return self.server is not None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkonce.testing.systems.files import FilesWitness
+from sparkonce.lab.systems.files import FilesSystem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +34,17 @@ def read_letters(folder: Path) -> pa.Table:
 
     from sparkonce.lab.systems.observed import of_texts
 
-    tables = [pq.read_table(path, columns=["row"]) for path in FilesWitness(folder).published()]
+    tables = [pq.read_table(path, columns=["row"]) for path in _system(folder).published()]
     rows = [json.loads(text)["value"].encode() for table in tables for text in table["row"].to_pylist()]
     return of_texts(rows)
 
 
 def open_letters(folder: Path) -> Sequence[str]:
     """Names what is neither published nor given up."""
-    return FilesWitness(folder).left_open() if folder.exists() else []
+    return _system(folder).left_open() if folder.exists() else []
+
+
+def _system(folder: Path) -> FilesSystem:
+    system = FilesSystem()
+    system.folder = folder
+    return system

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.delta import DeltaSystem
 from sparkonce.lab.systems.files import FilesSystem
 from sparkonce.lab.systems.kafka import KafkaSystem
@@ -15,7 +15,7 @@ from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.lab.systems.redis import RedisSystem
 from sparkonce.lab.systems.s3 import S3System
 
-_MADE: Mapping[str, tuple[type[System], Callable[[str | None], System], str]] = {
+_MADE: Mapping[str, tuple[type[VerifiedSystem], Callable[[str | None], VerifiedSystem], str]] = {
     "kafka": (KafkaSystem, KafkaSystem, "kafka=broker:9092"),
     "postgres": (PostgresSystem, PostgresSystem, "'postgres=host=… dbname=… user=…'"),
     "files": (FilesSystem, FilesSystem, "files=/data/out"),
@@ -25,14 +25,14 @@ _MADE: Mapping[str, tuple[type[System], Callable[[str | None], System], str]] = 
     "delta": (DeltaSystem, DeltaSystem, "delta=/data/tables"),
 }
 
-SYSTEMS: Mapping[str, type[System]] = {name: made for name, (made, _, _) in _MADE.items()}
-"""The classes, whose `System.build` makes the sink in the query's process."""
+SYSTEMS: Mapping[str, type[VerifiedSystem]] = {name: made for name, (made, _, _) in _MADE.items()}
+"""The classes, whose `VerifiedSystem.build` makes the sink in the query's process."""
 
 _BEFORE_A_PLACE = re.compile(r"[^\w-]")
 """The first character after a system's name that shows the rest to be an address."""
 
 
-def parse(text: str) -> System:
+def parse(text: str) -> VerifiedSystem:
     """Makes a system from its name: ``kafka`` for one of our own, ``kafka=broker:9092`` for the user's.
 
     Args:
