@@ -64,16 +64,6 @@ def test_a_damaged_file_is_not_published_but_lost(
     assert life.commit(handle) == [Outcome.LOST]
 
 
-@pytest.mark.parametrize("format", ["csv", "json", "arrow", "text"])
-def test_other_formats(tmp_path: Path, format: str) -> None:  # noqa: A002
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, format=format))
-    table = pa.table({"value": ["a"] * 100})
-    whole, damaged = life.prepare(table), life.prepare(table, slot=1)
-    truncate(next(path for path in held(root) if str(damaged["name"]) in path.name))
-    assert life.commit(whole, damaged) == [Outcome.COMMITTED, Outcome.LOST]
-
-
 @pytest.mark.parametrize("partition_by", [(), ("p",)])
 def test_a_file_that_is_damaged_and_published_is_not_called_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]

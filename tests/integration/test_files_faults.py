@@ -3,11 +3,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import pytest
 from integration.files_scene import QUERY, Life
 from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.files import read_manifests
-from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
@@ -34,11 +31,14 @@ from sparkonce.sinks.files.streams import ChecksumStream
 
 ONE, TWO = pa.table({"x": [1, 2]}), pa.table({"x": [3, 4]})
 PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})
-NOBODY = 65534
 
 
 class KilledError(BaseException):
     """Nothing in the code under test may catch it, as nothing survives SIGKILL."""
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KilledError
 
 
 def rows(root: Path) -> list[int]:
@@ -50,49 +50,14 @@ def held(root: Path) -> list[Path]:
     return sorted((root / ".sparkonce" / "held").iterdir())
 
 
-def final(root: Path, handle: Handle, number: int = 0) -> Path:
-    files = read_handle(handle).files
-    assert files is not None
-    return root / str(files[number]["path"])
-
-
 def held_names(handle: Handle) -> list[str]:
     return [str(one["held"]) for one in read_handle(handle).files or ()]
 
 
-def commit_again(root: Path, handle: Handle, **settings: Any) -> Finished:
-    (answer,) = FilesSink(root, **settings).committer().commit([handle])
-    return answer
-
-
-# --- killed ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("partition_by", [(), ("p",)])
-@pytest.mark.parametrize("point", ["before the link", "after the link", "after the fsync"])
-def test_killed_while_publishing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, partition_by: tuple[str, ...]
-) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, partition_by=partition_by))
-    handle = life.prepare(PARTS)
-    kill = {"before the link": (os, "link"), "after the link": (local_finish, "sync_folder"), "after the fsync": (Path, "unlink")}  # fmt: skip  # noqa: E501
-    with monkeypatch.context() as patch:
-        patch.setattr(*kill[point], _killed)
-        with pytest.raises(KilledError):
-            life.commit(handle)
-    assert held(root), "the first name is taken away last"
-    assert rows(root) == ([] if point == "before the link" else [1, 2, 3])
-    answer = commit_again(root, handle, partition_by=partition_by)
-    assert answer.outcome in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
-    assert rows(root) == [1, 2, 3]
-    assert held(root) == []
-    assert commit_again(root, handle, partition_by=partition_by).outcome is Outcome.ALREADY_COMMITTED
-    assert rows(root) == [1, 2, 3]
-
-
-def _killed(*_: object, **__: object) -> None:
-    raise KilledError
+def final(root: Path, handle: Handle, number: int = 0) -> Path:
+    files = read_handle(handle).files
+    assert files is not None
+    return root / str(files[number]["path"])
 
 
 def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path: Path) -> None:
@@ -100,75 +65,12 @@ def test_what_a_reader_takes_away_after_the_batch_is_whole_is_not_lost(tmp_path:
     life = Life(FilesSink(root, partition_by="p"))
     handles = life.run_batch(PARTS, PARTS)
     final(root, handles[0]).unlink()
-    assert [commit_again(root, one, partition_by="p").outcome for one in handles] == [Outcome.ALREADY_COMMITTED] * 2
+    assert life.commit(*handles) == [Outcome.ALREADY_COMMITTED] * 2
     alone = life.prepare(PARTS, batch=1)
     assert life.commit(alone) == [Outcome.COMMITTED]
     for number in range(3):
         final(root, alone, number).unlink()
-    assert commit_again(root, alone, partition_by="p").outcome is Outcome.LOST, "no manifest says that it was whole"
-
-
-def test_manifests_are_listed_once_for_all_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a listing is waited for, it is not once for each slot."""
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handles = life.run_batch(*[ONE] * 5)
-    for handle in handles:
-        final(root, handle).unlink()
-    listed: list[str] = []
-    list_names = life.committer._store.list_names
-
-    def noted(folder: str) -> Any:
-        listed.append(folder)
-        return list_names(folder)
-
-    monkeypatch.setattr(life.committer._store, "list_names", noted)
-    assert life.commit(*handles, life.prepare(TWO, slot=5)) == [Outcome.ALREADY_COMMITTED] * 5 + [Outcome.COMMITTED]
-    assert listed == ["_manifest"]
-
-
-def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    life = Life(FilesSink(tmp_path / "out"))
-    handles = life.prepare(ONE), life.prepare(ONE, slot=1)
-    for handle in handles:
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", _killed)
-            with pytest.raises(KilledError):
-                life.committer.abort([handle])
-    assert life.commit(handles[0]) == [Outcome.LOST], "it cannot be published any more"
-    (lingering,) = life.committer.list_lingering([life.owner])
-    assert lingering.slot == 1, "of what was called lost not even half a file is left"
-    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
-    assert held(tmp_path / "out") == []
-
-
-def test_killed_while_discarding_the_rest_of_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that found the file by its held name can publish it as long as it has any name."""
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, partition_by="p"))
-    handle = life.prepare(PARTS)
-    held(root)[0].unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", _killed)
-        with pytest.raises(KilledError):
-            life.commit(handle)
-    assert life.commit(handle) == [Outcome.LOST]
-    assert held(root) == []
-
-
-def test_a_sweep_that_meets_a_published_file_takes_its_first_name_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life = Life(FilesSink(tmp_path / "out"))
-    handle = life.prepare(ONE)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", _killed)
-        with pytest.raises(KilledError):
-            life.commit(handle)
-    (lingering,) = life.committer.list_lingering([life.owner])
-    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ALREADY_COMMITTED]
-    assert rows(tmp_path / "out") == [1, 2]
-    assert held(tmp_path / "out") == []
+    assert life.commit(alone) == [Outcome.LOST], "no manifest says that it was whole"
 
 
 def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,73 +99,6 @@ def test_what_is_durable_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ["fsync out", "fsync p=a"],
         ["unlink file", "fsync held"],
     )
-
-
-def noted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    synced: list[Path] = []
-    call = local.sync_folder
-
-    def noted(folder: Path) -> None:
-        synced.append(folder)
-        call(folder)
-
-    for module in (local, local_finish, local_preflight):
-        monkeypatch.setattr(module, "sync_folder", noted)
-    return synced
-
-
-def test_the_names_of_new_folders_are_durable_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, root = noted_folders(monkeypatch), tmp_path / "new" / "out"
-    FilesSink(root).preflight(QUERY, None)
-    assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
-
-
-def test_a_folder_of_lists_that_another_made_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever made it may have been killed before he could."""
-    store = local.LocalStore(tmp_path)
-    store.check()
-    (tmp_path / ".sparkonce" / "lists").mkdir()
-    synced = noted_folders(monkeypatch)
-    store.put(".sparkonce/lists/one", b"[]")
-    assert synced == [tmp_path / ".sparkonce", tmp_path / ".sparkonce" / "lists"]
-
-
-# --- other things in the way ----------------------------------------------------------------------------------------
-
-
-def test_something_else_at_the_final_path_is_never_overwritten(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handle = life.prepare(ONE)
-    final(root, handle).write_bytes(b"somebody's")
-    answer = commit_again(root, handle)
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "never overwritten" in answer.reason
-    assert final(root, handle).read_bytes() == b"somebody's"
-    final(root, handle).unlink()
-    assert life.commit(handle) == [Outcome.COMMITTED]
-
-
-def test_the_same_content_at_the_final_path_is_the_file(tmp_path: Path) -> None:
-    """As after a restore of the folder from a backup, which makes one file of two names two."""
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handle = life.prepare(ONE)
-    shutil.copy(held(root)[0], final(root, handle))
-    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
-    assert held(root) == []
-
-
-def test_a_damaged_file_is_not_called_committed(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handle = life.prepare(ONE)
-    assert life.commit(handle) == [Outcome.COMMITTED]
-    path = final(root, handle)
-    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
-    assert life.commit(handle) == [Outcome.UNKNOWN]
-    path.unlink()
-    assert life.commit(handle) == [Outcome.LOST]
 
 
 def test_one_missing_file_keeps_the_others_of_its_transaction_back(tmp_path: Path) -> None:
@@ -347,35 +182,6 @@ def test_a_link_that_is_under_way_when_a_file_is_discarded_is_seen(
         assert [one.outcome for one in life.committer.abort([given_up])] == [Outcome.ALREADY_COMMITTED]
 
 
-def test_a_held_name_that_stays_is_not_passed_over(tmp_path: Path) -> None:
-    """Once the batch is whole readers may take the file away, and a start would publish it again."""
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handle = life.prepare(ONE)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
-    root.chmod(0o777)
-    held(root)[0].chmod(0o666)  # so that he may link it
-    with as_nobody():
-        (answer,) = life.committer.commit([handle])
-    assert rows(root) == [1, 2]
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "let this user write to the folder" in answer.reason
-    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
-    assert held(root) == []
-
-
-def test_a_folder_that_is_gone_as_a_whole_is_not_a_loss(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handle = life.prepare(ONE)
-    root.rename(tmp_path / "unmounted")
-    root.mkdir()
-    answer = commit_again(root, handle)
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "mounted" in answer.reason
-
-
 def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +207,7 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
     shutil.copy(root / ".sparkonce" / "held" / in_bare.name, in_bare)
     root.rename(disk)
     bare.rename(root)
-    for answer in (commit_again(root, one), commit_again(root, several, partition_by="p")):
+    for answer in (*life.committer.commit([one]), *parts.committer.commit([several])):
         assert answer.outcome is Outcome.UNKNOWN
         assert "Is its disk mounted?" in answer.reason
     with pytest.raises(UnknownOutcomeError, match="mounted"):
@@ -417,97 +223,6 @@ def test_a_bare_mount_point_that_was_written_to_once_is_not_a_loss(tmp_path: Pat
     assert rows(root) == [1, 1, 2, 2, 3]
 
 
-def test_a_disk_that_is_mounted_between_the_look_and_the_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
-    FilesSink(root).preflight(QUERY, None)
-    root.rename(bare)
-    life, parts = Life(FilesSink(root)), Life(FilesSink(root, name="parts", partition_by="p"))
-    for one in (life, parts):
-        handle = one.prepare(PARTS)
-        root.rename(disk)
-        bare.rename(root)
-        doubt = one.committer._store.doubt
-
-        def mount_first(folder: str, doubt: Callable[[str], Finished | None] = doubt) -> Finished | None:
-            root.rename(bare)
-            disk.rename(root)
-            return doubt(folder)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(one.committer._store, "doubt", mount_first)
-            assert one.commit(handle) == [Outcome.RETRY]
-        assert one.commit(handle) == [Outcome.COMMITTED]
-
-
-@contextmanager
-def forgetful_mount(folder: Path) -> Iterator[tuple[Path, Path, Callable[[], None]]]:
-    """A folder as another host sees it, as a mount here shows it that remembers which names were missing, and what
-    makes the mount forget. As on NFS and FUSE, here with overlayfs, below which the other host writes."""
-    other, here, work, lower = (folder / name for name in ("other", "here", "work", "lower"))
-    for one in (other, here, work, lower):
-        one.mkdir()
-    options = f"lowerdir={lower},upperdir={other},workdir={work}"
-
-    def mount() -> None:
-        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, here], check=True, capture_output=True)
-
-    def unmount() -> None:
-        subprocess.run(["umount", here], check=True)
-
-    def forget() -> None:
-        unmount()
-        mount()
-
-    try:
-        mount()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no overlay can be mounted here: {error}")
-    try:
-        yield other, here, forget
-    finally:
-        unmount()
-
-
-@pytest.mark.parametrize("partition_by", [(), ("p",)])
-def test_what_a_mounts_cache_says_is_missing_is_looked_for_again(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
-    with forgetful_mount(tmp_path) as (other, here, forget):
-        driver = Life(FilesSink(here, partition_by=partition_by))
-        elsewhere = Life(FilesSink(other, partition_by=partition_by))
-        waiting, published = elsewhere.prepare(PARTS), elsewhere.prepare(PARTS, slot=1)
-        kept = tmp_path / "kept"
-        (other / ".sparkonce" / "held").rename(kept)
-        (other / ".sparkonce" / "held").mkdir()
-        forget()
-        assert driver.commit(waiting, published) == [Outcome.LOST] * 2, "now the mount remembers that they are missing"
-        for path in kept.iterdir():
-            path.rename(other / ".sparkonce" / "held" / path.name)
-        assert elsewhere.commit(published) == [Outcome.COMMITTED]
-        for answer in driver.committer.commit([waiting, published]):
-            assert answer.outcome is Outcome.RETRY
-            assert "cache" in answer.reason
-        forget()
-        assert driver.commit(waiting, published) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
-        assert rows(here) == [1, 1, 2, 2, 3, 3]
-
-
-def test_what_a_mounts_cache_hides_is_not_called_given_up(tmp_path: Path) -> None:
-    with forgetful_mount(tmp_path) as (other, here, forget):
-        driver, elsewhere = Life(FilesSink(here)), Life(FilesSink(other))
-        handle = elsewhere.prepare(ONE)
-        forget()
-        assert not final(here, handle).exists(), "and the mount remembers that"
-        os.link(held(other)[0], final(other, handle))  # and is killed before it takes the first name away
-        (answer,) = driver.committer.abort([handle])
-        assert answer.outcome is Outcome.RETRY
-        assert "cache" in answer.reason
-        forget()
-        assert driver.committer.abort([handle])[0].outcome is Outcome.ALREADY_COMMITTED
-        assert rows(here) == [1, 2]
-        assert held(here) == []
-
-
 def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
     """``cp -al`` gives each file another name, and a file that is held back is no more published for it."""
     root = tmp_path / "out"
@@ -519,21 +234,6 @@ def test_a_backup_of_hard_links_publishes_nothing(tmp_path: Path) -> None:
     swept = life.committer.abort(life.committer.list_lingering([life.owner]))
     assert [one.outcome for one in swept] == [Outcome.ABORTED]
     assert held(root) == []
-
-
-def test_of_several_files_none_is_lost_while_the_folder_is_gone(tmp_path: Path) -> None:
-    """Slot 0 is published, then the disk goes: were slot 1 lost, it would be written twice once the disk is back."""
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, partition_by="p"))
-    first, second = life.prepare(PARTS), life.prepare(PARTS, slot=1)
-    assert life.commit(first) == [Outcome.COMMITTED]
-    root.rename(tmp_path / "unmounted")
-    for answer in life.committer.commit([first, second]):
-        assert answer.outcome is Outcome.RETRY
-        assert "mounted" in answer.reason
-    (tmp_path / "unmounted").rename(root)
-    assert life.commit(first, second) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
-    assert rows(root) == [1, 1, 2, 2, 3, 3]
 
 
 def test_another_folder_at_the_same_path_is_refused(tmp_path: Path) -> None:
@@ -561,34 +261,6 @@ def test_the_id_can_be_put_back(tmp_path: Path) -> None:
     assert sink.preflight(QUERY, life.owner.facts) == life.owner.facts
     life.run_batch(TWO, batch=1)
     assert rows(root) == [1, 2, 3, 4]
-
-
-# --- file systems ---------------------------------------------------------------------------------------------------
-
-
-def elsewhere() -> Path:
-    """A folder on another file system than the tests' own."""
-    shm = Path("/dev/shm")  # noqa: S108 - it is there to be another file system
-    if not shm.is_dir() or shm.stat().st_dev == Path(tempfile.gettempdir()).stat().st_dev:
-        pytest.skip("there is no second file system here")
-    return Path(tempfile.mkdtemp(dir=shm))
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_the_decision(tmp_path: Path) -> None:
-    life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
-    with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
-        life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
-
-
-def test_a_path_that_would_be_too_long_is_refused_before_the_decision(tmp_path: Path) -> None:
-    """Each name is short enough, and the folder can be made, but not the whole path of the file in it."""
-    longest = os.pathconf(tmp_path, "PC_PATH_MAX") - 1
-    room = longest - 20 - len(str(tmp_path / "out"))
-    many = room // 101 - 1
-    values = {f"p{number:02}": ["x" * 96] for number in range(many)} | {"q": ["x" * (room - many * 101 - 3)]}
-    life = Life(FilesSink(tmp_path / "out", partition_by=tuple(values)))
-    with pytest.raises(PrepareError, match=rf"path of a file would be .*bytes, and the file system allows {longest}"):
-        life.prepare(pa.table({"x": [1], **values}))
 
 
 def test_partitions_whose_folders_would_be_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -623,161 +295,6 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(tmp_path: P
     assert sorted(path for path in hidden.rglob("*") if path.is_file()) == sorted(kept)
 
 
-def test_a_partition_of_nul_is_published(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, partition_by="p"))
-    life.run_batch(pa.table({"x": [1], "p": ["a\0b"]}))
-    assert [file.partition for batch in read_manifests(root) for file in batch.files] == [{"p": "a\0b"}]
-    assert rows(root) == [1]
-
-
-def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:
-    other, root = elsewhere(), tmp_path / "out"
-    try:
-        life = Life(FilesSink(root, partition_by="p"))
-        early = life.prepare(PARTS)
-        (root / "p=b").symlink_to(other)
-        with pytest.raises(PrepareError, match="another file system"):
-            life.prepare(PARTS, batch=1)
-        answer = commit_again(root, early, partition_by="p")
-        assert answer.outcome is Outcome.UNKNOWN
-        assert "EXDEV" in answer.reason
-        (root / "p=b").unlink()
-        assert life.commit(early) != [Outcome.LOST]
-        assert rows(root) == [1, 2, 3]
-    finally:
-        shutil.rmtree(other)
-
-
-@contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-BIG = pa.table({"x": np.random.default_rng(1).integers(0, 2**62, 400_000)})
-
-
-@pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
-def test_no_room_at_prepare_leaves_nothing(tmp_path: Path, format: str) -> None:  # noqa: A002
-    root = tmp_path / "out"
-    life = Life(FilesSink(root, format=format))
-    writer = life.open()
-
-    def write_all() -> None:
-        for piece in BIG.to_batches(max_chunksize=50_000):
-            writer.write(piece)
-        writer.prepare()
-
-    with file_limit(1 << 20), pytest.raises(PrepareError, match=r"\.sparkonce/held/.* could not be written: File too"):
-        write_all()
-    writer.abort()
-    assert held(root) == []
-    assert rows(root) == []
-
-
-def test_a_full_disk_names_the_path(tmp_path: Path) -> None:
-    root = Path("/dev/full")
-    if not root.exists():
-        pytest.skip("there is no /dev/full here")
-    stream = ChecksumStream(root.open("wb", buffering=0), root)
-    with pytest.raises(PrepareError, match="/dev/full could not be written: No space left"):
-        stream.write(b"x")
-    stream.file.close()
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can be somebody else for a while")
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def test_no_permission(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    life = Life(FilesSink(root))
-    handle = life.prepare(ONE)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
-    with as_nobody():
-        with pytest.raises(PreflightError, match=r"cannot be written to: Permission denied"):
-            FilesSink(root).preflight(QUERY, None)
-        with pytest.raises(PrepareError, match=r"held/.*Permission denied"):
-            life.open()
-        (answer,) = life.committer.commit([handle])
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "let this user write" in answer.reason
-    assert life.commit(handle) == [Outcome.COMMITTED]
-
-
-def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(PreflightError, match="cannot be written to"):
-        FilesSink(tmp_path / "out").preflight(QUERY, None)
-
-
-def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
-    with pytest.raises(PreflightError, match="gives a file no second name"):
-        FilesSink(tmp_path / "out").preflight(QUERY, None)
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
-    before = os.umask(mask)
-    try:
-        life = Life(FilesSink(tmp_path / "out", partition_by="p"))
-        life.run_batch(PARTS)
-    finally:
-        os.umask(before)
-    for path in (tmp_path / "out").rglob("*.parquet"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o777 & ~mask
-
-
-# --- copies and runs ------------------------------------------------------------------------------------------------
-
-
-def test_a_paused_copy_of_many_files_leaves_what_a_later_sweep_finds(tmp_path: Path) -> None:
-    life = Life(FilesSink(tmp_path / "out", partition_by="p", max_file_bytes=1))
-    writer = life.open(PARTS)
-    life.committer.abort(life.committer.list_lingering([life.owner]))
-    for piece in PARTS.to_batches():
-        writer.write(piece)
-    try:
-        writer.prepare()
-        writer.close()
-    except PrepareError:
-        writer.abort()
-    lingering = life.committer.list_lingering([life.owner])
-    assert all(one.outcome is Outcome.ABORTED for one in life.committer.abort(lingering))
-    assert held(tmp_path / "out") == []
-
-
-def test_at_least_once_publishes_at_prepare(tmp_path: Path) -> None:
-    life = Life(FilesSink(tmp_path / "out", partition_by="p", guarantee=Guarantee.AT_LEAST_ONCE))
-    writer = life.open(PARTS)
-    assert rows(tmp_path / "out") == []
-    assert writer.prepare() == {}
-    writer.close()
-    assert rows(tmp_path / "out") == [1, 2, 3]
-    assert held(tmp_path / "out") == []
-
-
-# --- manifests ------------------------------------------------------------------------------------------------------
-
-
 def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer_module, "TIDY_EVERY", 3)
     monkeypatch.setattr(committer_module, "KEPT_BATCHES", 6)
@@ -797,22 +314,6 @@ def test_old_manifests_are_merged_and_lose_nothing(tmp_path: Path, monkeypatch: 
     assert sorted(found) == [("files", n) for n in range(40) if n != 4] + [("files.beside", n) for n in range(2)]
     traces = life.committer.list_traces(QUERY, life.owner.facts)
     assert {trace.token for trace in traces} == {Token(7, "deadbeef")}
-
-
-def test_a_merge_that_was_killed_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    life = Life(FilesSink(tmp_path / "out"))
-    for batch in range(5):
-        life.run_batch(ONE, batch=batch)
-    monkeypatch.setattr(manifests, "MERGED", 2)
-    store = local.LocalStore(tmp_path / "out")
-    with monkeypatch.context() as patch:
-        patch.setattr(local.LocalStore, "delete", _killed)
-        with pytest.raises(KilledError):
-            manifests.merge(store, "files", QUERY, 4)
-    assert [one.batch for one in read_manifests(tmp_path / "out")] == [0, 1, 2, 3, 4], "none twice"
-    manifests.merge(store, "files", QUERY, 4)
-    assert [one.batch for one in read_manifests(tmp_path / "out")] == [0, 1, 2, 3, 4]
-    assert len(list((tmp_path / "out" / "_manifest").iterdir())) == 2
 
 
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (0, 2), (1, 2)])
@@ -841,3 +342,309 @@ def test_a_damaged_manifest_is_said_to_be(tmp_path: Path) -> None:
     path.write_text('{"sparkonce_manifest": 2}\n')
     with pytest.raises(CorruptRecordError, match="format 2"):
         read_manifests(tmp_path / "out")
+
+
+# --- killed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+@pytest.mark.parametrize(
+    ("owner", "call", "published"),
+    [(os, "link", False), (local_finish, "sync_folder", True), (Path, "unlink", True)],
+    ids=["before the link", "after the link", "after the fsync"],
+)
+def test_killed_while_publishing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    call: str,
+    published: bool,
+    partition_by: tuple[str, ...],
+) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by=partition_by))
+    handle = life.prepare(PARTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, killed)
+        with pytest.raises(KilledError):
+            life.commit(handle)
+    assert held(root), "the held name is removed last"
+    assert rows(root) == ([1, 2, 3] if published else [])
+    for expected in ({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}, {Outcome.ALREADY_COMMITTED}):
+        (answer,) = FilesSink(root, partition_by=partition_by).committer().commit([handle])
+        assert answer.outcome in expected
+        assert rows(root) == [1, 2, 3]
+        assert held(root) == []
+
+
+def test_killed_while_discarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    handles = life.prepare(ONE), life.prepare(ONE, slot=1)
+    for handle in handles:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(KilledError):
+                life.committer.abort([handle])
+    assert life.commit(handles[0]) == [Outcome.LOST], "it can no longer be published"
+    (lingering,) = life.committer.list_lingering([life.owner])
+    assert lingering.slot == 1, "nothing is left of the file that was reported lost"
+    assert [one.outcome for one in life.committer.abort([lingering])] == [Outcome.ABORTED]
+    assert held(tmp_path / "out") == []
+
+
+def test_killed_while_merging_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    for batch in range(5):
+        life.run_batch(ONE, batch=batch)
+    monkeypatch.setattr(manifests, "MERGED", 2)
+    store = local.LocalStore(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(local.LocalStore, "delete", killed)
+        with pytest.raises(KilledError):
+            manifests.merge(store, "files", QUERY, 4)
+    assert [one.batch for one in read_manifests(tmp_path / "out")] == [0, 1, 2, 3, 4], "none twice"
+    manifests.merge(store, "files", QUERY, 4)
+    assert [one.batch for one in read_manifests(tmp_path / "out")] == [0, 1, 2, 3, 4]
+    assert len(list((tmp_path / "out" / "_manifest").iterdir())) == 2
+
+
+# --- the folder and its disk ----------------------------------------------------------------------------------------
+
+
+def test_the_names_of_new_folders_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    call = local.sync_folder
+
+    def noted(folder: Path) -> None:
+        synced.append(folder)
+        call(folder)
+
+    for module in (local, local_finish, local_preflight):
+        monkeypatch.setattr(module, "sync_folder", noted)
+    root = tmp_path / "new" / "out"
+    FilesSink(root).preflight(QUERY, None)
+    assert {root / ".sparkonce", root, root.parent, tmp_path} <= set(synced)
+    # Another driver may have made a folder and been killed before it was durable.
+    (root / ".sparkonce" / "lists").mkdir()
+    synced.clear()
+    local.LocalStore(root).put(".sparkonce/lists/one", b"[]")
+    assert synced == [root / ".sparkonce", root / ".sparkonce" / "lists"]
+
+
+def test_another_file_at_the_final_path_is_never_overwritten(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    final(root, handle).write_bytes(b"somebody's")
+    (answer,) = life.committer.commit([handle])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "never overwritten" in answer.reason
+    assert final(root, handle).read_bytes() == b"somebody's"
+    # A folder restored from a backup has two files where one file had two names.
+    shutil.copy(held(root)[0], final(root, handle))
+    assert life.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    assert held(root) == []
+
+
+def test_a_missing_folder_is_not_a_loss(tmp_path: Path) -> None:
+    """If slot 1 were lost, it would be written twice as soon as the disk is back."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, partition_by="p"))
+    first, second = life.prepare(PARTS), life.prepare(PARTS, slot=1)
+    alone = Life(FilesSink(root, name="alone"))
+    single = alone.prepare(TWO)
+    assert life.commit(first) == [Outcome.COMMITTED]
+    root.rename(tmp_path / "unmounted")
+    for answer in life.committer.commit([first, second]):
+        assert answer.outcome is Outcome.RETRY
+        assert "mounted" in answer.reason
+    root.mkdir()
+    (answer,) = alone.committer.commit([single])
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "mounted" in answer.reason
+    root.rmdir()
+    (tmp_path / "unmounted").rename(root)
+    assert alone.commit(single) == [Outcome.COMMITTED]
+    assert life.commit(first, second) == [Outcome.ALREADY_COMMITTED, Outcome.COMMITTED]
+    assert rows(root) == [1, 1, 2, 2, 3, 3, 3, 4]
+
+
+def test_a_disk_that_is_mounted_while_a_loss_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, disk, bare = tmp_path / "out", tmp_path / "disk", tmp_path / "bare"
+    FilesSink(root).preflight(QUERY, None)
+    root.rename(bare)
+    life = Life(FilesSink(root))
+    handle = life.prepare(PARTS)
+    root.rename(disk)
+    bare.rename(root)
+    doubt = life.committer._store.doubt
+
+    def mount_first(folder: str) -> Finished | None:
+        root.rename(bare)
+        disk.rename(root)
+        return doubt(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life.committer._store, "doubt", mount_first)
+        assert life.commit(handle) == [Outcome.RETRY]
+    assert life.commit(handle) == [Outcome.COMMITTED]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize("partition_by", [(), ("p",)])
+def test_a_mounts_stale_cache_is_not_believed(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
+    """Another host writes below an overlay, which remembers which names were missing, as NFS and FUSE do."""
+    other, here, work, lower = (tmp_path / name for name in ("other", "here", "work", "lower"))
+    for one in (other, here, work, lower):
+        one.mkdir()
+    options = f"lowerdir={lower},upperdir={other},workdir={work}"
+    mount = ["mount", "-t", "overlay", "overlay", "-o", options, str(here)]
+    subprocess.run(mount, check=True)
+    try:
+        driver = Life(FilesSink(here, partition_by=partition_by))
+        elsewhere = Life(FilesSink(other, partition_by=partition_by))
+        waiting, published = elsewhere.prepare(PARTS), elsewhere.prepare(PARTS, slot=1)
+        (other / ".sparkonce" / "held").rename(tmp_path / "kept")
+        (other / ".sparkonce" / "held").mkdir()
+        subprocess.run(["umount", here], check=True)
+        subprocess.run(mount, check=True)
+        assert driver.commit(waiting, published) == [Outcome.LOST] * 2, "now the mount remembers that they are missing"
+        for path in (tmp_path / "kept").iterdir():
+            path.rename(other / ".sparkonce" / "held" / path.name)
+        assert elsewhere.commit(published) == [Outcome.COMMITTED]
+        for answer in [*driver.committer.commit([waiting, published]), *driver.committer.abort([published])]:
+            assert answer.outcome is Outcome.RETRY
+            assert "cache" in answer.reason
+        subprocess.run(["umount", here], check=True)
+        subprocess.run(mount, check=True)
+        assert driver.commit(waiting, published) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
+        assert rows(here) == [1, 1, 2, 2, 3, 3]
+    finally:
+        subprocess.run(["umount", here], check=True)
+
+
+def test_names_that_a_mounts_cache_hides_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: neither name is found, and a fresh listing has one of them."""
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle = life.prepare(ONE)
+    (name,) = held(root)
+    name.rename(tmp_path / name.name)
+    with monkeypatch.context() as patch:
+        patch.setattr(local_finish, "_is_listed", lambda *_: True)
+        for answer in [*life.committer.commit([handle]), *life.committer.abort([handle])]:
+            assert answer.outcome is Outcome.RETRY
+            assert "cache" in answer.reason
+    (tmp_path / name.name).rename(name)
+    assert life.commit(handle) == [Outcome.COMMITTED]
+
+
+def test_names_that_are_too_long_are_refused_before_the_decision(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out", partition_by=("p", "q")))
+    with pytest.raises(PrepareError, match=r"'q=xxx.*has 302 bytes.*allows 255"):
+        life.prepare(pa.table({"x": [1], "p": ["new"], "q": ["x" * 300]}))
+    # Each name is short enough, and the folder can be created, but the whole path of the file in it is too long.
+    longest = os.pathconf(tmp_path, "PC_PATH_MAX") - 1
+    room = longest - 20 - len(str(tmp_path / "out"))
+    many = room // 101 - 1
+    values = {f"p{number:02}": ["x" * 96] for number in range(many)} | {"q": ["x" * (room - many * 101 - 3)]}
+    life = Life(FilesSink(tmp_path / "out", partition_by=tuple(values)))
+    with pytest.raises(PrepareError, match=rf"path of a file would be .*bytes, and the file system allows {longest}"):
+        life.prepare(pa.table({"x": [1], **values}))
+
+
+def test_a_partition_on_another_file_system_is_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        life = Life(FilesSink(root, partition_by="p"))
+        early = life.prepare(PARTS)
+        (root / "p=b").symlink_to(other)
+        with pytest.raises(PrepareError, match="another file system"):
+            life.prepare(PARTS, batch=1)
+        (answer,) = life.committer.commit([early])
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "EXDEV" in answer.reason
+        (root / "p=b").unlink()
+        assert life.commit(early) != [Outcome.LOST]
+        assert rows(root) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json", "arrow"])
+def test_no_room_at_prepare_leaves_nothing(tmp_path: Path, format: str) -> None:  # noqa: A002
+    root = tmp_path / "out"
+    life = Life(FilesSink(root, format=format))
+    writer = life.open()
+    table = pa.table({"x": np.random.default_rng(1).integers(0, 2**62, 400_000)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(PrepareError, match=r"\.sparkonce/held/.* could not be written: File too"):  # noqa: PT012
+            for piece in table.to_batches(max_chunksize=50_000):
+                writer.write(piece)
+            writer.prepare()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.abort()
+    assert held(root) == []
+    assert rows(root) == []
+
+
+def test_a_full_disk_names_the_path() -> None:
+    full = Path("/dev/full")
+    stream = ChecksumStream(full.open("wb", buffering=0), full)
+    with pytest.raises(PrepareError, match="/dev/full could not be written: No space left"):
+        stream.write(b"x")
+    stream.file.close()
+
+
+def test_no_permission(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    life = Life(FilesSink(root))
+    handle, linked = life.prepare(ONE), life.prepare(TWO, slot=1)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    hidden = root / ".sparkonce" / "held"
+    (hidden / held_names(linked)[0]).chmod(0o666)  # so that it can be linked
+    root.chmod(0o777)
+    hidden.chmod(0o555)
+    is_root = os.geteuid() == 0
+    if is_root:  # root may do everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(PrepareError, match=r"held/.*Permission denied"):
+            life.open()
+        (answer,) = life.committer.commit([linked])
+        assert rows(root) == [3, 4]
+        assert answer.outcome is Outcome.UNKNOWN, "once the batch is whole, a held name would be published again"
+        assert "let this user write to the folder" in answer.reason
+        if is_root:
+            os.seteuid(0)
+        root.chmod(0o555)
+        if is_root:
+            os.seteuid(65534)
+        with pytest.raises(PreflightError, match=r"cannot be written to: Permission denied"):
+            FilesSink(root).preflight(QUERY, None)
+        (answer,) = life.committer.commit([handle])
+        assert answer.outcome is Outcome.UNKNOWN
+        assert "let this user write" in answer.reason
+    finally:
+        if is_root:
+            os.seteuid(0)
+        root.chmod(0o755)
+        hidden.chmod(0o755)
+    assert life.commit(handle, linked) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
+    assert held(root) == []
+
+
+def test_a_folder_that_cannot_hold_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(PreflightError, match="cannot be written to"):
+        FilesSink(tmp_path / "out").preflight(QUERY, None)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(PreflightError, match="gives a file no second name"):
+        FilesSink(tmp_path / "other").preflight(QUERY, None)
