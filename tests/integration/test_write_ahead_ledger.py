@@ -10,15 +10,25 @@ from typing import Any
 
 import pytest
 
-from integration import write_ahead_child as child
-from integration.write_ahead_child import METHODS, POINTS, sink_of, target_of
-from integration.write_ahead_scene import QUERY, commit, files, ledger_of, numbers, order, owner, path_of, prepare
+from integration.write_ahead_scene import (
+    POINTS,
+    QUERY,
+    KilledError,
+    commit,
+    kill_in_commit,
+    ledger_of,
+    numbers,
+    owner,
+    path_of,
+    prepare,
+    sink_of,
+    target_of,
+)
 from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
-from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
@@ -63,25 +73,6 @@ def stage(root: Path, per: str) -> tuple[WriteAheadSink, list[Handle]]:
     return sink, [prepare(sink, slot=slot) for slot in range(2)]
 
 
-class KilledError(BaseException):
-    """In place of a kill, where the process need not really be gone."""
-
-
-def die() -> None:
-    raise KilledError
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, root: Path, handles: Sequence[Handle], point: str, per: str) -> None:
-    """A driver that gets as far as this in its commit."""
-    told = order(root, NEITHER, handles, point, per=per, folder=str(root / "rows"), parallel=1)
-    with monkeypatch.context() as undone:
-        undone.setattr(child, "die", die)
-        for kind, method in METHODS.values():
-            undone.setattr(kind, method, getattr(kind, method))
-        with pytest.raises(KilledError):
-            child.main(told)
-
-
 @pytest.mark.parametrize("per", PERS)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("injury", ["rows", "markers", "folder"])
@@ -90,7 +81,7 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
 ) -> None:
     """Lost rows are written again: those that may have been applied would be there twice."""
     sink, handles = stage(tmp_path, per)
-    interrupt(monkeypatch, tmp_path, handles, point, per)
+    kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, point, per=per, folder=tmp_path / "rows")
     {"rows": delete_rows, "markers": delete_rows_and_markers, "folder": put_back(tmp_path)}[injury](sink, handles)
     answers = commit(sink, *handles)
     if point in NEVER_BEGUN:
@@ -210,7 +201,7 @@ def test_rows_that_come_back_are_applied_again_and_named(
     sink, handles = stage(tmp_path, per)
     shutil.rmtree(tmp_path / "backup")
     shutil.copytree(tmp_path / "rows", tmp_path / "backup")
-    interrupt(monkeypatch, tmp_path, handles, "applied", per)
+    kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, "applied", per=per, folder=tmp_path / "rows")
     put_back(tmp_path)(sink, handles)
     assert [one.outcome for one in sink.committer().abort(handles)] == [Outcome.UNKNOWN] * 2
     assert commit(sink, *handles) == [Outcome.COMMITTED] * 2
@@ -265,7 +256,7 @@ def test_a_driver_that_begins_late_finds_what_another_has_begun(
 
     def paused(*arguments: object) -> bool:
         monkeypatch.undo()
-        interrupt(monkeypatch, tmp_path, handles, "applied", per)
+        kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, "applied", per=per, folder=tmp_path / "rows")
         delete_rows(sink, handles)
         return take(*arguments)  # type: ignore[arg-type]
 
@@ -295,30 +286,18 @@ def test_rows_are_durably_taken_before_it_is_noted_and_it_is_noted_before_the_ca
     assert before.count("begun") == 2, "a note is one file and its name, however many slots there are"
 
 
-def test_markers_are_tidied_away_when_only_every_other_batch_has_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(committer_module, "KEEP_BATCHES", 4)
-    monkeypatch.setattr(committer_module, "TIDY_EVERY_BATCHES", 2)
-    sink = sink_of(tmp_path, NEITHER)
-    for batch in range(1, 20, 2):
-        handle = prepare(sink, batch)
-        assert commit(sink, handle) == [Outcome.COMMITTED]
-        sink.committer().conclude(batch, [handle])
-        sink.committer().conclude(batch + 1, [Handle(sink=sink.name, slot=0)])
-    assert files(sink)["done"] <= 3
-    assert len(list((ledger_of(sink) / "begun").iterdir())) <= 3
-
-
 def test_a_driver_that_is_killed_while_it_tidies_leaves_nothing_that_looks_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def killed_in(*_: object) -> None:
+        raise KilledError
+
     sink = sink_of(tmp_path, NEITHER)
     handle = prepare(sink)
     assert commit(sink, handle) == [Outcome.COMMITTED]
     for method in ("names", "forget"):
         with monkeypatch.context() as killed:
-            killed.setattr(WriteAheadFolder if method == "names" else Ledger, method, lambda *_: die())
+            killed.setattr(WriteAheadFolder if method == "names" else Ledger, method, killed_in)
             with pytest.raises(KilledError):
                 sink.folder().forget(QUERY, 0)
         assert set(commit(sink, handle)) <= COMMITTED | {Outcome.UNKNOWN}

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from integration.write_ahead_child import sink_of, target_of
-from integration.write_ahead_scene import commit, files, numbers, open_writer, prepare
+from integration.write_ahead_scene import commit, files, numbers, open_writer, prepare, sink_of, target_of
 from small_job import SmallJob
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.errors import PrepareError, UnknownOutcomeError

@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from integration.write_ahead_child import KILLED
+from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
 from sparkonce import WriteAheadSink
-from sparkonce.protocol.codec import encode_handle
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, SinkWriter, WriterContext
-from sparkonce.sinks.write_ahead.folder import RowsState
-from sparkonce.write_ahead import Applies
+from sparkonce.sinks.write_ahead.disk import DiskFolder
+from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.write_ahead import Applies, ApplyToken
 
 QUERY = "7f6e5d4c0000"
 LIMIT_S = 60.0
+TARGETS: dict[Applies, type[Target]] = {
+    Applies.TRANSACTIONAL: SqliteTarget,
+    Applies.IDEMPOTENT: KeyedTarget,
+    Applies.NEITHER: AppendingTarget,
+}
+METHODS: dict[str, tuple[type, str]] = {
+    "started": (DiskFolder, "take"),
+    "begun": (Ledger, "begin"),
+    "noted": (WriteAheadFolder, "note_done"),
+    "deleted": (DiskFolder, "delete_rows"),
+}
+POINTS = ("before", "started", "begun", "called", "applied", "noted", "deleted")
+"""Before anything; taken from aborts; noted that it begins; in the function, before it does anything; after it has;
+and so on."""
+
+
+class KilledError(BaseException):
+    """Nothing in the code under test may catch it. Processes are really killed in tests/crashes."""
+
+
+def target_of(root: Path, grade: Applies) -> Target:
+    return TARGETS[grade](root / "target")
+
+
+def sink_of(root: Path, grade: Applies, apply: Callable[..., object] | None = None, **settings: Any) -> WriteAheadSink:
+    sink = WriteAheadSink(apply or target_of(root, grade), applies=grade, **settings)
+    sink.use_checkpoint(LocalFiles(root / "checkpoint"))
+    return sink
 
 
 def numbers(batch: int, slots: Sequence[int]) -> list[int]:
     return [1000 * batch + 10 * slot + place for slot in slots for place in range(3)]
 
 
-def open_writer(sink: WriteAheadSink, batch: int = 0, slot: int = 0, position: int = 3) -> SinkWriter:
-    owner = Owner(query=QUERY, token=Token(position, "0" * 8), facts=sink.preflight(QUERY, None))
+def open_writer(sink: WriteAheadSink, batch: int = 0, slot: int = 0) -> SinkWriter:
+    owner = Owner(query=QUERY, token=Token(3, "0" * 8), facts=sink.preflight(QUERY, None))
     writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="1.1.0"))
     writer.begin()
     writer.write(pa.record_batch({"number": numbers(batch, [slot])}))
@@ -62,7 +89,7 @@ def path_of(sink: WriteAheadSink, handle: Handle, state: RowsState) -> Path:
 
 
 def files(sink: WriteAheadSink) -> dict[str, int]:
-    """How many files there are in each state."""
+    """Returns how many files there are in each state."""
     return {state.value: len(list((root_of(sink) / state.value).iterdir())) for state in RowsState}
 
 
@@ -70,22 +97,30 @@ def owner() -> Owner:
     return Owner(query=QUERY, token=Token(3, "0" * 8))
 
 
-def order(root: Path, grade: Applies, handles: Sequence[Handle], point: str, **settings: Any) -> dict[str, Any]:
-    """What `write_ahead_child` is to do."""
-    return {
-        "root": str(root),
-        "grade": grade.value,
-        "settings": settings,
-        "handles": [encode_handle(handle) for handle in handles],
-        "point": point,
-    }
+def kill_in_commit(
+    monkeypatch: pytest.MonkeyPatch, root: Path, grade: Applies, handles: Sequence[Handle], point: str, **settings: Any
+) -> None:
+    """A driver gets as far as this in its commit, and no further."""
 
+    def apply(rows: pa.RecordBatchReader, token: ApplyToken) -> None:
+        if point == "called":
+            raise KilledError
+        target_of(root, grade)(rows, token)
+        if point == "applied":
+            raise KilledError
 
-def kill_in_commit(root: Path, grade: Applies, handles: Sequence[Handle], point: str, **settings: Any) -> None:
-    told = json.dumps(order(root, grade, handles, point, **settings))
-    command = [sys.executable, "-m", "integration.write_ahead_child", told]
-    folders = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": folders}, check=False, timeout=LIMIT_S, capture_output=True
-    )
-    assert done.returncode == KILLED, done.stderr.decode()
+    if point == "before":
+        return
+    with monkeypatch.context() as patch:
+        if point in METHODS:
+            kind, method = METHODS[point]
+            inner = getattr(kind, method)
+
+            def dying(*given: Any, **named: Any) -> None:
+                inner(*given, **named)
+                raise KilledError
+
+            patch.setattr(kind, method, dying)
+        committer = sink_of(root, grade, apply, parallel=1, **settings).committer()
+        with pytest.raises(KilledError):
+            committer.commit(handles)
