@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jvm import bare_jvm, jars_beside_spark
+from sparkonce import PravegaSink
+from sparkonce.lab.systems.injections import ServerSystem
+from sparkonce.lab.systems.write_ahead import expire_rows, waiting_rows
+from sparkonce.protocol.handles import Handle
+from sparkonce.rig.proxy import Request
+from sparkonce.rig.servers.pravega import PravegaServer
+from sparkonce.rig.servers.process import HOST
+from sparkonce.sources.packages import PRAVEGA_CLIENT
+from sparkonce.spark.pravega.client import PravegaStream
 
 SCOPE = "tests"
 
@@ -146,3 +161,74 @@ class PravegaWitness:
 
     def events(self, stream: str) -> list[str]:
         return sorted(event for segment in self.segments(stream) for event in segment)
+
+
+class InOwnSession(PravegaSink):
+    """The sink, which starts a session when a run first asks Pravega."""
+
+    jars: tuple[str, ...] = ()
+    jvm_flags = ""
+
+    def _opened(self) -> PravegaStream:
+        from pyspark.sql import SparkSession
+
+        settings = {
+            "spark.driver.extraClassPath": ":".join(self.jars),
+            "spark.driver.extraJavaOptions": self.jvm_flags,
+            "spark.ui.enabled": "false",
+            "spark.driver.bindAddress": HOST,
+            "spark.driver.host": HOST,
+        }
+        SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+        return super()._opened()
+
+
+class PravegaSystem(ServerSystem):
+    """A server of ours, and streams in it. The proxy is before its controller."""
+
+    name = "pravega"
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {"": {"commit": b"ControllerService/commitTransaction"}}
+
+    def start(self, folder: Path) -> None:
+        self._parent = folder
+        server = PravegaServer(folder / "settings")
+        self.start_own(server, None)
+        self.start_proxy((HOST, server.port), self.REQUESTS[""])
+        self._open = ExitStack()
+        jvm = self._open.enter_context(bare_jvm(jars_beside_spark(PRAVEGA_CLIENT)))
+        self.witness = PravegaWitness(jvm, server.url)
+
+    def close(self) -> None:
+        self._open.close()
+        gc.collect()  # PySpark leaves sockets behind in cycles
+
+    def place(self, *columns: str) -> None:
+        self.stream = f"stream-{secrets.token_hex(5)}"
+        self.witness.create(self.stream)
+        self.folder = self._parent / self.stream
+
+    def drop_place(self) -> None:
+        pass
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        assert self.proxy is not None
+        to = f"tcp://{HOST}:{self.proxy.port}"
+        return {"controller": to, "scope": SCOPE, "stream": self.stream, "folder": self.folder, **options}
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> InOwnSession:
+        from startup import jvm_flags
+
+        given = dict(arguments)
+        sink = InOwnSession(given.pop("controller"), **given)
+        sink.jars, sink.jvm_flags = tuple(map(str, jars_beside_spark(PRAVEGA_CLIENT))), jvm_flags()
+        return sink
+
+    def expire(self, handle: Handle) -> bool:
+        return expire_rows(self.folder, handle)
+
+    def visible(self, *columns: str) -> list[Any]:
+        return [int(event) for event in self.witness.events(self.stream)]
+
+    def left_open(self) -> Sequence[str]:
+        return waiting_rows(self.folder)

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from sparkonce import WriteAheadSink
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.injections import Injectable, Injections
+from sparkonce.lab.systems.write_ahead import expire_rows, waiting_rows
+from sparkonce.protocol.handles import Handle
 from sparkonce.write_ahead import ApplyToken
 
 
@@ -91,3 +100,59 @@ class AppendingTarget(Target):
     def visible(self) -> list[int]:
         path = self.folder / "rows"
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class WriteAheadSystem(Injectable, System):
+    """The write-ahead sink's rows in a folder or a store, and a target.
+
+    Args:
+        target: Makes the target in a folder.
+        store: Makes the store in which the rows wait; by default the folder itself.
+    """
+
+    name = "write-ahead"
+
+    def __init__(
+        self,
+        target: type[Target] = SqliteTarget,
+        store: Callable[[Path], CheckpointFiles] | None = None,
+        **options: Any,
+    ) -> None:
+        self.injections: Injections = {}
+        self._target, self._store, self._options = target, store, options
+        self.target: Any = None
+
+    def start(self, folder: Path) -> None:
+        self.parent = folder
+
+    def stop(self) -> None:
+        pass
+
+    def place(self, *columns: str) -> None:
+        self.folder = self.parent / f"place-{secrets.token_hex(5)}"
+        self.target = self._target(self.folder / "target")
+        self.target.visible()
+        self.files = self._store(self.folder / "waiting") if self._store is not None else None
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        where = {"folder": self.folder / "waiting"} if self.files is None else {"files": self.files}
+        applied = {"is_applied": self.target.is_applied} if isinstance(self.target, SqliteTarget) else {}
+        return {"apply": self.target, **where, **applied, **self._options, **options}
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> WriteAheadSink:
+        given = dict(arguments)
+        files = given.pop("files", None)
+        sink = WriteAheadSink(given.pop("apply"), **given)
+        if files is not None:
+            sink.use_rows(files)
+        return sink
+
+    def expire(self, handle: Handle) -> bool:
+        return expire_rows(self.folder, handle)
+
+    def visible(self, *columns: str) -> list[Any]:
+        return self.target.visible()
+
+    def left_open(self) -> Sequence[str]:
+        return waiting_rows(self.folder / "waiting")

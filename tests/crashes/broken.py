@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from crashes.targets.toy import ToyCommitter, ToySink, ToyWriter
+from crashes.toy import ToyCommitter, ToySink, ToyWriter
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from crashes.target import ABORT, COMMIT, PREPARE, Target
+from crashes.target import ABORT, COMMIT, DISK_FULL, MEMORY_FULL, PREPARE, Target
 from sparkonce.protocol.state import Phase
-from striking.points import ASKING, BEGUN, CONCLUDED, HALFWAY, IN_COMMITTER, IN_DRIVER, IN_WRITERS, PREPARED, WRITTEN
+from striking.points import ASKING, BEGUN, HALFWAY, IN_COMMITTER, IN_DRIVER, IN_WRITERS, PREPARED, WRITTEN
 
 POINTS = (*IN_DRIVER, *ASKING, *IN_WRITERS, *IN_COMMITTER)
 
@@ -35,8 +35,6 @@ ZOMBIE = "paused run"
 ORPHAN = "paused worker"
 """The same, and the one that wakes up prepares and is killed: a worker whose driver is gone."""
 LOG_FULL = "log disk full"
-DISK_FULL = "target disk full"
-MEMORY_FULL = "target memory full"
 AT_POINTS = (KILL, RESTART, CUT, HOLE, PAUSE, ZOMBIE, ORPHAN, LOG_FULL, DISK_FULL, MEMORY_FULL)
 
 REPLY_LOST = "reply lost"
@@ -81,15 +79,7 @@ def unmeant(cell: Cell, target: Target) -> str:
         return "" if cell.point in target.requests else "no such request"
     if cell.fault == ORPHAN and cell.point not in _BEFORE_PREPARED:
         return "it has prepared already, or will not write"
-    if cell.fault in {CUT, HOLE} and target.proxy is None and not target.requests:
-        return "no connections"
-    able = {
-        RESTART: target.can_restart,
-        PAUSE: target.can_pause,
-        DISK_FULL: target.can_fill,
-        MEMORY_FULL: target.can_fill_memory,
-    }
-    return "" if able.get(cell.fault, True) else "the system cannot be brought to it"
+    return "" if target.can(cell.fault) else "the system cannot be brought to it"
 
 
 EVERY = (
@@ -97,65 +87,24 @@ EVERY = (
     *(Cell(kind, fault) for fault in AT_REQUESTS for kind in REQUESTS),
 )
 
-_WIDE = {
-    KILL: POINTS,
-    RESTART: (PREPARED, Phase.FINISHING.name),
-    CUT: (*IN_WRITERS, HALFWAY, Phase.SWEEPING.name, Phase.FINISHING.name),
-    HOLE: (HALFWAY,),
-    PAUSE: (PREPARED,),
-    ZOMBIE: (WRITTEN, PREPARED, Phase.DECIDING.name, Phase.FINISHING.name, HALFWAY, CONCLUDED),
-    ORPHAN: (Phase.WRITING.name, BEGUN, WRITTEN),
-    LOG_FULL: (PREPARED, Phase.DECIDING.name),
-    DISK_FULL: (WRITTEN, HALFWAY),
-    MEMORY_FULL: (WRITTEN, HALFWAY),
-    **dict.fromkeys(AT_REQUESTS, REQUESTS),
-}
-"""A kill at every point, and each other fault where it is hardest."""
-
-_LIGHT = {
-    KILL: (*BEFORE, WRITTEN, Phase.FINISHING.name, CONCLUDED),
-    RESTART: (Phase.FINISHING.name,),
-    CUT: (HALFWAY,),
-    ZOMBIE: (PREPARED, Phase.FINISHING.name),
-    ORPHAN: (Phase.WRITING.name,),
-    DISK_FULL: (HALFWAY,),
-    REPLY_LOST: (COMMIT,),
-    HALVED: (PREPARE,),
-    LATE: (COMMIT,),
-    LATE_KILLED: (ABORT,),
-}
-"""For systems that take long to start a run; their other kills are the ones that come before these."""
-
-_FEW = {
-    ZOMBIE: (Phase.FINISHING.name,),
-    DISK_FULL: (HALFWAY,),
-    REPLY_LOST: (COMMIT, ABORT),
-    LATE_KILLED: (ABORT,),
-}
-"""For systems whose sink is struck more widely on another one."""
-
-CHOICES: dict[str, Mapping[str, Collection[str]]] = {"wide": _WIDE, "light": _LIGHT, "few": _FEW, "none": {}}
-
-_AT_THE_CORE = {
+_CORE = {
+    KILL: (Phase.DECIDING.name, HALFWAY),
     ZOMBIE: (Phase.FINISHING.name,),
     REPLY_LOST: (COMMIT,),
     LATE: (COMMIT,),
 }
-ALWAYS: dict[str, Mapping[str, Collection[str]]] = {
-    "wide": {KILL: (Phase.DECIDING.name, HALFWAY), **_AT_THE_CORE},
-    "light": {KILL: (Phase.READING.name, Phase.CLAIMING.name), **_AT_THE_CORE},
-    "few": {REPLY_LOST: (COMMIT,)},
+"""A kill before the decision and one half-way through the commits, a run that wakes up too late, a lost answer, and a
+late request: what no double of a server proves of a sink."""
+
+CHOICES: dict[str, Mapping[str, Collection[str]]] = {
+    "every kill": {**_CORE, KILL: POINTS},
+    "core": _CORE,
+    "one": {REPLY_LOST: (COMMIT,)},
     "none": {},
 }
-"""Cells that no run leaves out: a kill before the decision and one half-way through the commits (before `READING` and
-`CLAIMING` another run is killed there), a run that wakes up too late, a lost answer, a late request."""
+"""The cells of the first tier; all others are slow."""
 
 
 def is_chosen(cell: Cell, target: Target) -> bool:
-    """Returns whether the cell is in the short form."""
+    """Returns True if the cell is in the first tier."""
     return cell.point in CHOICES[target.choice].get(cell.fault, ())
-
-
-def is_always_run(cell: Cell, target: Target) -> bool:
-    """Returns whether the cell is in every run of the tests, also where the others of the short form are drawn."""
-    return cell.point in ALWAYS[target.choice].get(cell.fault, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from crashes.cells import (
@@ -30,6 +31,7 @@ from crashes.runs import Run
 from crashes.target import ABORT, Target
 from crashes.verdict import DoesNotRecover, Late, Verdict
 from crashes.watcher import Watcher, decided
+from sparkonce.lab.faults import Fault
 from sparkonce.rig.disk import SmallDisk
 from sparkonce.rig.proxy import RequestFault, Trap
 from zygote import Zygote
@@ -152,19 +154,16 @@ class Job:
             proxy.cut()
             run.answer(GO)
         elif fault == RESTART:
-            target.kill()
+            target.inject(Fault.SERVER_KILLED)
             run.answer(GO)
-            target.revive()
-        elif fault == HOLE and proxy is not None:
-            self._for_a_while(run, proxy.swallow, proxy.heal)
-        elif fault == PAUSE:
-            self._for_a_while(run, target.pause, target.resume)
+            target.lift(Fault.SERVER_KILLED)
         elif fault == LOG_FULL:
             self._for_a_while(run, self.disk.fill, self.disk.free)
-        elif fault == DISK_FULL:
-            self._for_a_while(run, target.fill_disk, target.free_disk)
         elif fault == MEMORY_FULL:
-            self._for_a_while(run, target.fill_memory, target.free_memory)
+            self._for_a_while(run, partial(target.limit_memory, 1), partial(target.limit_memory, 0))
+        else:
+            lasting = {HOLE: Fault.BLACK_HOLE, PAUSE: Fault.SERVER_PAUSED, DISK_FULL: Fault.TARGET_DISK_FULL}[fault]
+            self._for_a_while(run, partial(target.inject, lasting), partial(target.lift, lasting))
         run.finish()
 
     def _for_a_while(self, run: Run, begin: Callable[[], None], end: Callable[[], None]) -> None:

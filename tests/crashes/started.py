@@ -57,7 +57,7 @@ class StartedTargets:
                 before.stop()
             target.start(self._new_folder(target.name))
         self._target = target
-        self._zygote.load([*_OF_EVERY_RUN, type(target).__module__, *target.preload])
+        self._zygote.load([*_OF_EVERY_RUN, target.rows.__module__, *target.preload])
 
     def _new_folder(self, name: str) -> Path:
         self._number += 1

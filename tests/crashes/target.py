@@ -1,22 +1,23 @@
-"""What the crash matrix must know of a system. One small class for each sink."""
+"""What the crash matrix has to know of a sink beside its `sparkonce.lab.systems.base.System`."""
 
 from __future__ import annotations
 
-import abc
-import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from sparkonce.rig.disk import SmallDisk, cannot_mount
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.systems.base import System
+from sparkonce.rig.disk import cannot_mount
 from sparkonce.rig.proxy import FaultProxy, Request
-from sparkonce.rig.servers.process import HOST, Server
 from sparkonce.sink import TwoPhaseCommitSink
 from zygote import LIMIT_S
 
 PREPARE, COMMIT, ABORT = "prepare", "commit", "abort"
+DISK_FULL, MEMORY_FULL = "target disk full", "target memory full"
 
 
 def plain_rows(start: int, count: int) -> pa.RecordBatch:
@@ -24,224 +25,129 @@ def plain_rows(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"number": pa.array(range(start, start + count), pa.int64())})
 
 
-def keyed_rows(start: int, count: int) -> pa.RecordBatch:
-    """Rows of two columns, ``key`` and ``number``: each batch writes the keys of the batch before again."""
-    numbers = range(start, start + count)
-    return pa.record_batch({"key": [number % 1000 for number in numbers], "number": list(numbers)})
-
-
-class Target(abc.ABC):
-    """A system with a sink for it. Its cells share it; each job has a place of its own in it.
+class Target:
+    """A sink and its system. The cells of a target share the system; each job has a table or topic to itself in it.
 
     Attributes:
         name: In the table and in the names of tests.
-        server_kind: Targets of one kind use the same server, one after the other; by default each has its own.
+        make: Makes the system.
+        columns: Those of its table.
+        options: The sink's arguments. Short deadlines keep the matrix fast.
+        server: Targets with the same name of a server use it one after the other; by default each has its own.
         preload: Modules that a child needs beside this one, imported once for all children.
-        requests: How the proxy knows a request to prepare, commit and abort, as far as there is one.
+        requests: How the proxy recognizes a request to prepare, commit and abort, as far as there is one.
         marks: pytest's.
-        proxy: Between the sink and the server; None if they do not speak TCP.
+        cannot: Faults that the system cannot be brought to.
         ends_sessions: Kinds of requests whose connection the server itself has ended once the next run has recovered.
         changes_late: Kinds of requests that change something even then, and do no harm.
         faults: Those that it is there for; empty for all.
-        choice: The short form's cells, by a name of `crashes.cells.CHOICES`: fewer where a run takes long to start.
+        choice: The cells that are worth their time, by a name of `crashes.cells.CHOICES`.
+        rows: Gives rows that carry numbers. A function of a module: it is pickled.
         while_s: How long a black hole, a paused server, a full disk or memory lasts.
-        waits: Constants of the product, as ``module:NAME``, that are shorter here than they are by themselves.
+        waits: Constants of the product, as ``module:NAME``, that are shorter here.
         run_within_s: How long a run may take to come to a point, or to its end.
         shows_within_s: How long committed rows may take to be seen.
         gone_within_s: How long what was aborted may take to be gone.
     """
 
-    name: str
-    server_kind = ""
-    preload: Sequence[str] = ()
-    requests: Mapping[str, Request] = {}
-    marks: Sequence[pytest.MarkDecorator] = ()
-    proxy: FaultProxy | None = None
-    ends_sessions: Collection[str] = ()
-    changes_late: Collection[str] = ()
-    faults: Collection[str] = ()
-    choice = "wide"
     while_s = 0.75
-    waits: Mapping[str, int] = {}
-    run_within_s = LIMIT_S
-    shows_within_s = 10.0
-    gone_within_s = 5.0
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], System],
+        *columns: str,
+        options: Mapping[str, Any] | None = None,
+        server: str = "",
+        preload: Sequence[str] = (),
+        requests: Mapping[str, Request] | None = None,
+        marks: Sequence[pytest.MarkDecorator] = (),
+        cannot: Collection[str] = (),
+        ends_sessions: Collection[str] = (),
+        changes_late: Collection[str] = (),
+        faults: Collection[str] = (),
+        choice: str = "core",
+        rows: Callable[[int, int], pa.RecordBatch] = plain_rows,
+        waits: Mapping[str, int] | None = None,
+        run_within_s: float = LIMIT_S,
+        shows_within_s: float = 0.5,
+        gone_within_s: float = 5.0,
+    ) -> None:
+        self.name, self.make, self.columns = name, make, columns
+        self.options = dict(options or {})
+        self.server = server or name
+        self.preload = preload
+        self.requests = dict(requests or {})
+        self.marks = marks
+        self.cannot, self.faults = cannot, faults
+        self.ends_sessions, self.changes_late = ends_sessions, changes_late
+        self.choice = choice
+        self.rows = rows
+        self.waits = dict(waits or {})
+        self.run_within_s, self.shows_within_s, self.gone_within_s = run_within_s, shows_within_s, gone_within_s
+        self.system: Any = None
 
     def missing(self) -> str:
         """Why it cannot be run on this machine; empty if it can."""
-        return ""
-
-    @abc.abstractmethod
-    def start(self, folder: Path) -> None:
-        """Starts the server and the proxy, with data in a folder."""
-
-    def stop(self) -> None:  # noqa: B027 - optional
-        """Ends them."""
-
-    def take_over(self, before: Target) -> bool:
-        """Goes on with the server of a target that is up, which need not be stopped then. Whether it can."""
-        return False
-
-    @property
-    def group(self) -> str:
-        """Names the group of cells that run in one process, one after the other."""
-        return f"crashes-{self.server_kind or self.name}"
-
-    @abc.abstractmethod
-    def new_place(self) -> None:
-        """Makes an empty table, topic, folder: what `make_sink`, `visible` and `lingering` mean from now on."""
-
-    @abc.abstractmethod
-    def make_sink(self) -> TwoPhaseCommitSink:
-        """The sink, which goes through the proxy. Small deadlines keep the matrix fast."""
-
-    rows = staticmethod(plain_rows)
-    """Gives rows that carry numbers. Must be a function of a module: it is pickled."""
-
-    @abc.abstractmethod
-    def visible(self) -> Sequence[int]:
-        """The numbers that a reader sees now, asked on the server's own port, without our code. May raise."""
-
-    def glance(self) -> Sequence[int]:
-        """What the reader sees who looks all the time; may be a little behind `visible`."""
-        return self.visible()
-
-    @abc.abstractmethod
-    def lingering(self) -> Sequence[str]:
-        """What is open of any run, asked of the server, without our code."""
-
-    def state(self) -> object:
-        """What a request that comes late may have changed, without what is only counted or timed."""
-        return sorted(self.visible()), sorted(self.lingering())
-
-    # --- faults; what a system cannot do it leaves out ----------------------------------------------------------------
-
-    can_restart = False
-    can_pause = False
-    can_fill = False
-    can_fill_memory = False
-
-    def kill(self) -> None:
-        """Ends the server by SIGKILL."""
-        raise NotImplementedError
-
-    def revive(self) -> None:
-        """Starts it again, with its data."""
-        raise NotImplementedError
-
-    def pause(self) -> None:
-        """Stops it where it is, with its connections open."""
-        raise NotImplementedError
-
-    def resume(self) -> None:
-        """Lets it go on."""
-        raise NotImplementedError
-
-    def fill_disk(self) -> None:
-        """Leaves no room where it keeps its data."""
-        raise NotImplementedError
-
-    def free_disk(self) -> None:
-        """Makes room again."""
-        raise NotImplementedError
-
-    def fill_memory(self) -> None:
-        """Lets the server take nothing more into its memory."""
-        raise NotImplementedError
-
-    def free_memory(self) -> None:
-        """Makes room again."""
-        raise NotImplementedError
-
-
-class ServerTarget(Target):
-    """A target with a server of `sparkonce.rig.servers` behind the proxy."""
-
-    can_restart = True
-    can_pause = True
-    server: Server
-    proxy: FaultProxy
-
-    @abc.abstractmethod
-    def make_server(self, folder: Path) -> Server:
-        """The server, not started."""
+        return self.make().missing()
 
     def start(self, folder: Path) -> None:
-        self.server = self.make_server(folder)
-        self.server.start()
-        self._start_proxy()
+        self.system = self.make()
+        self.system.start(folder)
 
     def take_over(self, before: Target) -> bool:
-        if not self.server_kind or not isinstance(before, ServerTarget) or before.server_kind != self.server_kind:
+        """Goes on with the system of another target, if that has the same server."""
+        if before.server != self.server:
             return False
-        before.leave()
-        self.inherit(before)
-        self._start_proxy()
+        self.system = before.system
         return True
 
-    def inherit(self, before: ServerTarget) -> None:
-        """Takes what is to be ended with the server."""
-        self.server = before.server
-
-    def _start_proxy(self) -> None:
-        self.proxy = FaultProxy((HOST, self.server.port), self.requests)
-        self.proxy.start()
-
-    def leave(self) -> None:
-        """Ends what is its own; the server stays up."""
-        self.proxy.close()
-
     def stop(self) -> None:
-        self.leave()
-        self.server.stop()
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def revive(self) -> None:
-        self.server.start()
-
-    def pause(self) -> None:
-        self.server.pause()
-
-    def resume(self) -> None:
-        self.server.resume()
-
-
-class OnSmallDisk(Target):
-    """A target whose data are on a disk of their own, which can be filled where mounting is allowed."""
-
-    disk: SmallDisk
+        self.system.stop()
 
     @property
-    def can_fill(self) -> bool:  # type: ignore[override]
-        return not cannot_mount()
+    def proxy(self) -> FaultProxy | None:
+        """Between the sink and the server; None if they do not speak TCP."""
+        return getattr(self.system, "proxy", None)
 
-    def stop(self) -> None:
-        super().stop()
-        self.disk.close()
+    def new_place(self) -> None:
+        """Makes an empty table, topic, folder: what `make_sink`, `visible` and `lingering` mean from now on."""
+        if self.proxy is not None:
+            self.proxy.requests = dict(self.requests)
+        self.system.place(*self.columns)
 
-    def fill_disk(self) -> None:
-        self.disk.fill()
+    def make_sink(self) -> TwoPhaseCommitSink:
+        sink: TwoPhaseCommitSink = self.system.sink(**self.options)
+        return sink
 
-    def free_disk(self) -> None:
-        self.disk.free()
+    def visible(self) -> Sequence[int]:
+        """The numbers that a reader sees now. May raise."""
+        found: Sequence[int] = self.system.visible()
+        return found
 
+    def glance(self) -> Sequence[int]:
+        """What the reader sees who reads all the time; may be a little behind `visible`."""
+        return self.visible()
 
-class ServerOnSmallDisk(OnSmallDisk, ServerTarget):
-    """Such a server. Some end when they cannot write."""
+    def lingering(self) -> Sequence[str]:
+        """What is open of any run."""
+        found: Sequence[str] = self.system.left_open()
+        return found
 
-    def inherit(self, before: ServerTarget) -> None:
-        super().inherit(before)
-        assert isinstance(before, ServerOnSmallDisk)
-        self.disk = before.disk
+    def state(self) -> object:
+        """What a request that arrives late may have changed."""
+        return self.system.state()
 
-    def free_disk(self) -> None:
-        super().free_disk()
-        if not self.server.is_up():
-            self.server.restart()
+    def inject(self, fault: Fault) -> None:
+        self.system.inject(fault)
 
+    def lift(self, fault: Fault) -> None:
+        self.system.lift(fault)
 
-def new_name() -> str:
-    """For a place: lower-case letters and digits."""
-    return f"t{secrets.token_hex(5)}"
+    def limit_memory(self, most: int) -> None:
+        """Lets the server take no more than so many bytes into its memory; 0 for any number."""
+        raise NotImplementedError
+
+    def can(self, fault: str) -> bool:
+        """Returns True if the system can be brought to a fault of `crashes.cells`."""
+        return fault not in self.cannot and not (fault == DISK_FULL and cannot_mount())

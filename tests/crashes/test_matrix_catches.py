@@ -8,8 +8,9 @@ from crashes import broken
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
 from crashes.started import StartedTargets
 from crashes.target import COMMIT
-from crashes.targets.toy import ToySink, ToyTarget
+from crashes.toy import REQUESTS, ToySink, ToyTarget
 from crashes.verdict import DoesNotRecover, Late
+from sparkonce.lab.faults import Fault
 from sparkonce.protocol.state import Phase
 from striking.points import BEGUN, HALFWAY, PREPARED
 
@@ -56,8 +57,8 @@ class EndsConnections(ToyTarget):
     """Once the next run has recovered."""
 
     def state(self) -> object:
-        self.kill()
-        self.revive()
+        self.inject(Fault.SERVER_KILLED)
+        self.lift(Fault.SERVER_KILLED)
         return super().state()
 
 
@@ -67,12 +68,8 @@ def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -
     assert "found its connection ended" in verdict.missed
 
 
-class KnowsNoCommit(ToyTarget):
-    requests = {**ToyTarget.requests, "commit": b"something else"}  # noqa: RUF012
-
-
 def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
-    verdict = started.strike(KnowsNoCommit(), Cell(COMMIT, LATE))
+    verdict = started.strike(ToyTarget(requests={**REQUESTS, "commit": b"something else"}), Cell(COMMIT, LATE))
     assert verdict.late is None
     assert verdict.missed == "there was no request to commit"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
-from sparkonce.lab.systems.base import Strikable, VerifiedSystem
+from sparkonce.lab.systems.base import Strikable, System
 from sparkonce.rig.disk import SmallDisk, affordable
 from sparkonce.rig.proxy import Address, FaultProxy, Request, RequestFault, Trap
 
@@ -164,12 +164,13 @@ class Served(Injectable):
     _own: Server | None = None
     _disk: SmallDisk | None = None
 
-    def start_own(self, server: Server, megabytes: int) -> None:
-        """Starts a server of our own, on a disk of so many megabytes or of what can be afforded."""
-        self._disk = SmallDisk(server.folder, affordable(megabytes))
+    def start_own(self, server: Server, megabytes: int | None) -> None:
+        """Starts a server of our own, on a disk of so many megabytes or of what can be afforded, or on no small one."""
+        if megabytes is not None:
+            self._disk = SmallDisk(server.folder, affordable(megabytes))
         self.server = self._own = server
         server.start()
-        self.injections = {**of_server(server), **of_disk(self._disk, server)}
+        self.injections = {**of_server(server), **(of_disk(self._disk, server) if self._disk is not None else {})}
 
     def start_proxy(self, upstream: Address, requests: Mapping[str, Request]) -> FaultProxy:
         """Starts the proxy, at which connections can be struck, and these requests."""
@@ -196,7 +197,7 @@ class Served(Injectable):
             disk.close()
 
 
-class ServerSystem(Served, VerifiedSystem):
+class ServerSystem(Served, System):
     """A system of one server."""
 
     _made = False

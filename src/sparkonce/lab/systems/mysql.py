@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
 from sparkonce.rig.servers.process import HOST
@@ -58,7 +59,7 @@ class PreparedBranch(NamedTuple):
         return f"X'{self.data[: self.gtrid].hex()}',X'{self.data[self.gtrid :].hex()}',{self.format_id}"
 
 
-class MySQLSystem(ServerSystem):
+class MySQLSystem(ServerSystem, VerifiedSystem):
     """A MariaDB server of our own, on a disk that can be filled where mounting is allowed; or the user's, by a proxy.
 
     The user must be allowed to make a database: the table and the sink's own tables get one that nobody has, and that

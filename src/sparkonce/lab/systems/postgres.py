@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.systems.addresses import without_credentials
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.rig.servers.postgres import MISSING, PostgresServer, find_postgres
 from sparkonce.rig.servers.process import HOST
@@ -54,7 +55,7 @@ WHERE a.backend_type = 'client backend' AND a.application_name <> %s AND n.nspna
 """
 
 
-class PostgresSystem(ServerSystem):
+class PostgresSystem(ServerSystem, VerifiedSystem):
     """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
 
     The user's must be reached by TCP, and its role must be allowed to make a schema: the table and the sink's own

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.lab.systems.addresses import without_credentials
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.injections import ServerSystem, of_connections, of_server
 from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST, find_program
@@ -41,7 +42,7 @@ def _any_of(*several: scripts.Script) -> Request:
     return re.compile(b"|".join(script.sha.encode() for script in several))
 
 
-class RedisSystem(ServerSystem):
+class RedisSystem(ServerSystem, VerifiedSystem):
     """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
 
     Each row of a verified query is a key, ``<prefix>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is

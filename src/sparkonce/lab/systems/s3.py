@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from sparkonce.errors import PreflightError
+from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.files import FilesSystem, rows_in
 from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.rig.servers.process import HOST
@@ -32,7 +33,7 @@ _TIMEOUTS = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0}
 _THREADS = 8
 
 
-class S3System(ServerSystem):
+class S3System(ServerSystem, VerifiedSystem):
     """A versitygw of our own, on a disk that can be filled where mounting is allowed; or a new prefix in the user's.
 
     Connections to the user's own can be struck where they are not encrypted (an ``endpoint_url`` with ``http:``). Its

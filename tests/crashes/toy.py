@@ -9,11 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from crashes.target import ServerTarget, new_name
+from crashes.target import DISK_FULL, MEMORY_FULL, Target
 from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -21,6 +23,7 @@ from sparkonce.rig.servers.process import HOST, Server
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 DEADLINE_S = 1.0
+REQUESTS = {"prepare": b" PREPARE ", "commit": re.compile(rb" (COMMIT|APPEND) "), "abort": b" ABORT "}
 OUTCOMES = {
     "committed": Outcome.COMMITTED,
     "already": Outcome.ALREADY_COMMITTED,
@@ -163,7 +166,7 @@ class ToyServer(Server):
         pass
 
     def command(self) -> Sequence[str]:
-        script = Path(__file__).parents[1] / "toy_server.py"
+        script = Path(__file__).parent / "toy_server.py"
         return [sys.executable, "-S", str(script), str(self.folder), str(self.port)]
 
     def is_up(self) -> bool:
@@ -174,34 +177,55 @@ class ToyServer(Server):
         return True
 
 
-class ToyTarget(ServerTarget):
-    name = server_kind = "toy"
-    while_s = 1.5
-    """Longer than `DEADLINE_S`, so that a client gives up in the meantime."""
-    shows_within_s = gone_within_s = 0.5
-    requests = {"prepare": b" PREPARE ", "commit": re.compile(rb" (COMMIT|APPEND) "), "abort": b" ABORT "}  # noqa: RUF012
+class ToySystem(ServerSystem):
+    name = "toy"
 
-    def __init__(self, kind: type[ToySink] = ToySink) -> None:
-        self.kind = kind
+    def start(self, folder: Path) -> None:
+        self.start_own(ToyServer(folder), None)
+        self.start_proxy((HOST, self.port), REQUESTS)
 
-    def make_server(self, folder: Path) -> Server:
-        return ToyServer(folder)
+    @property
+    def port(self) -> int:
+        assert self.server is not None
+        return self.server.port
 
-    def new_place(self) -> None:
-        self.place = new_name()
+    def place(self, *columns: str) -> None:
+        self.table = f"t{secrets.token_hex(5)}"
 
-    def make_sink(self) -> TwoPhaseCommitSink:
-        return self.kind(self.proxy.port, self.place)
+    def drop_place(self) -> None:
+        pass
 
-    def visible(self) -> Sequence[int]:
+    def close(self) -> None:
+        pass
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        assert self.proxy is not None
+        return {"port": self.proxy.port, "place": self.table, **options}
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> ToySink:
+        given = dict(arguments)
+        kind: type[ToySink] = given.pop("kind", ToySink)
+        return kind(**given)
+
+    def visible(self, *columns: str) -> list[Any]:
         return [int(number) for number in self._ask("SEE")]
 
-    def lingering(self) -> Sequence[str]:
+    def left_open(self) -> Sequence[str]:
         return self._ask("LIST")
 
     def _ask(self, question: str) -> list[str]:
-        connection = Connection(self.server.port, self.place)
+        connection = Connection(self.port, self.table)
         try:
             return connection.ask(question).split()
         finally:
             connection.close()
+
+
+class ToyTarget(Target):
+    while_s = 1.5
+    """Longer than `DEADLINE_S`, so that a client gives up in the meantime."""
+
+    def __init__(self, kind: type[ToySink] = ToySink, **more: Any) -> None:
+        given = {"requests": REQUESTS, "options": {"kind": kind}, "cannot": (DISK_FULL, MEMORY_FULL), **more}
+        super().__init__("toy", ToySystem, gone_within_s=0.5, **given)
