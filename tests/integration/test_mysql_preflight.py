@@ -114,6 +114,15 @@ def test_a_table_of_markers_that_is_gone_is_not_made_again(witness: Witness) -> 
     assert check(witness, recorded=facts) == facts
 
 
+@pytest.mark.parametrize("table", ["sparkonce_commits", "sparkonce_servers"])
+def test_a_table_that_a_newer_version_has_changed_is_refused(witness: Witness, table: str) -> None:
+    check(witness)
+    witness.run(f"ALTER TABLE {table} ADD sparkonce_lease BIGINT")
+    with pytest.raises(PreflightError, match=rf"{table} has columns .* does not know: sparkonce_lease") as told:
+        check(witness)
+    assert "Run the newer version of sparkonce again" in told.value.next_step
+
+
 def test_another_server_is_refused(witness: Witness) -> None:
     facts = check(witness)
     witness.run("UPDATE sparkonce_servers SET host = 'old-name:3306'")

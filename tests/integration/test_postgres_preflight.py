@@ -207,6 +207,17 @@ def test_a_table_of_markers_that_a_crash_would_empty_is_refused(server: Postgres
     refused(server, "is a view, or is unlogged")
 
 
+def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(server: PostgresServer) -> None:
+    facts = new_sink(server).preflight(QUERY, None)
+    ask(server, "ALTER TABLE sparkonce_commits ADD sparkonce_lease bigint, ADD audited_by text")  # one is not ours
+    for recorded in (None, facts):
+        with pytest.raises(
+            PreflightError, match=r"public\.sparkonce_commits has columns .* not know: sparkonce_lease"
+        ) as told:
+            new_sink(server).preflight(QUERY, recorded)
+        assert "Run the newer version of sparkonce again" in told.value.next_step
+
+
 def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
     with running(fsync="off") as careless:
         ask(careless, "CREATE TABLE t (id bigint, text text)")

@@ -38,6 +38,9 @@ _SLICE_S = 0.05
 _SEND_NOW_MS = 1
 """The brokers' threads notice in this time that they are not to wait for more rows (``linger.ms``)."""
 
+_BUSY_AFTER_S, _SEND_SURELY_MS = 0.2, 20
+"""On a busy machine they may not run so soon, and rows would wait for all of ``linger.ms``."""
+
 _NOT_HERE = "sasl.oauthbearer.metadata.authentication.type"
 """A setting that confluent-kafka reads in Python."""
 
@@ -220,11 +223,12 @@ class BatchProducer:
 
     def flush(self, timeout_s: float) -> None:
         """Sends the queued rows, and waits until all are delivered or the time is over. Raises as `poll`."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         self.poll(0)
-        while len(self) and (left_s := deadline - time.monotonic()) > 0:
+        while len(self) and (left_s := began + timeout_s - time.monotonic()) > 0:
             # Deliveries are events, and rows count as queued until theirs is served: it would wait in vain.
-            self._library.flush(self._handle, _SEND_NOW_MS)
+            is_slow = time.monotonic() - began > _BUSY_AFTER_S
+            self._library.flush(self._handle, _SEND_SURELY_MS if is_slow else _SEND_NOW_MS)
             self.poll(min(_LOOK_AGAIN_S, left_s))
 
     def init_transactions(self, timeout_s: float) -> None:

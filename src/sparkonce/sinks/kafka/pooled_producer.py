@@ -66,10 +66,6 @@ _AWAY = {
 _TOO_LARGE = (
     "Raise the topic's max.message.bytes, a limit of batches as sent, set compression.type, or keep such rows out."
 )
-UNKNOWN_PARTITION = (
-    "If the rows have a column 'partition', as those of a Kafka source do, drop it: the key then chooses the "
-    "partition. Or give the topic more partitions."
-)
 
 
 class Reports:
@@ -96,6 +92,8 @@ class Reports:
         self.acknowledged = self.refused = 0
         self.refusals: list[str] = []
         self.advice = ""
+        self.missing_topic = ""
+        self.missing_partition: tuple[str, int] | None = None
         self._largest = -1
         self.last_error = ""
         self.away = self.barred = False
@@ -134,12 +132,12 @@ class Reports:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._keep_largest(error, topic, partition, size)
             return
-        where = f"topic {topic!r}"
+        if error.code() == KafkaError._UNKNOWN_TOPIC:
+            self.missing_topic = self.missing_topic or topic
         if error.code() == KafkaError._UNKNOWN_PARTITION:
-            where += f", partition {partition}"
-            self.advice = self.advice or UNKNOWN_PARTITION
+            self.missing_partition = max(self.missing_partition or (topic, partition), (topic, partition))
         if len(self.refusals) < _REMEMBERED_ERRORS:
-            self.refusals.append(f"{where}: {one_line(error.str())}")
+            self.refusals.append(f"topic {topic!r}: {one_line(error.str())}")
 
     def _keep_largest(self, error: KafkaError, topic: str, partition: int, size: int) -> None:
         """Names the largest row: a broker that finds a batch too large refuses every row of it."""

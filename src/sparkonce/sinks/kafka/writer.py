@@ -20,7 +20,7 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sink import Refused, SinkWriter
 from sparkonce.sinks.kafka import pooled_producer
 from sparkonce.sinks.kafka.batch_producer import BatchProducer
-from sparkonce.sinks.kafka.pooled_producer import UNKNOWN_PARTITION, PooledProducer
+from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.rows import (
     CHOSEN_PARTITION,
     CHUNK_BYTES,
@@ -163,7 +163,9 @@ class KafkaWriter(SinkWriter):
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     raise _too_large(chunk, self._limits.row_bytes) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_PARTITION and _names_partitions(chunk):
-                    raise _no_such_partition(chunk) from None
+                    # If the topic lacks any partition of the chunk, it lacks the one with the highest number.
+                    highest = pc.max(chunk.columns.column("partition")).as_py()
+                    raise _no_such_partition(chunk.topic, highest) from None
                 if error.args[0].code() == KafkaError._UNKNOWN_TOPIC:
                     raise no_such_topic(chunk.topic) from None
                 raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
@@ -300,6 +302,11 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka's producer failed permanently: {pooled.reports.fatal}.")
         if not pooled.reports.refused:
             return
+        # librdkafka refuses these rows at once if it knows the topic already: the words must be the same.
+        if pooled.reports.missing_partition:
+            raise _no_such_partition(*pooled.reports.missing_partition)
+        if pooled.reports.missing_topic:
+            raise no_such_topic(pooled.reports.missing_topic)
         trouble = pooled.trouble() if self._transactional else pooled.reports.last_error
         first = pooled.reports.refusals[0]
         raise _broken(pooled)(
@@ -370,12 +377,11 @@ def _names_partitions(chunk: Chunk) -> bool:
     return "partition" in names and chunk.columns.column("partition").null_count < chunk.rows
 
 
-def _no_such_partition(chunk: Chunk) -> PrepareError:
-    # If the topic lacks any partition of the chunk, it lacks the one with the highest number.
+def _no_such_partition(topic: str, partition: int) -> PrepareError:
     return PrepareError(
-        f"Kafka did not take a row for topic {chunk.topic!r}, whose column 'partition' is "
-        f"{pc.max(chunk.columns.column('partition'))}: Local: Unknown partition.",
-        next_step=UNKNOWN_PARTITION,
+        f"Kafka did not take a row for topic {topic!r}, partition {partition}: Local: Unknown partition.",
+        next_step="If the rows have a column 'partition', as those of a Kafka source do, drop it: the key then chooses "
+        "the partition. Or give the topic more partitions.",
     )
 
 
