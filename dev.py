@@ -7,6 +7,7 @@
     python3 dev.py test --spark 4.2.0 | --kafka 3.9.1 FILE …    tests with another version: see docs/versions.md
     python3 dev.py coverage                which lines and branches of src/ the in-process tests of the first tier reach
     python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
+    python3 dev.py mutants --resume        which test sees which fault of the product: see tests/mutants/__main__.py
     python3 dev.py example  one of the jobs in examples/, for example: example etl. Without a name it lists them
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help
     python3 dev.py lock     resolve the dependencies again, into requirements.lock
@@ -60,6 +61,10 @@ def main(arguments: list[str]) -> int:
             environment()
             os.environ["PYTHONPATH"] = str(ROOT / "tests")
             return call(["python", "-m", "simulation", *rest])
+        case "mutants":
+            environment()
+            os.environ["PYTHONPATH"] = str(ROOT / "tests")
+            return call(["python", "-m", "mutants", *rest])
         case "demo":
             environment()
             java()

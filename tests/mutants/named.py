@@ -1,0 +1,130 @@
+"""Faults that somebody thought of, as replacements in the source: what they break, file, old text, new text."""
+
+NAMED = (
+    (
+        "a sweep that began before the losers ended counts",
+        "protocol/sweeping.py",
+        "event.began_s >= state.losers_end_s",
+        "event.at_s >= state.losers_end_s",
+    ),
+    (
+        "handles that the floor's decision names are aborted",
+        "protocol/stopping.py",
+        "if handle not in named)",
+        ")",
+    ),
+    (
+        "a lane is lent again one batch too early",
+        "sinks/kafka/producer_pool.py",
+        "give_back(pooled.lane, batch)",
+        "give_back(pooled.lane, batch - 1)",
+    ),
+    (
+        "rows of chosen partitions go beside lent ones",
+        "sinks/kafka/batch_producer.py",
+        "            self._loans.keep()  # these rows may go",
+        "            pass  # these rows may go",
+    ),
+    (
+        "a Kafka transaction is prepared without a look at its state",
+        "sinks/kafka/writer.py",
+        '        if trouble := pooled.trouble():\n            raise _broken(pooled)(f"Kafka aborted',
+        '        if trouble := "":\n            raise _broken(pooled)(f"Kafka aborted',
+    ),
+    (
+        "clocks that differ are not allowed for in what Kafka's coordinators have forgotten",
+        "sinks/kafka/committer.py",
+        "self._remembered_ms() // 2",
+        "self._remembered_ms()",
+    ),
+    (
+        "a refusal after a put in doubt means that it has not landed",
+        "checkpoint/objects.py",
+        "elif doubts == 0:",
+        "else:",
+    ),
+    (
+        "a name that is taken and free a moment later is taken",
+        "checkpoint/objects.py",
+        "if (standing := self._standing(path)) is not None:\n                        return Taken(standing=standing)",
+        'return Taken(standing=self._standing(path) or b"")',
+    ),
+    (
+        "a rename in doubt whose temporary file is gone is called refused",
+        "checkpoint/renaming.py",
+        "        if deleted:\n            raise failed\n",
+        "        raise failed\n",
+    ),
+    (
+        "the second half of a format's batch ignores that the log went on",
+        "driver/halves.py",
+        "if view.end != handover.position:",
+        "if view.end < handover.position:",
+    ),
+    (
+        "a claim that a driver kept is continued although another run has claimed",
+        "driver/halves.py",
+        "if view.newest_run is None or view.newest_run.token != token:",
+        "if view.newest_run is None:",
+    ),
+    (
+        "a commit is held back only if all partitions lack a leader",
+        "sinks/kafka/leader_check.py",
+        "        if not alone:",
+        "        if len(alone) < len(leaders):",
+    ),
+    (
+        "records are acted on before they are durable",
+        "log/files.py",
+        "        self._files.sync(_RECORDS)\n",
+        "",
+    ),
+    (
+        "floors are acted on before they are durable",
+        "log/files.py",
+        "                    self._files.sync(_FLOORS)\n",
+        "",
+    ),
+    (
+        "a put of the proof that meets its own bytes has not landed",
+        "checkpoint/proof.py",
+        "isinstance(answer, Landed) or answer.standing == data",
+        "isinstance(answer, Landed)",
+    ),
+    (
+        "records that a driver tidies meanwhile make a hole",
+        "log/holes.py",
+        '        if floor == max(_positions(files, "floors"), default=0):  # else',
+        "        if floor >= 0:  # else",
+    ),
+    (
+        "the age of an amendment's transactions is not asked while its put waits",
+        "driver/put.py",
+        "if isinstance(effect.record, Claim | Void):",
+        "if not isinstance(effect.record, Commit):",
+    ),
+    (
+        "the newest identity of a Kafka producer counts, not the first",
+        "sinks/kafka/pooled_producer.py",
+        "self.identity = self.identity or (producer_id, epoch)",
+        "self.identity = (producer_id, epoch)",
+    ),
+    (
+        "a driver that was deposed undoes a format's batch all the same",
+        "spark/formats/ends.py",
+        "if token is None or newest is None or newest.token != token:",
+        "if token is None or newest is None:",
+    ),
+    (
+        "a lock file that was replaced counts",
+        "spark/formats/kept.py",
+        "if os.fstat(descriptor).st_ino == path.stat().st_ino:",
+        "if path.stat():",
+    ),
+    (
+        "memory is lent on after a part of the rows was queued",
+        "sinks/kafka/batch_producer.py",
+        "        if taken < len(messages):\n            self._loans.keep()\n",
+        "        if taken < len(messages):\n",
+    ),
+)
