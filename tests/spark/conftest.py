@@ -20,8 +20,6 @@ from sparkonce.sources.packages import spark_packages
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.injuries import Verdict
-
 HERE = Path(__file__).parent
 
 
@@ -94,11 +92,3 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     with table_session(spark, tmp_path_factory.mktemp("warehouse")) as made:
         yield made
-
-
-@pytest.fixture
-def verdict(request: pytest.FixtureRequest) -> Verdict:
-    """What the test's marker says that the analyser says."""
-    from spark.injuries import Verdict
-
-    return Verdict(request.node.get_closest_marker("proves").kwargs["verdict"])

@@ -185,3 +185,53 @@ class Stream:
 
     def _query(self) -> str:
         return short_query(SparkCheckpoint(LocalFiles(self.checkpoint)).query_id() or "")
+
+
+ROWS = [f"row-{number:03d}" for number in range(60)]
+
+
+def run(writer: Any, *, table: str | None = None) -> StreamingQuery:
+    """Starts the writer on all that its source has now, and waits for the end."""
+    started = writer.trigger(availableNow=True)
+    return ended(started.start() if table is None else started.toTable(table))
+
+
+def forget(folder: Path, keep: int = 0) -> None:
+    """Deletes the entries of one of Spark's logs from a number on, with their checksums."""
+    numbers = [entry for entry in folder.iterdir() if entry.name.isdigit() and int(entry.name) >= keep]
+    assert numbers, f"{folder} has no entry from {keep} on"
+    for entry in numbers:
+        entry.unlink()
+        (folder / f".{entry.name}.crc").unlink(missing_ok=True)
+
+
+def forget_commit(checkpoint: Path) -> None:
+    """Leaves the disk of a driver that died after its sink had the last batch, and before Spark noted that."""
+    commits = checkpoint / "commits"
+    forget(commits, max(int(entry.name) for entry in commits.iterdir() if entry.name.isdigit()))
+
+
+def write_lines(folder: Path, name: str, lines: Iterable[str]) -> Path:
+    """Writes a text file for a stream, made elsewhere and renamed into place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder.parent / f".{folder.name}-{name}"
+    made.write_text("".join(f"{line}\n" for line in lines))
+    return made.rename(folder / name)
+
+
+def read_lines(spark: SparkSession, folder: Path, **options: Any) -> DataFrame:
+    return spark.readStream.format("text").options(**options).load(str(folder))
+
+
+class Batches:
+    """A function for ``foreachBatch`` that keeps what it is given, as a system without transactions would.
+
+    Attributes:
+        taken: For each call the batch and its rows.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, list[Any]]] = []
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        self.taken.append((batch, sorted(tuple(row) for row in rows.collect())))

@@ -27,8 +27,6 @@ COLUMNS = "id bigint, n bigint, word string"
 ARROW = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("word", pa.string())])
 ADD = {"n": "target.n + source.n", "word": "source.word"}
 
-drawn = pytest.mark.drawn(6, "merge")
-"""Drawn of some forty tests. Always run: each merge is done once, whenever drivers die."""
 
 Row = tuple[int, int, str]
 
@@ -190,3 +188,5 @@ class IcebergMergeOnRead(IcebergMerge):
 
 KINDS = {"delta": DeltaMerge, "iceberg": IcebergMerge, "iceberg on read": IcebergMergeOnRead}
 POINTS = [(kind, point) for kind, each in KINDS.items() for point in (*each.points, "note_done")]
+FIRST_DELTA = ["delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "delta")]
+"""Kinds for what our own code decides alike for each: Delta in the first tier."""

@@ -26,7 +26,6 @@ from tryout.bulk import make_orders
 QUERY = "7f6e5d4c0000"
 OLD, NEW = Token(3, "0" * 8), Token(7, "1" * 8)
 ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
-SLOW = [pytest.param(phase, marks=pytest.mark.slow) for phase in (None, Phase.DECIDING, Phase.IDLE)]
 SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",  # Delta spreads a table's state over 50 tasks by default
     "spark.sql.shuffle.partitions": "1",
@@ -134,10 +133,9 @@ class TableJob(abc.ABC):
             return str(error)
         return ""
 
-    def query_that_crashes(self, phase: Phase | None) -> list[int]:
+    def query_that_crashes(self, phase: Phase) -> list[int]:
         """The numbers that were sent, once a query has crashed in its second batch and gone on."""
         sent = make_orders(self.folder / "orders", files=4)
-        if phase is not None:
-            assert "CrashError" in self.query(crash_at(phase, 1))
+        assert "CrashError" in self.query(crash_at(phase, 1))
         assert self.query() == ""
         return sent

@@ -45,9 +45,6 @@ pytestmark = [
 
 COLUMNS = "topic string, partition int, offset long, value binary"
 
-drawn = pytest.mark.drawn(5, "avro columns")
-"""Drawn of some fifteen tests."""
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RegistryServer]:
@@ -119,7 +116,7 @@ def test_every_version_is_read_as_the_latest(
     assert [one["dead_letter"] for one in letters] == [None] * 3
 
 
-@drawn
+@pytest.mark.slow
 def test_the_reader_can_be_pinned(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, tmp_path: Path
 ) -> None:
@@ -191,7 +188,7 @@ ALWAYS = ("no number", "perhaps a record")
 
 
 @pytest.mark.parametrize(
-    "shape", [*ALWAYS, *(pytest.param(one, marks=drawn) for one in sorted({*NOT_RECORDS} - {*ALWAYS}))]
+    "shape", [*ALWAYS, *(pytest.param(one, marks=pytest.mark.slow) for one in sorted({*NOT_RECORDS} - {*ALWAYS}))]
 )
 def test_a_null_is_told_from_a_record_that_cannot_be_read(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str, shape: str
@@ -205,7 +202,7 @@ def test_a_null_is_told_from_a_record_that_cannot_be_read(
     assert f"no record of schema id {schema_id}" in letters[1]["dead_letter"]["reason"]
 
 
-@drawn
+@pytest.mark.slow
 def test_an_alias_is_followed(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -225,7 +222,6 @@ def test_bytes_behind_a_record_are_not_noticed(
     assert decoded(rows(spark, value), subject, registry) == [{"id": 1, "note": "a"}]
 
 
-@drawn
 def test_references_are_followed(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -320,7 +316,7 @@ def test_a_later_schema_gives_what_it_gives_when_it_is_known(
     assert late[0]["new"] == "ü"
 
 
-@drawn
+@pytest.mark.slow
 def test_what_python_cannot_resolve_as_java_does_stops_the_query(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -348,7 +344,6 @@ def test_a_registry_that_is_away_makes_no_bad_records(
     assert dropping.collect() == []
 
 
-@drawn
 def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -367,7 +362,6 @@ def test_an_id_of_another_subject_is_a_record_that_cannot_be_decoded(
         decoded(df, subject, registry, later_ids="stop")
 
 
-@drawn
 def test_a_later_id_of_another_type_is_told(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -377,7 +371,7 @@ def test_a_later_id_of_another_type_is_told(
     assert "of type JSON: only AVRO" in letter["dead_letter"]["reason"]
 
 
-@drawn
+@pytest.mark.slow
 def test_each_record_is_decoded_once(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -396,7 +390,7 @@ def test_each_record_is_decoded_once(
         assert code.getvalue().count(".nullSafeEval(") == 1
 
 
-@drawn
+@pytest.mark.slow
 def test_recursive_types_need_a_depth(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
@@ -427,7 +421,7 @@ def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(
         assert AvroDeserializer(client)(bytes(ours["value"]), context) == value
 
 
-@drawn
+@pytest.mark.slow
 def test_a_type_of_sparks_is_registered_under_each_strategy(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry
 ) -> None:
@@ -509,7 +503,6 @@ def test_a_column_that_is_not_there_or_not_binary_is_named(spark: SparkSession, 
             decode_registry_avro(rows(spark, None), column, subject="a", registry=registry)
 
 
-@drawn
 def test_columns_that_do_not_say_where_a_record_is_are_named(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:

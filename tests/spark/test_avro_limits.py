@@ -13,7 +13,7 @@ from eventually import LIMIT_S
 from sparkonce.rig.kafka import spark_avro_jars
 from startup import jvm_flags
 
-pytestmark = [pytest.mark.spark, pytest.mark.drawn(1, "avro streams")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 JOB = """
 import json, logging, sys

@@ -128,7 +128,7 @@ def test_a_schema_that_appears_while_the_query_runs_is_picked_up(orders: Orders)
     assert orders.written() == expected + ids(range(40, 50), lambda _: None)
 
 
-@pytest.mark.drawn(1, "avro streams")
+@pytest.mark.slow
 def test_a_schema_that_appears_stops_the_query_and_the_next_start_reads_on(orders: Orders) -> None:
     plan = orders.decode(reader=READER)
     orders.send(*orders.orders(range(20)))
@@ -145,7 +145,7 @@ def test_a_schema_that_appears_stops_the_query_and_the_next_start_reads_on(order
     assert orders.written() == ids(range(20), lambda _: None) + ids(range(20, 40), lambda one: f"note {one}")
 
 
-@pytest.mark.drawn(1, "avro streams")
+@pytest.mark.slow
 def test_a_registry_that_is_away_stops_the_query_and_loses_nothing(orders: Orders) -> None:
     plan = orders.decode(reader=READER, later_ids="ask", on_error="fail")
     column = from_registry_avro(

@@ -28,9 +28,6 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 
 LOG = "sparkonce"
 
-drawn = pytest.mark.drawn(2, "checkpoints")
-"""Drawn of five tests."""
-
 
 @pytest.fixture
 def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
@@ -75,7 +72,7 @@ def test_a_log_that_lacks_a_record_is_refused(stream: Stream) -> None:
     assert sorted(path.name for path in records.iterdir()) == [*names[:-2], names[-1]]
 
 
-@drawn
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["same", "new"])
 def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_path: Path, prefix: str) -> None:
     with pytest.raises(CrashError):
@@ -99,7 +96,7 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
     "same_run",
     [
         pytest.param(False, id="a newer run had gone on"),
-        pytest.param(True, id="the same run had gone on", marks=drawn),
+        pytest.param(True, id="the same run had gone on", marks=pytest.mark.slow),
     ],
 )
 def test_checkpoint_and_log_restored_from_one_old_copy_are_refused(
@@ -144,7 +141,7 @@ def test_a_copied_checkpoint_is_refused_and_the_original_goes_on(stream: Stream,
     assert stream.transactions("Ongoing") == {}
 
 
-@drawn
+@pytest.mark.slow
 def test_a_moved_checkpoint_goes_on_when_it_is_told_so(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 1))
@@ -159,7 +156,7 @@ def test_a_moved_checkpoint_goes_on_when_it_is_told_so(stream: Stream, tmp_path:
     assert stream.keys() == [*IDS, "after"]
 
 
-@drawn
+@pytest.mark.slow
 def test_a_checkpoint_whose_log_is_deleted_is_refused_and_goes_on_under_another_prefix(stream: Stream) -> None:
     stream.run()
     shutil.rmtree(stream.checkpoint / LOG)

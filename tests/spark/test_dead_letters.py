@@ -26,7 +26,7 @@ from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.testing.kafka import read_committed
 
-pytestmark = [*MARKS, pytest.mark.drawn(3, "dead letters")]
+pytestmark = MARKS
 
 server = server_fixture()
 
@@ -62,7 +62,7 @@ def without(refused: list[str]) -> list[str]:
 
 
 @needs_postgres
-@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+@pytest.mark.parametrize("commit", [pytest.param("staged", marks=pytest.mark.slow), "two_phase"])
 def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, server: PostgresServer, commit: str
 ) -> None:
@@ -94,6 +94,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     assert not stream.transactions("Ongoing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
 def test_mariadb_refuses_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path, commit: str) -> None:
     witness = Witness(shared_server())
@@ -107,6 +108,7 @@ def test_mariadb_refuses_rows(spark: SparkSession, kafka: Cluster, tmp_path: Pat
     assert refused_by("mysql", in_files(tmp_path / "refused")) == LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_tables_refuse_rows_by_their_rules(tables: SparkSession, kafka: Cluster, tmp_path: Path, kind: str) -> None:
     table: DeltaSink | IcebergSink
@@ -156,6 +158,7 @@ def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) ->
     return len(handles)
 
 
+@pytest.mark.slow
 def test_lost_transactions_heal_and_refuse_the_same_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
     other = Stream(spark, kafka, tmp_path / "other", partitions=1)

@@ -133,8 +133,8 @@ query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.drawn(3, "a Spark of its own")
 def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path) -> None:
     """Ctrl-C reaches all that the terminal runs; PySpark's own handler would fail the batch in hand."""
     job, said = tmp_path / "job.py", tmp_path / "said"

@@ -27,9 +27,6 @@ from sparkonce.spark.start import executors
 
 pytestmark = SPARK
 
-OTHER = pytest.mark.drawn(1, "another build on executors")
-"""These tests start Python workers of their own."""
-
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -68,7 +65,6 @@ def differs(message: str) -> bool:
     )
 
 
-@OTHER
 def test_a_start_refuses_executors_with_another_build(spark: SparkSession, other: None, once: ExactlyOnce) -> None:
     with pytest.raises(PreflightError) as refused:
         once.start(rows(spark), trigger={"availableNow": True})
@@ -76,7 +72,7 @@ def test_a_start_refuses_executors_with_another_build(spark: SparkSession, other
     assert not Path(once.checkpoint, "metadata").exists()
 
 
-@OTHER
+@pytest.mark.slow
 def test_a_query_of_its_own_start_refuses_them_before_its_first_batch(
     spark: SparkSession, other: None, once: ExactlyOnce
 ) -> None:
@@ -87,7 +83,7 @@ def test_a_query_of_its_own_start_refuses_them_before_its_first_batch(
     assert not Path(once.checkpoint, "sparkonce").exists()
 
 
-@OTHER
+@pytest.mark.slow
 def test_an_executor_that_joins_later_is_refused_by_its_first_task(
     spark: SparkSession, other: None, once: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +93,7 @@ def test_an_executor_that_joins_later_is_refused_by_its_first_task(
     assert differs(str(refused.value))
 
 
+@pytest.mark.slow
 def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from typer.testing import CliRunner, Result
 
-from spark.in_process import MARKS, Stream
-from spark.injuries import ROWS, Kept, read_lines, run, write_lines
+from spark.in_process import MARKS, ROWS, Batches, Stream, read_lines, run, write_lines
 from sparkonce import Guarantee
 from sparkonce.cli.main import app
 from sparkonce.rig.kafka import Cluster
@@ -82,7 +81,7 @@ def rate_micro_batch(spark: SparkSession, folder: Path) -> Any:
 def test_the_source_of_a_checkpoint(
     spark: SparkSession, tmp_path: Path, source: Callable[[SparkSession, Path], Any], name: str
 ) -> None:
-    writer = source(spark, tmp_path).writeStream.foreachBatch(Kept())
+    writer = source(spark, tmp_path).writeStream.foreachBatch(Batches())
     run(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
     found = parts(told(tmp_path / "checkpoint"))
     assert found[0][0] == "source"

@@ -14,8 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.in_process import SPARK
-from spark.injuries import ROWS, read_lines, write_lines
+from spark.in_process import ROWS, SPARK, read_lines, write_lines
 from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.findings import Role

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
-from sparkonce import ExactlyOnce, FilesSink, KafkaSink, read_kafka
+from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
@@ -169,6 +169,7 @@ def test_only_the_source_that_gave_the_partition_counts(stream: Stream, said: Ca
         run(stream, source(stream, partitions={wide: [4, 5]}))
 
 
+@pytest.mark.slow
 def test_a_query_that_has_run_is_not_refused_for_its_partition(stream: Stream, said: Callable[[], str]) -> None:
     wide = new_name("wide")
     create_topic(stream.bootstrap, wide, stream.partitions + 2)
@@ -226,6 +227,7 @@ def test_more_slots_than_the_cores_are_worth_are_told(
         assert ("spark.sql.shuffle.partitions=200" in said()) == (slots == 200)
 
 
+@pytest.mark.slow
 def test_slots_are_told_to_who_has_a_stream_writer_of_his_own(stream: Stream, said: Callable[[], str]) -> None:
     once = ExactlyOnce(sink_of(stream), checkpoint=str(stream.checkpoint), display=False)
     rows = source(stream, topics=stream.source).select("key", "value").repartition(18)
@@ -237,6 +239,7 @@ def test_slots_are_told_to_who_has_a_stream_writer_of_his_own(stream: Stream, sa
     assert said().count("has 18 slots") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starting", ["earliest", "latest", {0: 10, 1: 10, 2: "latest", 3: "latest"}])
 def test_a_first_batch_that_would_outlast_its_transactions_is_told(
     stream: Stream, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch, starting: Any
@@ -259,28 +262,3 @@ def test_a_first_batch_that_would_outlast_its_transactions_is_told(
         assert "The first batch has 80 rows." in said(), "Spark passes over the limit"
     told = start(max_offsets_per_trigger=None, headers=False)
     assert ("The first batch has 80 rows." in told) == (starting == "earliest")
-
-
-@pytest.mark.parametrize("prefix", [None, "chosen"])
-def test_a_prefix_or_folder_with_finished_batches_of_another_query_is_told(
-    stream: Stream, tmp_path: Path, said: Callable[[], str], prefix: str | None
-) -> None:
-    """The checkpoint is lost: everything is written a second time."""
-    chosen = prefix and new_name(prefix)
-    rows = source(stream, topics=stream.source).drop("partition")
-    other = new_name("other")
-    create_topic(stream.bootstrap, other, 1)
-
-    def start(checkpoint: str, topic: str = stream.target) -> None:
-        kafka = sink_of(stream, topic=topic, prefix=chosen)
-        given = [kafka, FilesSink(str(tmp_path / topic))]
-        once = ExactlyOnce(given, checkpoint=str(tmp_path / checkpoint), display=False)
-        ended(once.start(rows.selectExpr("key", "value"), trigger={"availableNow": True}))
-
-    start("one")
-    start("one")
-    start("elsewhere", other)
-    assert "This query is new" not in said()
-    start("two")
-    assert said().count("This query is new, and where sink 'kafka' writes there are finished batches of query") == 1
-    assert said().count("This query is new, and where sink 'files' writes there are finished batches of query") == 1

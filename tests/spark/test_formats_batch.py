@@ -71,7 +71,6 @@ def test_a_job_is_written_once_under_its_name(job: Job) -> None:
     assert job.keys() == sorted(IDS + IDS)
 
 
-@pytest.mark.drawn(2, "formats")
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_a_job_that_was_killed_at_its_decision_is_written_once(job: Job, when: str, tmp_path: Path) -> None:
     with pytest.raises(Py4JJavaError):
@@ -82,7 +81,7 @@ def test_a_job_that_was_killed_at_its_decision_is_written_once(job: Job, when: s
     assert job.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_a_job_that_fails_leaves_nothing_open_and_may_be_run_again(job: Job) -> None:
     with pytest.raises(PySparkException, match="too large"):
         job.run(longest=2_000_000)
@@ -91,14 +90,13 @@ def test_a_job_that_fails_leaves_nothing_open_and_may_be_run_again(job: Job) -> 
     assert job.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_a_job_that_is_decided_is_not_written_elsewhere_under_its_name(job: Job) -> None:
     job.run()
     with pytest.raises(PySparkException, match="has written to another target"):
         job.run(topic="elsewhere")
 
 
-@pytest.mark.drawn(2, "formats")
 def test_a_job_needs_a_name_a_log_and_append(job: Job) -> None:
     rows = job.spark.range(3).selectExpr("cast(id as string) value").write.format("sparkonce-kafka")
     rows = rows.option("kafka.bootstrap.servers", job.bootstrap).option("topic", job.topic)
@@ -112,7 +110,7 @@ def test_a_job_needs_a_name_a_log_and_append(job: Job) -> None:
     assert job.keys() == []
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Job) -> None:
     job.run()
     shutil.rmtree(job.log)
@@ -121,7 +119,6 @@ def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Jo
     assert job.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
 def test_sql_writes_once_for_each_job_that_an_insert_names(job: Job) -> None:
     job.spark.sql("CREATE TABLE formats_orders (key STRING, value STRING) USING `sparkonce-kafka`")
     options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "log": str(job.log)}
@@ -134,7 +131,7 @@ def test_sql_writes_once_for_each_job_that_an_insert_names(job: Job) -> None:
     assert job.keys() == ["a", "a", "b", "b"]
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_sql_writes_once_for_the_job_that_a_view_names(job: Job) -> None:
     options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "job": job.topic, "log": str(job.log)}
     given = ", ".join(f"'{name}' '{value}'" for name, value in options.items())

@@ -27,8 +27,8 @@ HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.1"
 
 pytestmark = SPARK
 
-IN_HDFS = pytest.mark.drawn(1, "a query with its checkpoint in HDFS")
-IN_S3 = pytest.mark.drawn(3, "formats on servers")
+IN_HDFS = pytest.mark.slow
+IN_S3 = pytest.mark.slow
 
 
 @pytest.fixture

@@ -58,7 +58,6 @@ def test_a_run_claims_once_and_each_row_is_there_once(stream: Stream) -> None:
     assert stream.transactions("Ongoing") == {}
 
 
-@pytest.mark.drawn(2, "formats")
 def test_a_batch_that_spark_asks_for_again_is_not_written_again(stream: Stream) -> None:
     written(stream)
     (stream.checkpoint / "commits" / "2").unlink()
@@ -67,7 +66,7 @@ def test_a_batch_that_spark_asks_for_again_is_not_written_again(stream: Stream) 
     assert stream.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_killed_before_the_decision_nothing_of_the_batch_is_left(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException):
         written(stream, **strike(tmp_path, BEFORE))
@@ -77,7 +76,6 @@ def test_killed_before_the_decision_nothing_of_the_batch_is_left(stream: Stream,
     assert stream.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
 def test_killed_after_the_decision_nothing_of_the_batch_is_undone(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException):
         written(stream, **strike(tmp_path, AFTER))
@@ -86,7 +84,7 @@ def test_killed_after_the_decision_nothing_of_the_batch_is_undone(stream: Stream
     assert stream.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_a_run_that_is_deposed_while_its_tasks_write_decides_nothing(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException, match="newer run has claimed"):
         written(stream, **strike(tmp_path, DEPOSED))
@@ -96,7 +94,7 @@ def test_a_run_that_is_deposed_while_its_tasks_write_decides_nothing(stream: Str
     assert stream.transactions("Ongoing") == {}
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_a_row_that_is_refused_stops_the_query_and_leaves_nothing_open(stream: Stream) -> None:
     rows = stream.records(400)
     large = F.when(F.col("key") == LARGE, F.rpad("value", 2_000_000, "x")).otherwise(F.col("value"))
@@ -108,7 +106,7 @@ def test_a_row_that_is_refused_stops_the_query_and_leaves_nothing_open(stream: S
     assert stream.keys() == IDS
 
 
-@pytest.mark.drawn(2, "formats")
+@pytest.mark.slow
 def test_state_goes_on_behind_a_decided_batch(stream: Stream, tmp_path: Path) -> None:
     """The rows of a decided batch are thrown away, but its plan runs: the state store needs its version."""
     rows = stream.records(400).withColumn("key", F.expr("'k' || (cast(key as int) % 10)")).dropDuplicates(["key"])
@@ -118,7 +116,6 @@ def test_state_goes_on_behind_a_decided_batch(stream: Stream, tmp_path: Path) ->
     assert stream.keys() == sorted(f"k{number}" for number in range(10))
 
 
-@pytest.mark.drawn(2, "formats")
 def test_what_cannot_be_exact_is_refused(stream: Stream, tmp_path: Path) -> None:
     counts = stream.records(400).groupBy("key").count().selectExpr("key", "cast(count as string) value")
     complete = counts.writeStream.format("sparkonce-kafka").outputMode("complete").trigger(availableNow=True)

@@ -15,7 +15,7 @@ from spark.formats_struck import AFTER, BEFORE, PROCESS
 from spark.formats_written import FILES, SYSTEMS, Written, register
 from spark.in_process import SPARK
 
-pytestmark = [*SPARK, pytest.mark.drawn(3, "formats on servers")]
+pytestmark = SPARK
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,10 @@ def formats(spark: SparkSession) -> SparkSession:
     return spark
 
 
-@pytest.fixture(params=SYSTEMS)
+FIRST = ("postgres, two_phase", "mysql, staged", "redis", "files")
+
+
+@pytest.fixture(params=[name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS])
 def written(formats: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Written]:
     made = Written(formats, tmp_path, request.param)
     before = Counter(made.open())
@@ -32,6 +35,7 @@ def written(formats: SparkSession, tmp_path: Path, request: pytest.FixtureReques
     assert not Counter(made.open()) - before, "something is left open"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_a_stream_that_is_killed_at_a_decision_writes_each_row_once(written: Written, when: str) -> None:
     with pytest.raises(StreamingQueryException):
@@ -41,7 +45,7 @@ def test_a_stream_that_is_killed_at_a_decision_writes_each_row_once(written: Wri
     assert written.batches() == FILES
 
 
-@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("when", [pytest.param(BEFORE, marks=pytest.mark.slow), AFTER])
 def test_a_job_that_is_killed_at_its_decision_writes_each_row_once(written: Written, when: str) -> None:
     with pytest.raises(Py4JJavaError):
         written.job(f"{when} {PROCESS} 0")

@@ -34,9 +34,6 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 BATCH = 400
 LIMIT_S = 30.0
 
-drawn = pytest.mark.drawn(2, "group offsets")
-"""Drawn of a dozen tests. Always run: offsets are neither early, late nor lost, also in a transaction."""
-
 
 class Group:
     """A consumer group that nobody is a member of."""
@@ -111,7 +108,7 @@ def test_offsets_are_committed_when_a_batch_is_finished_and_never_before(stream:
     assert stream.keys() == IDS
 
 
-@pytest.mark.parametrize("phase", [pytest.param(Phase.DECIDING, marks=drawn), Phase.FINISHING, Phase.IDLE])
+@pytest.mark.parametrize("phase", [Phase.FINISHING, pytest.param(Phase.IDLE, marks=pytest.mark.slow)])
 def test_a_crash_leaves_them_behind_and_the_next_run_catches_up(stream: Stream, group: Group, phase: Phase) -> None:
     with pytest.raises(CrashError):
         stream.run(group_offsets=group.offsets(), listener=crash_at(phase, 1))
@@ -139,7 +136,7 @@ def test_in_a_transaction_they_are_seen_together_with_its_rows(stream: Stream, g
     assert stream.keys() == IDS
 
 
-@drawn
+@pytest.mark.slow
 def test_of_a_transaction_that_is_aborted_the_offsets_are_gone_too(stream: Stream, group: Group) -> None:
     offsets = group.offsets(in_transaction_of="kafka")
     with pytest.raises(CrashError):
@@ -161,7 +158,7 @@ def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: S
     assert group.read() == 800
 
 
-@drawn
+@pytest.mark.slow
 def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(stream: Stream, group: Group) -> None:
     arguments = {
         "group_offsets": group.offsets(in_transaction_of="kafka"),
@@ -177,14 +174,14 @@ def test_offsets_that_are_lost_with_their_transaction_come_back_with_the_rows(st
     assert stream.keys() == IDS
 
 
-@drawn
+@pytest.mark.slow
 def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: Stream, group: Group) -> None:
     stream.run(lambda rows: rows.where("key < '00400'"), group_offsets=group.offsets(in_transaction_of="kafka"))
     assert group.read() == 1000
     assert stream.keys() == IDS[:400]
 
 
-@pytest.mark.parametrize(("sink", "warnings"), [(None, 3), ("kafka", 6)])
+@pytest.mark.parametrize(("sink", "warnings"), [(None, 3), pytest.param("kafka", 6, marks=pytest.mark.slow)])
 def test_a_group_that_has_members_is_left_alone_with_a_warning(
     stream: Stream, group: Group, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int
 ) -> None:
@@ -207,7 +204,9 @@ def test_a_group_that_has_members_is_left_alone_with_a_warning(
     assert group.read() == 0
 
 
-@pytest.mark.parametrize("silent", [AddOffsetsToTxnRequest, TxnOffsetCommitRequest])
+@pytest.mark.parametrize(
+    "silent", [pytest.param(AddOffsetsToTxnRequest, marks=pytest.mark.slow), TxnOffsetCommitRequest]
+)
 def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
     stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch, silent: type
 ) -> None:
@@ -233,6 +232,7 @@ def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
     assert stream.keys() == IDS
 
 
+@pytest.mark.slow
 def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,8 +262,7 @@ def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     assert stream.keys() == IDS
 
 
-@drawn
-@pytest.mark.parametrize(("sink", "warnings"), [(None, 3), ("kafka", 8)])
+@pytest.mark.parametrize(("sink", "warnings"), [pytest.param(None, 3, marks=pytest.mark.slow), ("kafka", 8)])
 def test_a_broker_that_is_not_there_costs_the_deadline_and_no_row(
     stream: Stream, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int
 ) -> None:
@@ -274,7 +273,7 @@ def test_a_broker_that_is_not_there_costs_the_deadline_and_no_row(
     assert sum("'nobody'" in record.getMessage() for record in caplog.records) == warnings
 
 
-@drawn
+@pytest.mark.slow
 def test_what_somebody_sets_in_the_group_does_not_move_the_query(stream: Stream, group: Group) -> None:
     stream.run(group_offsets=group.offsets())
     fresh = Group(stream)  # as if all its offsets had been deleted
@@ -284,13 +283,13 @@ def test_what_somebody_sets_in_the_group_does_not_move_the_query(stream: Stream,
     assert fresh.read() == 1001
 
 
-@drawn
+@pytest.mark.slow
 def test_topics_that_are_not_named_are_left_out(stream: Stream, group: Group) -> None:
     stream.run(group_offsets=group.offsets(topics=["another"]))
     assert group.read() == 0
 
 
-@drawn
+@pytest.mark.slow
 def test_a_lag_tool_sees_them(stream: Stream, group: Group) -> None:
     """Kafka's own ``kafka-consumer-groups --describe``."""
     stream.run(group_offsets=group.offsets())
@@ -317,7 +316,7 @@ def test_a_transaction_of_a_sink_that_has_none_is_refused(stream: Stream, group:
             ExactlyOnce(sink, checkpoint="/nowhere", group_offsets=group.offsets(in_transaction_of=name))
 
 
-@drawn
+@pytest.mark.slow
 def test_a_group_on_another_cluster_than_the_sink_is_refused_at_the_start(stream: Stream) -> None:
     with Cluster() as other:
         elsewhere = GroupOffsets("group", {"bootstrap.servers": other.bootstrap}, in_transaction_of="kafka")

@@ -21,7 +21,7 @@ from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.write_ahead import Applies
 
-pytestmark = [*SPARK, pytest.mark.drawn(2, "a query with its checkpoint in HDFS")]
+pytestmark = SPARK
 
 ROWS = 10
 
@@ -76,6 +76,7 @@ def test_a_run_that_ends_after_the_decision(spark: SparkSession, hdfs: Hdfs, fol
     assert [name for name in records(hdfs, folder) if name.startswith(".")] == []
 
 
+@pytest.mark.slow
 def test_rows_wait_there_for_a_function(spark: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
     target = AppendingTarget(tmp_path / "target")
     crash_and_go_on(
@@ -83,6 +84,7 @@ def test_rows_wait_there_for_a_function(spark: SparkSession, hdfs: Hdfs, folder:
     )
 
 
+@pytest.mark.slow
 def test_rows_wait_there_for_a_table(tables: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     tables.createDataFrame([], "number bigint").write.format("delta").save(table)
@@ -116,6 +118,7 @@ def waiting(hdfs: Hdfs, folder: str) -> list[str]:
     return [one.path for one in Client(hdfs.url).list_status(f"{folder}/sparkonce-write-ahead/write-ahead/rows")]
 
 
+@pytest.mark.slow
 def test_a_path_is_in_the_default_store(
     spark: SparkSession, hdfs_by_default: Hdfs, folder: str, tmp_path: Path
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_path_is_in_the_default_store(
     assert not Path(folder).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hdfs_by_default")
 def test_a_file_url_is_on_the_disk_whatever_the_default_store(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"

@@ -59,7 +59,7 @@ def test_it_is_computed_first_and_then_written(stream: Stream, caplog: pytest.Lo
     assert timeouts == {900_000}, "they live as long as the broker allows"
 
 
-@pytest.mark.drawn(1, "long batches")
+@pytest.mark.slow
 def test_of_several_views_all_are_computed_before_the_first_is_written(stream: Stream) -> None:
     def both(whole: KafkaSink) -> Sinks:
         even = KafkaSink(whole.settings, topic=stream.source + "-even", name="even")
@@ -71,7 +71,7 @@ def test_of_several_views_all_are_computed_before_the_first_is_written(stream: S
     assert (stream.keys(), stream.keys(stream.source + "-even")) == (IDS, IDS[::2])
 
 
-@pytest.mark.drawn(1, "long batches")
+@pytest.mark.slow
 def test_a_batch_that_is_not_decided_can_be_taken_apart(stream: Stream) -> None:
     """As docs/operations.md says: its offsets are put away, and Spark plans it anew, smaller."""
     stream.run()

@@ -17,7 +17,7 @@ from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
 from sparkonce.rig.kafka import Cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.drawn(3, "a Spark of its own")]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH, BATCH = 1_200, 400, 1
 LIMIT_S = 120

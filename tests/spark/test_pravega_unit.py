@@ -1,6 +1,6 @@
-"""Kafka to Pravega to Kafka, in two queries that are killed again and again.
+"""Kafka to Pravega to Kafka, in six queries, three pairs in one process, that are killed five times each.
 
-The long form kills six queries, three pairs in one process, five times each::
+::
 
     pytest -m slow -s tests/spark/test_pravega_unit.py
 """
@@ -29,7 +29,7 @@ from sparkonce.rig.kafka.jars import spark_kafka_jars
 from sparkonce.sources.packages import PRAVEGA_CLIENT
 from striking.points import BEFORE_CONCLUDE, BEGIN, HALFWAY, PREPARED, WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 WITHIN = (BEGIN, WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
 CELLS: Sequence[Cell] = [
@@ -58,14 +58,8 @@ def cells(rounds: int, pairs: int) -> Cells:
     return [[(CELLS[one % len(CELLS)], CELLS[(one + 5) % len(CELLS)]) for one in row] for row in dealt]
 
 
-@pytest.mark.parametrize(
-    ("rounds", "pairs"),
-    [
-        pytest.param(1, 1, id="short", marks=pytest.mark.drawn(1, "unit of another system")),
-        pytest.param(ROUNDS, PAIRS, id="long", marks=pytest.mark.slow),
-    ],
-)
-def test_killed_and_killed(kafka: Cluster, tmp_path: Path, rounds: int, pairs: int, say: Callable[[str], None]) -> None:
+def test_killed_and_killed(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
+    rounds, pairs = ROUNDS, PAIRS
     server, jars = pravega_server(), jars_beside_spark(PRAVEGA_CLIENT)
     more = {
         "points": WITHIN,

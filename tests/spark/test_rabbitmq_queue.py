@@ -87,7 +87,6 @@ def numbered(first: int, end: int) -> list[str]:
     return [f"m{number}" for number in range(first, end)]
 
 
-@pytest.mark.drawn(1, "queues in Spark")
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
     spark: SparkSession, server: RabbitServer, tmp_path: Path, kind: str
@@ -114,7 +113,7 @@ def test_a_queue_that_is_missing_refuses_the_start(spark: SparkSession, server: 
         read_rabbitmq_queue(spark, settings_of(server), queue="no-such", checkpoint=tmp_path)
 
 
-@pytest.mark.drawn(1, "queues in Spark")
+@pytest.mark.slow
 def test_a_trigger_that_ends_by_itself_reads_all_where_spark_keeps_the_limit(
     spark: SparkSession, server: RabbitServer, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from sparkonce.sinks.rabbitmq.messages import Frame
 from sparkonce.testing.systems.rabbitmq import StreamWitness
 from tryout.bulk import make_orders
 
-pytestmark = [*(mark for mark in MARKS if mark.name != "kafka"), USES_RABBIT, pytest.mark.drawn(1, "a stream's query")]
+pytestmark = [*(mark for mark in MARKS if mark.name != "kafka"), USES_RABBIT]
 LIMIT_S = 500
 PHASES = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
 
@@ -63,6 +63,7 @@ def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path)
     assert query.visible() == query.sent
 
 
+@pytest.mark.slow
 def test_a_query_that_loses_its_connection_after_each_frame(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

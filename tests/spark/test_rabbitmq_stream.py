@@ -104,7 +104,7 @@ def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(
     assert values(reading.run()) == numbered(600, 610), "after a restart without a crash"
 
 
-@pytest.mark.drawn(1, "rabbitmq streams")
+@pytest.mark.slow
 def test_a_crashed_first_batch_begins_where_it_began(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
     stream = new_stream(server)
     publish(server, stream, numbered(0, 100))
@@ -126,7 +126,7 @@ def test_a_crashed_first_batch_begins_where_it_began(spark: SparkSession, server
     assert stored >= 149, "the offset of a finished batch is stored"
 
 
-@pytest.mark.drawn(1, "rabbitmq streams")
+@pytest.mark.slow
 def test_a_stream_that_is_added_is_read_from_its_beginning(
     spark: SparkSession, server: RabbitServer, tmp_path: Path
 ) -> None:
@@ -139,7 +139,6 @@ def test_a_stream_that_is_added_is_read_from_its_beginning(
     assert sorted(values(both), key=int) == numbered(10, 30)
 
 
-@pytest.mark.drawn(1, "rabbitmq streams")
 def test_messages_that_are_gone_stop_the_query_by_name(
     spark: SparkSession, server: RabbitServer, tmp_path: Path
 ) -> None:
@@ -183,7 +182,7 @@ def read_values(path: Any) -> Iterator[str]:
     yield from pq.read_table(path).column("value").to_pylist()
 
 
-@pytest.mark.drawn(1, "rabbitmq streams")
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_ends_nothing(spark: SparkSession, tmp_path: Path) -> None:
     with RabbitServer(tmp_path / "data") as own:
         first, stream = new_stream(own), new_stream(own)
@@ -220,7 +219,7 @@ def test_explain_knows_the_source(spark: SparkSession, server: RabbitServer, tmp
     assert "guest" not in rows._jdf.queryExecution().toString()
 
 
-@pytest.mark.drawn(1, "rabbitmq streams")
+@pytest.mark.slow
 def test_a_trigger_that_ends_by_itself_warns_of_the_limit(
     spark: SparkSession, server: RabbitServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,7 +149,7 @@ def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
         read_kafka(spark, settings, topics="t")
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
+@pytest.mark.slow
 def test_a_script_that_spark_submit_starts_is_told_that_its_packages_came_too_late(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "from pyspark.sql import SparkSession\n"
@@ -179,7 +179,7 @@ def secured(keys: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
+@pytest.mark.slow
 def test_librdkafkas_settings_lead_through_tls_and_logins(
     spark: SparkSession, secured: Cluster, keys: Path, tmp_path: Path
 ) -> None:

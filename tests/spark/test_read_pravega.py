@@ -27,8 +27,6 @@ pytestmark = SPARK
 EPOCH = 2**32
 """What a segment's id has more than its number, for each time that the stream was scaled before it."""
 
-drawn = pytest.mark.drawn(2, "read pravega")
-"""Drawn of some fifteen: a server takes ten seconds to start."""
 
 Seen = dict[int, list[tuple[int, int, str]]]
 """The segment, the offset and the value of each row, by batch."""
@@ -101,7 +99,6 @@ def reading(spark: SparkSession, tmp_path: Path) -> Reading:
     return Reading(spark, tmp_path)
 
 
-@drawn
 def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 500}
     reading.write(0, 100)
@@ -118,7 +115,7 @@ def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(readin
     assert values(reading.run()) == list(range(150, 160)), "after a restart without a crash"
 
 
-@drawn
+@pytest.mark.slow
 def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
     reading.write(0, 20)
     reading.given = {"starting": "latest"}
@@ -138,8 +135,7 @@ def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
     assert values(again) == list(range(20, 40))
 
 
-@drawn
-@pytest.mark.parametrize("most", [None, 150])
+@pytest.mark.parametrize("most", [pytest.param(None, marks=pytest.mark.slow), 150])
 def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) -> None:
     """All events once, those of a key in their order over all segments that have had them."""
     reading.given = {"max_bytes_per_batch": most}
@@ -164,7 +160,7 @@ def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) 
         assert [value for *_, value in sorted(order)] == list(range(key, 160, 10))
 
 
-@drawn
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [100, 250])
 def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Reading, most: int) -> None:
     """Two become three, and these become two, some with far more events than others."""
@@ -183,7 +179,7 @@ def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Readin
     assert len({segment for rows in seen.values() for segment, _, _ in rows}) > 5
 
 
-@drawn
+@pytest.mark.slow
 def test_a_sealed_stream_is_read_to_its_end(reading: Reading) -> None:
     reading.write(0, 30)
     reading.witness.seal(reading.stream)
@@ -191,7 +187,7 @@ def test_a_sealed_stream_is_read_to_its_end(reading: Reading) -> None:
     assert values(reading.run()) == []
 
 
-@drawn
+@pytest.mark.slow
 def test_a_start_at_a_given_cut(reading: Reading) -> None:
     reading.write(0, 10)
     reading.given = {"starting": str(reading.witness.tail(reading.stream).asText())}
@@ -199,7 +195,6 @@ def test_a_start_at_a_given_cut(reading: Reading) -> None:
     assert values(reading.run()) == list(range(10, 20))
 
 
-@drawn
 def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run()
@@ -215,7 +210,7 @@ def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
     assert values(reading.run()) == list(range(40, 60))
 
 
-@drawn
+@pytest.mark.slow
 def test_segments_that_are_gone_stop_the_query(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run(crash_in=0)
@@ -229,7 +224,7 @@ def test_segments_that_are_gone_stop_the_query(reading: Reading) -> None:
     assert values(reading.run()) == list(range(40, 60))
 
 
-@drawn
+@pytest.mark.slow
 def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 100}
     reading.write(0, 20)
@@ -244,7 +239,6 @@ def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading: R
     assert values(reading.run()) == list(range(40, 80))
 
 
-@drawn
 def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run()
@@ -254,7 +248,7 @@ def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
     assert "is not the one that this query has read" in reading.stops()
 
 
-@drawn
+@pytest.mark.slow
 def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
     """Its segments have the same numbers, and were made at another time."""
     reading.write(0, 20)
@@ -268,7 +262,7 @@ def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
     assert "was made at" in reading.stops()
 
 
-@drawn
+@pytest.mark.slow
 def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 2}
     reading.write(0, 60)
@@ -283,7 +277,7 @@ def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(re
     assert values(seen)[-1] == 59
 
 
-@drawn
+@pytest.mark.slow
 def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}  # an answer may take a fifth of it
     reading.write(0, 60)
@@ -301,7 +295,6 @@ def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
         back.join()
 
 
-@drawn
 def test_a_query_of_ours_reads_it_exactly_once(reading: Reading, tmp_path: Path) -> None:
     reading.given = {"max_bytes_per_batch": 700}
     reading.write(0, 100)
@@ -327,7 +320,6 @@ def test_explain_knows_the_source_and_tells_no_password(spark: SparkSession, tmp
     assert "hush-hush" not in rows._jdf.queryExecution().toString()
 
 
-@drawn
 def test_a_stream_that_is_missing_refuses_the_start(reading: Reading, tmp_path: Path) -> None:
     reading.stream = "no-such"
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)

@@ -53,15 +53,7 @@ def raise_the_limit(bootstrap: str, topic: str) -> None:
         answer.result(30)
 
 
-def test_a_missing_topic_is_told_at_the_start(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
-    missing = new_name("missing")
-    with pytest.raises(PreflightError, match=missing):
-        stream.run(sink={"topic": missing})
-    assert not (stream.checkpoint / "offsets").exists()
-
-
-@pytest.mark.drawn(1, "refusals")
+@pytest.mark.slow
 def test_another_cluster_than_before_is_told_at_the_start(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS)
     stream.run()
@@ -74,7 +66,7 @@ def test_another_cluster_than_before_is_told_at_the_start(spark: SparkSession, k
     assert sorted((stream.checkpoint / "sparkonce" / "records").iterdir()) == record_files
 
 
-@pytest.mark.drawn(1, "refusals")
+@pytest.mark.slow
 def test_a_topic_of_one_row_that_is_missing_stops_the_query(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
@@ -89,17 +81,6 @@ def test_a_topic_of_one_row_that_is_missing_stops_the_query(
     assert told.value.details["batch"] == 1
     assert stream.keys() == IDS[:400]
     assert stream.transactions("Ongoing") == {}
-
-
-def test_a_timeout_above_the_brokers_is_told_with_both_values(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS)
-    with pytest.raises(PreflightError) as told:
-        stream.run(settings={"transaction.timeout.ms": 3_600_000})
-    for word in ("transaction.timeout.ms", "3600000", "transaction.max.timeout.ms", "900000"):
-        assert word in str(told.value)
-    assert not (stream.checkpoint / "offsets").exists()
 
 
 REJECTS = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"

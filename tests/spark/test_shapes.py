@@ -22,9 +22,6 @@ pytestmark = MARKS
 IDS = [f"{number:05d}" for number in range(1_000)]
 HEADERS = "array<struct<key:string,value:binary>>"
 
-drawn = pytest.mark.drawn(1, "shapes")
-"""Drawn of two tests."""
-
 
 def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS)
@@ -64,7 +61,7 @@ def test_a_function_of_the_users_may_give_other_columns_in_each_batch(
     assert places[3] >= 400
 
 
-@drawn
+@pytest.mark.slow
 def test_adaptive_execution_may_be_on_and_find_other_slots_after_a_restart(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
@@ -106,7 +103,7 @@ def test_slots_and_batches_without_rows(spark: SparkSession, kafka: Cluster, tmp
     assert stream.keys() == ["00000", "00001", "00002", "00999"]
 
 
-@drawn
+@pytest.mark.slow
 def test_a_decided_batch_without_rows_is_done_after_a_crash(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:

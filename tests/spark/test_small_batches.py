@@ -22,6 +22,7 @@ from sparkonce.rig.kafka import Cluster
 from sparkonce.spark import grouping
 
 pytestmark = MARKS
+SLOW = pytest.mark.slow
 
 IDS = [f"{number:03d}" for number in range(120)]
 EACH = 40
@@ -63,13 +64,16 @@ def test_the_first_batch_tells_how_large_rows_are_and_the_others_are_one_slot(st
 @pytest.mark.parametrize(
     "plan",
     [
-        touched,
-        lambda rows: rows.withColumn("value", F.explode(F.array("value"))),
-        lambda rows: rows.union(rows.where("false")),
-        lambda rows: rows.dropDuplicates(["key"]),
-        lambda rows: rows.where("key in (select format_string('%03d', id) from range(1000))"),
+        pytest.param(touched, id="a function of the user's"),
+        pytest.param(lambda rows: rows.withColumn("value", F.explode(F.array("value"))), id="more rows", marks=SLOW),
+        pytest.param(lambda rows: rows.union(rows.where("false")), id="two sources", marks=SLOW),
+        pytest.param(lambda rows: rows.dropDuplicates(["key"]), id="state", marks=SLOW),
+        pytest.param(
+            lambda rows: rows.where("key in (select format_string('%03d', id) from range(1000))"),
+            id="a join",
+            marks=SLOW,
+        ),
     ],
-    ids=["a function of the user's", "more rows", "two sources", "state", "a join"],
 )
 def test_rows_that_may_cost_a_task_much_keep_their_slots(
     stream: Stream, plan: Callable[[DataFrame], DataFrame]
@@ -77,21 +81,24 @@ def test_rows_that_may_cost_a_task_much_keep_their_slots(
     assert min(transactions(stream, plan)) > 1
 
 
+@pytest.mark.slow
 def test_a_view_keeps_its_slots(stream: Stream) -> None:
     assert transactions(stream, sinks=lambda kafka: {kafka: lambda rows: rows.where("true")}) == [4, 4, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SMALL_ROWS", "SMALL_BYTES"])
 def test_many_or_large_rows_keep_their_slots(stream: Stream, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, name, EACH - 1)
     assert transactions(stream) == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_one_row_a_slot_leaves_partitions_alone(stream: Stream) -> None:
     assert transactions(stream, rows_per_slot=1) == [4, 4, 4]
 
 
-@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("changes", [pytest.param(False, marks=SLOW), True])
 def test_rows_that_the_users_function_has_changed_keep_their_slots(stream: Stream, *, changes: bool) -> None:
     sink = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
     once = ExactlyOnce(sink, checkpoint=str(stream.checkpoint), display=False)
@@ -107,7 +114,7 @@ def test_rows_that_the_users_function_has_changed_keep_their_slots(stream: Strea
     assert found == ([4, 4, 4] if changes else [4, 1, 1])
 
 
-@pytest.mark.parametrize("after", [1, None])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=SLOW), None])
 def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream, after: int | None) -> None:
     """Also with another setting, and though nothing is known of the rows' size after a restart."""
     crash = crash_at(Phase.FINISHING, 1)

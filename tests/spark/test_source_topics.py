@@ -80,6 +80,7 @@ def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
     assert stream.keys() == [*NEW, *OLD]
 
 
+@pytest.mark.slow
 def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

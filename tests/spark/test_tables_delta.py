@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark.harness import new_name
 from spark.in_process import SPARK, call_at
-from spark.table_job import ARROW, QUERY, SLOW, TableJob
+from spark.table_job import ARROW, QUERY, TableJob
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -35,14 +35,16 @@ from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
 from sparkonce.spark.tables.errors import is_final
 from sparkonce.spark.tables.sink import driver_session
-from sparkonce.testing.conformance import SinkConformance
+from sparkonce.testing.abort_checks import AbortChecks
+from sparkonce.testing.commit_checks import CommitChecks
+from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.sweep_checks import SweepChecks
+from sparkonce.testing.system_checks import SystemChecks
+from sparkonce.testing.trace_checks import TraceChecks
 from tryout.bulk import make_orders
 
 pytestmark = SPARK
 SCHEMA = "number bigint, word string"
-
-drawn = pytest.mark.drawn(4, "delta")
-"""Drawn of some thirty tests. Always run: each row is written once, whenever and however often drivers die."""
 
 
 def make_table(spark: SparkSession, path: Path) -> None:
@@ -75,8 +77,7 @@ def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-@pytest.mark.drawn(5, "delta conformance")
-class TestDelta(SinkConformance):
+class _DeltaHooks(SinkHooks):
     visible_within_s = 0.0
     loses_whole_batches = True
 
@@ -104,8 +105,14 @@ class TestDelta(SinkConformance):
     def restart_server(self) -> bool:
         return True  # the table is files
 
-    def test_another_process_commits(self) -> None:
-        pytest.skip("the other process would have to start a Spark of its own")
+
+class TestDelta(_DeltaHooks, CommitChecks):
+    test_another_process_commits = None  # it would have to start its own Spark
+
+
+@pytest.mark.slow
+class TestDeltaMore(_DeltaHooks, AbortChecks, SweepChecks, TraceChecks, SystemChecks):
+    """What sinks share whose rows wait in files (conformance/test_write_ahead.py), once more on Delta."""
 
 
 class DeltaJob(TableJob):
@@ -139,6 +146,7 @@ def test_a_batch_is_one_version(job: DeltaJob) -> None:
     assert numbers_by_the_log(job.path) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_new_query_is_told_whose_batches_the_table_has(job: DeltaJob) -> None:
     committer = job.run_of_its_own()
     assert committer.other_queries("b" * 12, job.facts) == []
@@ -147,7 +155,7 @@ def test_a_new_query_is_told_whose_batches_the_table_has(job: DeltaJob) -> None:
     assert committer.other_queries(QUERY, job.facts) == []
 
 
-@drawn
+@pytest.mark.slow
 @pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
 def test_names_that_mean_something_to_spark(
     tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str
@@ -204,7 +212,6 @@ def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.Mo
     assert (job.numbers(), job.versions()) == ([0, 1], 1)
 
 
-@drawn
 def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
     assert job.sink().preflight(QUERY, job.facts) == job.facts
     make_table(job.spark, tmp_path / "other")
@@ -215,6 +222,7 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
         DeltaSink(str(tmp_path / "none"), folder=job.folder / "rows").preflight(QUERY, None)
 
 
+@pytest.mark.slow
 def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
     """As of collect_list, whose elements are never null."""
     path = str(tmp_path / "table")
@@ -251,13 +259,12 @@ def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
         job.sink().columns(pa.schema([("word", pa.int64())]))
 
 
-@pytest.mark.parametrize("phase", [*SLOW, Phase.FINISHING])
-def test_a_query_that_crashes(job: DeltaJob, phase: Phase | None) -> None:
-    assert job.query_that_crashes(phase) == job.numbers()
+def test_a_query_that_crashes(job: DeltaJob) -> None:
+    assert job.query_that_crashes(Phase.FINISHING) == job.numbers()
     assert job.versions() == 2
 
 
-@drawn
+@pytest.mark.slow
 def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = [job.prepare(slot=slot) for slot in range(2)]
     append = _DeltaTable.append
@@ -277,7 +284,7 @@ def test_files_that_spark_is_told_to_skip_are_not_skipped(job: DeltaJob, monkeyp
     assert job.versions() == 0
 
 
-@drawn
+@pytest.mark.slow
 def test_a_cluster_whose_own_file_system_is_another(job: DeltaJob) -> None:
     handle = job.prepare()
     sink = DeltaSink(job.path.as_uri(), folder=job.folder / "rows")
@@ -322,7 +329,7 @@ class NamedJob(DeltaJob):
         return DeltaSink(table=self.name, folder=self.folder / "rows")
 
 
-@drawn
+@pytest.mark.slow
 def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: Path) -> None:
     job = NamedJob(tables, tmp_path, empty_table)
     assert job.facts["table"] == DeltaSink(str(job.path), folder=tmp_path / "rows").preflight(QUERY, None)["table"]
@@ -335,9 +342,9 @@ def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: 
     assert job.versions() == 3
 
 
-@drawn
-@pytest.mark.parametrize("begun", [False, True], ids=["a new write", "a write that was begun"])
-@pytest.mark.parametrize("kind", [DeltaJob, NamedJob], ids=["by its path", "by its name"])
+@pytest.mark.parametrize(
+    ("kind", "begun"), [(DeltaJob, True), (NamedJob, False)], ids=["a write by path that was begun", "a write by name"]
+)
 def test_a_table_that_is_gone_is_not_made_anew(
     kind: type[DeltaJob], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
 ) -> None:
@@ -363,7 +370,7 @@ def test_a_table_that_is_gone_is_not_made_anew(
     assert (job.numbers(), job.versions()) == ([], 0)
 
 
-@drawn
+@pytest.mark.slow
 def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark makes it anew, with the rows: that is not taken for committed."""
     handle, committer, widened = job.prepare(), job.run_of_its_own(), _DeltaTable._widened
@@ -380,7 +387,6 @@ def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: py
     assert "deleted or replaced" in answer.reason
 
 
-@drawn
 @pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "reate the table first")])
 def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_anew: bool, says: str) -> None:
     make_orders(job.folder / "orders", files=4)
@@ -430,7 +436,6 @@ def row_of(spark: SparkSession, **changed: str | None) -> DataFrame:
     return spark.range(1).selectExpr(*(f"{value} as `{name.replace('`', '``')}`" for name, value in columns.items()))
 
 
-@drawn
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -454,7 +459,6 @@ def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(
     assert is_final(refused.value)
 
 
-@drawn
 @pytest.mark.parametrize("changed", [{}, {"twice": None}, {"short": None}])
 def test_rows_that_the_table_takes_are_left_as_they_are(
     tables: SparkSession, ruled: DeltaSink, changed: dict[str, str | None]
@@ -471,7 +475,7 @@ def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSin
         ruled.columns(pa.schema([("number", pa.int64())]))
 
 
-@drawn
+@pytest.mark.slow
 def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> None:
     """Delta does not widen them there itself."""
     constrain(job, "number >= 0")
@@ -480,7 +484,6 @@ def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> 
     assert job.numbers() == [0]
 
 
-@drawn
 def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> None:
     """The error names the constraint; once that is gone the query goes on."""
     sent = make_orders(job.folder / "orders", files=4)
@@ -509,7 +512,7 @@ def constrain(job: DeltaJob, check: str | None) -> None:
 # --- what may pass, and what never will ------------------------------------------------------------------------------
 
 
-@drawn
+@pytest.mark.slow
 def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
     """No repeat would help: the query is to stop at once, with the rows."""
     handle = job.prepare(batch=1)
@@ -521,17 +524,6 @@ def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
     assert job.commit(handle) == [Outcome.COMMITTED]
 
 
-@drawn
-def test_columns_that_change_after_the_decision(job: DeltaJob) -> None:
-    handle = job.prepare()
-    shutil.rmtree(job.path)
-    job.spark.createDataFrame([], "other bigint").write.format("delta").save(str(job.path))
-    (answer,) = job.sink().committer().commit([handle])
-    assert answer.outcome is Outcome.UNKNOWN
-    assert "schema mismatch" in answer.reason
-
-
-@drawn
 def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark tells of it by an `AnalysisException`, too."""
     java = job.spark._jvm

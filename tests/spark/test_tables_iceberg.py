@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark.harness import new_name
 from spark.in_process import SPARK
-from spark.table_job import ARROW, NEW, OLD, QUERY, SLOW, TableJob
+from spark.table_job import ARROW, NEW, OLD, QUERY, TableJob
 from sparkonce import IcebergSink
 from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.protocol.handles import Handle
@@ -29,9 +29,6 @@ pytestmark = SPARK
 END_OF_TIME_MS = 4102444800000
 ICE = "spark.sql.catalog.ice"
 
-drawn = pytest.mark.drawn(2, "iceberg")
-"""Drawn of a dozen tests. Always run: each row is written once, whenever and however often drivers die."""
-
 
 def make_table(spark: SparkSession, columns: str = "number bigint, word string", more: str = "") -> str:
     name = f"ice.db.{new_name('t').replace('-', '_')}"
@@ -45,7 +42,7 @@ def numbers_in(spark: SparkSession, table: str) -> list[int]:
     return sorted(row[0] for row in spark.table(table).select("number").collect())
 
 
-@pytest.mark.drawn(5, "iceberg conformance")
+@pytest.mark.slow
 class TestIceberg(SinkConformance):
     visible_within_s = 0.0
     loses_whole_batches = True
@@ -73,8 +70,7 @@ class TestIceberg(SinkConformance):
     def restart_server(self) -> bool:
         return True  # the table is files
 
-    def test_another_process_commits(self) -> None:
-        pytest.skip("the other process would have to start a Spark of its own")
+    test_another_process_commits = None  # it would have to start its own Spark
 
 
 class IcebergJob(TableJob):
@@ -152,7 +148,7 @@ def test_what_a_killed_driver_staged_is_swept(job: IcebergJob) -> None:
     assert (job.branches(), job.numbers()) == (["audit"], [0])
 
 
-@drawn
+@pytest.mark.slow
 def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ConnectionError("the catalog is away")
@@ -166,7 +162,8 @@ def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "change", ["expired", *(pytest.param(each, marks=drawn) for each in ("rolled back", "notes unset", "rewritten"))]
+    "change",
+    ["expired", "notes unset", *(pytest.param(each, marks=pytest.mark.slow) for each in ("rolled back", "rewritten"))],
 )
 def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change: str) -> None:
     """Another writer's snapshot comes after the batch. What was rolled back on purpose is not written again."""
@@ -197,7 +194,7 @@ def _everything() -> Any:
     return functions.lit(True)
 
 
-@drawn
+@pytest.mark.slow
 def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: IcebergJob) -> None:
     """What an operator does who takes query and table back together."""
     job.another_writes(1)
@@ -224,7 +221,7 @@ def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch
     assert job.numbers() == [0, 100, 200]
 
 
-@drawn
+@pytest.mark.slow
 def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.spark.tables.iceberg.KEEP_NOTES", 1)
     stranger = f"{NOTE}iceberg.{'0' * 12}.{OLD.position}-{OLD.nonce}.0.0.{'a' * 12}"
@@ -236,7 +233,10 @@ def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.Monkey
     assert KEEP_NOTES > 1
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another writer"])
+@pytest.mark.parametrize(
+    "beside",
+    [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="beside another writer")],
+)
 def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     """Both have written, and neither has seen the other's snapshot: Iceberg publishes an id once.
 
@@ -278,7 +278,7 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
     assert (job.snapshots(), job.branches()) == (2 if beside else 1, [])
 
 
-@drawn
+@pytest.mark.slow
 def test_other_writers_commit_meanwhile(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the begin of the last transaction and its commit: Iceberg makes it again, on what they left."""
     handle, calls, tell = job.prepare(), [0], Label.to_text
@@ -295,6 +295,7 @@ def test_other_writers_commit_meanwhile(job: IcebergJob, monkeypatch: pytest.Mon
     assert (job.numbers(), job.snapshots(), job.branches()) == ([0, 7], 2, [])
 
 
+@pytest.mark.slow
 def test_subsets_of_a_batch(job: IcebergJob) -> None:
     handles = [job.prepare(slot=slot) for slot in range(3)]
     assert job.commit(handles[1]) == [Outcome.COMMITTED]
@@ -302,7 +303,7 @@ def test_subsets_of_a_batch(job: IcebergJob) -> None:
     assert (job.numbers(), job.snapshots()) == ([0, 1, 2], 2)
 
 
-@drawn
+@pytest.mark.slow
 def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: SparkSession, tmp_path: Path) -> None:
     columns = "more struct<a: int>, Number bigint not null, word string"
     job = IcebergJob(tables, tmp_path, make_table(tables, columns, "partitioned by (bucket(2, number))"))
@@ -315,7 +316,7 @@ def test_a_partitioned_table_with_columns_that_the_rows_do_not_have(tables: Spar
         job.sink().columns(pa.schema([("word", pa.string())]))
 
 
-@drawn
+@pytest.mark.slow
 def test_nulls_that_the_table_would_refuse_fail_while_they_are_computed(tables: SparkSession, tmp_path: Path) -> None:
     sink = IcebergSink(make_table(tables, "`a``b` bigint not null, word string"), folder=tmp_path / "rows")
     rows = tables.sql("select 1L as `A``b`, cast(null as string) as word")
@@ -339,7 +340,6 @@ def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob, *, other: 
     assert job.numbers() == []
 
 
-@drawn
 def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
     """Its columns were changed after the start."""
     handle = job.prepare()
@@ -348,16 +348,6 @@ def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
     assert answer.outcome is Outcome.UNKNOWN
     assert "word" in answer.reason
     assert (job.numbers(), job.branches()) == ([], [])
-
-
-@drawn
-def test_what_the_table_is_is_remembered(job: IcebergJob) -> None:
-    assert job.sink().preflight(QUERY, job.facts) == job.facts
-    other = IcebergSink(make_table(job.spark), folder=job.folder / "rows")
-    with pytest.raises(PreflightError, match="has written to the table"):
-        other.preflight(QUERY, job.facts)
-    with pytest.raises(PreflightError, match="Create the table first"):
-        IcebergSink("ice.db.none", folder=job.folder / "rows").preflight(QUERY, None)
 
 
 def test_a_session_that_stages_everything_is_refused(job: IcebergJob) -> None:
@@ -381,7 +371,6 @@ def test_columns_are_held_against_the_table(job: IcebergJob) -> None:
         job.sink().columns(pa.schema([("word", pa.int64())]))
 
 
-@pytest.mark.parametrize("phase", [*SLOW, Phase.FINISHING])
-def test_a_query_that_crashes(job: IcebergJob, phase: Phase | None) -> None:
-    assert job.query_that_crashes(phase) == job.numbers()
+def test_a_query_that_crashes(job: IcebergJob) -> None:
+    assert job.query_that_crashes(Phase.FINISHING) == job.numbers()
     assert (job.snapshots(), job.branches()) == (2, [])

@@ -21,13 +21,13 @@ import customer_history
 from eventually import eventually
 from spark.in_process import SPARK, crash_at, ended
 from spark.merge_job import (
+    FIRST_DELTA,
     KINDS,
     POINTS,
     IcebergMerge,
     IcebergMergeOnRead,
     MergeJob,
     added,
-    drawn,
 )
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
@@ -39,12 +39,17 @@ from tryout.history import history_of, make_changes
 pytestmark = SPARK
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FIRST_DELTA)
 def job(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -> MergeJob:
     return KINDS[request.param](tables, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "point"), [pytest.param(*one, marks=drawn) for one in POINTS])
+FIRST = [("delta", "merge"), ("iceberg", "_publish"), ("iceberg on read", "note_done")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"), [*FIRST, *(pytest.param(*one, marks=pytest.mark.slow) for one in POINTS if one not in FIRST)]
+)
 def test_a_driver_that_is_killed_while_another_writes(
     tables: SparkSession, tmp_path: Path, kind: str, point: str
 ) -> None:
@@ -63,6 +68,7 @@ def test_a_driver_that_is_killed_while_another_writes(
     assert job.versions() == 1
 
 
+@pytest.mark.slow
 def test_each_batch_is_merged_into_what_the_last_one_left(job: MergeJob) -> None:
     batches = [[(1, 1, "x"), (4, 4, "y")], [(4, 40, "z")], [(4, 400, "w"), (1, 100, "w")]]
     for batch, rows in enumerate(batches):
@@ -71,7 +77,7 @@ def test_each_batch_is_merged_into_what_the_last_one_left(job: MergeJob) -> None
     assert job.versions() == 3
 
 
-@drawn
+@pytest.mark.slow
 def test_updates_of_two_writers_at_once_are_all_there(job: MergeJob, say: Callable[[str], None]) -> None:
     """Each reads the rows that the other changes. Whoever comes late is refused, and reads again."""
     rounds, refused = 6, list[str]()
@@ -111,8 +117,7 @@ def test_updates_of_two_writers_at_once_are_all_there(job: MergeJob, say: Callab
     say(f"{type(job).__name__}: {len(refused)} of {rounds + len(refused)} merges were refused: {set(refused)}")
 
 
-@drawn
-@pytest.mark.parametrize("kind", [IcebergMerge, IcebergMergeOnRead])
+@pytest.mark.parametrize("kind", [IcebergMerge, pytest.param(IcebergMergeOnRead, marks=pytest.mark.slow)])
 def test_a_key_that_another_inserts_between_the_merge_and_its_publishing(
     tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[IcebergMerge]
 ) -> None:
@@ -131,7 +136,7 @@ def test_a_key_that_another_inserts_between_the_merge_and_its_publishing(
     assert job.rows() == [*job.started, (7, 77, "x")]
 
 
-@drawn
+@pytest.mark.slow
 def test_two_drivers_at_once_without_locks(job: MergeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table lets one of them in, or tells the second what the first has done."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
@@ -146,7 +151,7 @@ def test_two_drivers_at_once_without_locks(job: MergeJob, monkeypatch: pytest.Mo
     assert job.versions() == 1
 
 
-@drawn
+@pytest.mark.slow
 def test_a_merge_that_changes_nothing_is_known_too(job: MergeJob) -> None:
     job.settings = {"merge_on": ["id"], "update_when": "false", "when_not_matched": None}
     handle = job.prepared([(1, 1, "x"), (9, 9, "x")])
@@ -155,14 +160,13 @@ def test_a_merge_that_changes_nothing_is_known_too(job: MergeJob) -> None:
     assert (job.rows(), job.versions()) == (sorted(job.started), 1)
 
 
-@drawn
-@pytest.mark.parametrize("phase", [Phase.DECIDING, Phase.FINISHING, Phase.IDLE])
-def test_the_example_keeps_a_history(tables: SparkSession, tmp_path: Path, phase: Phase) -> None:
+@pytest.mark.slow
+def test_the_example_keeps_a_history(tables: SparkSession, tmp_path: Path) -> None:
     """Its driver dies in its second batch."""
     table, state, changes = str(tmp_path / "table"), str(tmp_path / "state"), tmp_path / "changes"
     sent = make_changes(changes)
     customer_history.create(tables, table)
-    for listener in (crash_at(phase, 1), None):
+    for listener in (crash_at(Phase.FINISHING, 1), None):
         once = customer_history.query(table, state, listener=listener, display=False)
         query = once.start(customer_history.read(tables, changes), trigger={"availableNow": True})
         if listener is None:

@@ -17,11 +17,11 @@ from spark.in_process import SPARK, crash_at
 from spark.merge_job import (
     ADD,
     ARROW,
+    FIRST_DELTA,
     KINDS,
     DeltaMerge,
     MergeJob,
     Row,
-    drawn,
 )
 from spark.table_job import QUERY
 from sparkonce.errors import SchemaError
@@ -36,7 +36,7 @@ from tryout.bulk import make_orders
 pytestmark = SPARK
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FIRST_DELTA)
 def job(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -> MergeJob:
     return KINDS[request.param](tables, tmp_path)
 
@@ -93,8 +93,8 @@ def by_id(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row[0] is None, row[0]))
 
 
-@pytest.mark.parametrize("case", [pytest.param(each, marks=drawn) for each in CASES])
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_what_becomes_of_rows(tables: SparkSession, tmp_path: Path, kind: str, case: str) -> None:
     settings, rows, left = CASES[case]
     job = KINDS[kind](tables, tmp_path)
@@ -103,7 +103,7 @@ def test_what_becomes_of_rows(tables: SparkSession, tmp_path: Path, kind: str, c
     assert by_id(found) == by_id(left)
 
 
-@drawn
+@pytest.mark.slow
 def test_columns_that_only_a_condition_reads(job: MergeJob) -> None:
     """As of a change feed: the table has no column for the kind of a change."""
     schema = ARROW.append(pa.field("kind", pa.string()))
@@ -116,7 +116,7 @@ def test_columns_that_only_a_condition_reads(job: MergeJob) -> None:
         job.sink(merge_on=["id"]).columns(schema)
 
 
-@drawn
+@pytest.mark.slow
 def test_columns_that_the_rows_do_not_have_stay(job: MergeJob) -> None:
     narrow = pa.schema([("id", pa.int32()), ("n", pa.int64())])
     assert job.sink(merge_on=["id"]).columns(narrow) == ["id", "n"]
@@ -189,7 +189,7 @@ def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
     assert not any("merged" in one for one in plain.conditions())
 
 
-@drawn
+@pytest.mark.slow
 def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) -> None:
     """Also if it has read the table before: a catalog of Iceberg's keeps what it has read for 30 seconds."""
     assert len(job.rows()) == len(job.started)
@@ -200,7 +200,6 @@ def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) 
 # --- several rows of one key -----------------------------------------------------------------------------------------
 
 
-@drawn
 def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) -> None:
     """In two slots. A null equals nothing, not even another null."""
     committer = job.sink().committer()
@@ -211,8 +210,7 @@ def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) 
     assert job.sink(merge_on=["id"], order_by=["n"]).committer().check_prepared([first, first]) == ""
 
 
-@drawn
-@pytest.mark.parametrize("by", ["driver", "spark"])
+@pytest.mark.parametrize("by", ["driver", pytest.param("spark", marks=pytest.mark.slow)])
 def test_keys_of_all_types_are_compared_as_spark_does(
     tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -237,7 +235,7 @@ def test_keys_of_all_types_are_compared_as_spark_does(
         assert (reason[: len(shown)], bool(reason)) == (shown, bool(shown)), keys
 
 
-@drawn
+@pytest.mark.slow
 def test_a_query_with_several_rows_of_one_key_stops_undecided(tables: SparkSession, tmp_path: Path) -> None:
     """With everything that it had prepared undone; once the rows are ordered it goes on, without loss."""
 
@@ -277,8 +275,7 @@ RULES: dict[str, tuple[dict[str, str], int | None, str]] = {
 """What a table of each kind is made with, a value of `n` that it does not take then, and what it says of it."""
 
 
-@drawn
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(
     tables: SparkSession, tmp_path: Path, kind: str
 ) -> None:
@@ -292,7 +289,7 @@ def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision
     assert dropped.check_prepared([job.prepared([(4, bad, "x"), (5, 6, "y")])]) == ""
 
 
-@drawn
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_an_expression_has_to_set_a_column_that_must_not_be_null(
     tables: SparkSession, tmp_path: Path, kind: str
@@ -306,7 +303,7 @@ def test_an_expression_has_to_set_a_column_that_must_not_be_null(
         job.sink(**{**settings, "when_not_matched": other}).columns(ARROW)
 
 
-@drawn
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_columns_that_another_writer_changes_while_a_batch_is_decided(
     tables: SparkSession, tmp_path: Path, kind: str
@@ -337,7 +334,7 @@ def test_columns_that_another_writer_changes_while_a_batch_is_decided(
 # --- rows that are lost after the decision ---------------------------------------------------------------------------
 
 
-@drawn
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables: SparkSession, tmp_path: Path, kind: str) -> None:
     """Merged by itself, the older row of a key that the other file deletes would insert the key."""

@@ -136,21 +136,13 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     assert sessions(spark) <= before
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        Phase.FINISHING,
-        *(pytest.param(each, marks=pytest.mark.drawn(1)) for each in (Phase.DECIDING, Phase.SWEEPING_OWN, Phase.IDLE)),
-    ],
-)
-def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit, phase: Phase) -> None:
+def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit) -> None:
     with pytest.raises(CrashError):
-        unit.run(listener=crash_at(phase, 1))
+        unit.run(listener=crash_at(Phase.SWEEPING_OWN, 1))
     unit.run()
     unit.check()
 
 
-@pytest.mark.drawn(1, "views")
 def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
     unit.run(rows_per_batch=1_000)
     unit.stream.send(["0x", "10"])
@@ -186,7 +178,7 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
     assert Counter(handle.sink for handle in after.handles) == Counter(handle.sink for handle in before.handles)
 
 
-@pytest.mark.drawn(1, "views")
+@pytest.mark.slow
 def test_a_view_that_leaves_slots_unread_keeps_the_state_whole(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:

@@ -100,7 +100,7 @@ def test_what_the_http_example_makes_of_an_answer(status: int, error: type[Excep
         thread.join()
 
 
-@pytest.mark.drawn(3, "a Spark of its own")
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["http_bulk", "sqlite_upsert", "customer_history"])
 def test_the_examples(tmp_path: Path, example: str) -> None:
     environment = {
