@@ -1,14 +1,17 @@
-"""Formats whose decision log strikes: it kills its own process, or the whole driver, beside the put of a decision."""
+"""Formats whose decision log kills its own process before or after the put of a decision."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import sparkonce
+from spark.in_process import travelling
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
@@ -17,7 +20,6 @@ from sparkonce.spark.formats.sources import FormatSource, sources
 from sparkonce.spark.formats.stores import session_settings
 
 BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
-PROCESS, DRIVER = "process", "driver"
 
 
 class StrikingStore(LogStore):
@@ -26,14 +28,13 @@ class StrikingStore(LogStore):
     Args:
         store: Of the log.
         when: `BEFORE` or `AFTER` the put; `DEPOSED`: another run claims first.
-        what: `PROCESS`: the one that puts. `DRIVER`: also its JVM, and all that belongs to it.
         batch: Whose.
         struck: A file that is made by the strike.
     """
 
-    def __init__(self, store: LogStore, when: str, what: str, batch: int, struck: Path) -> None:
+    def __init__(self, store: LogStore, when: str, batch: int, struck: Path) -> None:
         self._store = store
-        self._when, self._what, self._batch, self._struck = when, what, batch, struck
+        self._when, self._batch, self._struck = when, batch, struck
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
         record = codec.decode_record(data)
@@ -46,8 +47,7 @@ class StrikingStore(LogStore):
             return self._store.put(position, data)
         if self._when == AFTER:
             self._store.put(position, data)
-        for pid in [os.getpid()] if self._what == PROCESS else _session():
-            os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("this process is dead")
 
     def read(self, position: int) -> Sequence[bytes]:
@@ -67,21 +67,8 @@ class StrikingStore(LogStore):
         return self._store.location
 
 
-def _session() -> list[int]:
-    """All of this driver's processes, this one last."""
-    mine, members = os.getsid(0), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.getsid(int(entry.name)) == mine:
-                    members.append(int(entry.name))
-            except ProcessLookupError:
-                continue
-    return sorted(members, key=lambda pid: pid == os.getpid())
-
-
 class Struck(FormatSource):
-    """``struck-kafka`` and so on: as ``sparkonce-kafka``, with one option more: ``when what batch file``."""
+    """``struck-kafka`` and so on: as ``sparkonce-kafka``, with one option more: ``when batch file``."""
 
     @classmethod
     def name(cls) -> str:
@@ -95,11 +82,13 @@ class Struck(FormatSource):
         strike = {name.lower(): value for name, value in dict(self.options).items()}.get("strike")
         if strike is None:
             return log
-        when, what, batch, struck = strike.split(" ", 3)
-        return DecisionLog(StrikingStore(log.store, when, what, int(batch), Path(struck)))
+        when, batch, struck = strike.split(" ", 2)
+        return DecisionLog(StrikingStore(log.store, when, int(batch), Path(struck)))
 
 
-def register_struck(spark: Any) -> None:
-    """Makes them known to a session."""
-    for source in sources(session_settings(spark)):
-        spark.dataSource.register(type(source.__name__, (Struck, source), {}))
+def register(spark: Any) -> None:
+    """Registers the formats and those that strike in a session, with its settings of stores."""
+    sparkonce.register(spark)
+    with travelling(sys.modules[__name__]):
+        for source in sources(session_settings(spark)):
+            spark.dataSource.register(type(source.__name__, (Struck, source), {}))

@@ -202,19 +202,6 @@ def test_a_null_is_told_from_a_record_that_cannot_be_read(
     assert f"no record of schema id {schema_id}" in letters[1]["dead_letter"]["reason"]
 
 
-@pytest.mark.slow
-def test_an_alias_is_followed(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
-) -> None:
-    schema_id = server.register(subject, V1)
-    renamed = record(("id", "int"), ("remark", "string"))
-    renamed["fields"][1]["aliases"] = ["note"]
-    server.register(subject, renamed)
-    assert decoded(rows(spark, framed(schema_id, V1, {"id": 1, "note": "a"})), subject, registry) == [
-        {"id": 1, "remark": "a"}
-    ]
-
-
 def test_bytes_behind_a_record_are_not_noticed(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:

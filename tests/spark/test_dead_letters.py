@@ -13,18 +13,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from mariadb_witness import Witness, shared_server
 from postgres_witness import ask, needs_postgres, server_fixture
-from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at
-from sparkonce import DeltaSink, FilesSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink
+from sparkonce import FilesSink, PostgresSink
 from sparkonce.errors import PrepareError, TransactionLostError
 from sparkonce.files import whole_batches
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.testing.kafka import read_committed
 
 pytestmark = MARKS
 
@@ -50,10 +47,6 @@ def refused_by(sink: str, letters: list[dict[str, Any]]) -> list[str]:
 def in_files(folder: Path) -> list[dict[str, Any]]:
     """Returns the dead letters of whole batches."""
     return [row for path in whole_batches(folder) for row in ds.dataset(path).to_table().to_pylist()]
-
-
-def accepted_by_kafka(stream: Stream) -> list[str]:
-    return sorted(stream.keys(), key=int)
 
 
 def without(refused: list[str]) -> list[str]:
@@ -82,7 +75,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     run()
     table = sorted((key for (key,) in ask(server, "SELECT key FROM liked")), key=int)
     found = in_files(letters)
-    assert accepted_by_kafka(stream) == without(LARGE)
+    assert sorted(stream.keys(), key=int) == without(LARGE)
     assert refused_by("kafka", found) == LARGE
     assert table == without([*LARGE, *UNLIKED])
     assert Counter(refused_by("postgres", found)) == Counter([*LARGE, *UNLIKED])
@@ -92,51 +85,6 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     assert any("22001" in one for one in reasons), reasons
     assert {one["batch"] for one in found} == {0, 1, 2, 3}
     assert not stream.transactions("Ongoing")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_mariadb_refuses_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path, commit: str) -> None:
-    witness = Witness(shared_server())
-    witness.run("CREATE TABLE liked (`key` VARCHAR(20) NOT NULL, value VARCHAR(100)) ENGINE=InnoDB")
-    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2)
-    table = MySQLSink(witness.settings, table="liked", commit=commit)
-    dead = FilesSink(tmp_path / "refused", name="refused")
-    stream.run(plan, rows_per_batch=200, sinks=lambda to: [table], dead_letters=dead)
-    there = sorted((key for (key,) in witness.rows("SELECT `key` FROM liked")), key=int)
-    assert there == without(LARGE)
-    assert refused_by("mysql", in_files(tmp_path / "refused")) == LARGE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_tables_refuse_rows_by_their_rules(tables: SparkSession, kafka: Cluster, tmp_path: Path, kind: str) -> None:
-    table: DeltaSink | IcebergSink
-    if kind == "delta":
-        name = f"delta.`{tmp_path}/liked`"
-        rule = "TBLPROPERTIES ('delta.constraints.liked' = 'CAST(key AS INT) % 70 <> 3')"
-        tables.sql(f"CREATE TABLE {name} (key STRING, value STRING) USING delta {rule}")
-        table, refused = DeltaSink(str(tmp_path / "liked")), UNLIKED
-    else:
-        name = f"ice.db.{new_name('liked').replace('-', '_')}"
-        tables.sql(f"CREATE TABLE {name} (key STRING, value STRING NOT NULL) USING iceberg")
-        table, refused = IcebergSink(name), LARGE
-    stream = Stream(tables, kafka, tmp_path, IDS, partitions=2)
-    dead = FilesSink(tmp_path / "refused", name="refused")
-
-    def nulled(rows: DataFrame) -> DataFrame:
-        there = F.col("key").cast("int") % 50 != 0 if kind == "iceberg" else F.lit(True)
-        return rows.withColumn("value", F.when(there, F.col("value")))
-
-    stream.run(nulled, rows_per_batch=200, sinks=lambda to: [table], dead_letters=dead)
-    if kind == "delta":
-        found = tables.read.format("delta").load(str(tmp_path / "liked"))
-    else:
-        tables.catalog.refreshTable(name)
-        found = tables.table(name)
-    there = sorted((row.key for row in found.collect()), key=int)
-    assert there == without(refused)
-    assert refused_by(kind, in_files(tmp_path / "refused")) == refused
 
 
 def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
@@ -156,25 +104,6 @@ def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) ->
     finally:
         committer.close()
     return len(handles)
-
-
-@pytest.mark.slow
-def test_lost_transactions_heal_and_refuse_the_same_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
-    stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
-    other = Stream(spark, kafka, tmp_path / "other", partitions=1)
-
-    def run(**more: Any) -> Any:
-        dead = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=other.target, name="dead")
-        return stream.run(plan, rows_per_batch=400, sinks=lambda to: to, dead_letters=dead, **more)
-
-    with pytest.raises(CrashError):
-        run(listener=crash_at(Phase.FINISHING, 0))
-    assert lose(stream, "kafka", stream.target, lambda slot: slot == 1) == 1
-    assert lose(stream, "dead", other.target, lambda _: True) == 1
-    assert sum(batch.healed for batch in run()) == 2
-    assert accepted_by_kafka(stream) == without(LARGE)
-    letters = [json.loads(record.value or b"") for record in read_committed(stream.bootstrap, other.target)]
-    assert sorted((one["row"]["key"] for one in letters), key=int) == LARGE
 
 
 def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.process import free_port
 from sparkonce.sink import Facts
 from sparkonce.spark import exactly_once
-from sparkonce.spark.start import checks, first_batch, source_checks
+from sparkonce.spark.start import checks, source_checks
 from sparkonce.testing.kafka import create_topic, produce
 
 pytestmark = MARKS
@@ -225,40 +225,3 @@ def test_more_slots_than_the_cores_are_worth_are_told(
         assert f"has {slots} slots" in said()
         assert f"up to {slots} transactions" in said()
         assert ("spark.sql.shuffle.partitions=200" in said()) == (slots == 200)
-
-
-@pytest.mark.slow
-def test_slots_are_told_to_who_has_a_stream_writer_of_his_own(stream: Stream, said: Callable[[], str]) -> None:
-    once = ExactlyOnce(sink_of(stream), checkpoint=str(stream.checkpoint), display=False)
-    rows = source(stream, topics=stream.source).select("key", "value").repartition(18)
-    writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", str(stream.checkpoint))
-    for _ in range(2):
-        stream.send(IDS)
-        ended(writer.trigger(availableNow=True).start())
-        once.close()
-    assert said().count("has 18 slots") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("starting", ["earliest", "latest", {0: 10, 1: 10, 2: "latest", 3: "latest"}])
-def test_a_first_batch_that_would_outlast_its_transactions_is_told(
-    stream: Stream, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch, starting: Any
-) -> None:
-    """Of 80 rows at 0.05 a second; the brokers let a transaction live for 900 s."""
-    monkeypatch.setattr(first_batch, "SLOW_ROWS_PER_S", 0.05)
-    begin = starting if isinstance(starting, str) else {stream.source: starting}
-
-    def start(**more: Any) -> str:
-        rows = source(stream, topics=stream.source, starting=begin, **more).drop("partition")
-        run(stream, rows, checkpoint=str(len(more)))
-        return said()
-
-    stream.send(IDS)
-    assert "The first batch has" not in start(max_offsets_per_trigger=40)
-    if starting == "earliest":
-        once = ExactlyOnce(sink_of(stream), checkpoint=f"{stream.checkpoint}-once", display=False)
-        rows = source(stream, topics=stream.source, max_offsets_per_trigger=40).drop("partition")
-        ended(once.start(rows, trigger={"once": True}))
-        assert "The first batch has 80 rows." in said(), "Spark passes over the limit"
-    told = start(max_offsets_per_trigger=None, headers=False)
-    assert ("The first batch has 80 rows." in told) == (starting == "earliest")

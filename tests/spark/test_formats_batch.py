@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from kafka_transactions import await_markers
-from spark.formats_struck import AFTER, BEFORE, PROCESS
-from spark.formats_written import register
+from spark.formats_struck import AFTER, BEFORE, register
 from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce.rig.kafka import Cluster
@@ -74,7 +73,7 @@ def test_a_job_is_written_once_under_its_name(job: Job) -> None:
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_a_job_that_was_killed_at_its_decision_is_written_once(job: Job, when: str, tmp_path: Path) -> None:
     with pytest.raises(Py4JJavaError):
-        job.run(f"struck-kafka {when} {PROCESS} 0 {tmp_path / 'struck'}")
+        job.run(f"struck-kafka {when} 0 {tmp_path / 'struck'}")
     assert job.keys() == ([] if when == BEFORE else IDS)
     assert not job.is_open()
     job.run()

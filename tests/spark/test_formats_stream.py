@@ -9,8 +9,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.formats_struck import AFTER, BEFORE, DEPOSED, PROCESS
-from spark.formats_written import killed_three_times, register
+from spark.formats_struck import AFTER, BEFORE, DEPOSED, register
 from spark.in_process import MARKS, Stream, ended
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -41,8 +40,8 @@ def written(stream: Stream, name: str = "sparkonce-kafka", rows: DataFrame | Non
     ended(writer.option("checkpointLocation", str(stream.checkpoint)).options(**options).start())
 
 
-def strike(tmp_path: Path, when: str, what: str = PROCESS, batch: int = 1) -> dict[str, str]:
-    return {"name": "struck-kafka", "strike": f"{when} {what} {batch} {tmp_path / 'struck'}"}
+def strike(tmp_path: Path, when: str, batch: int = 1) -> dict[str, str]:
+    return {"name": "struck-kafka", "strike": f"{when} {batch} {tmp_path / 'struck'}"}
 
 
 def log_of(stream: Stream) -> LogView:
@@ -132,12 +131,3 @@ def test_what_cannot_be_exact_is_refused(stream: Stream, tmp_path: Path) -> None
     with pytest.raises(StreamingQueryException, match="has no option 'guarantee'"):
         written(stream, guarantee="at-least-once")
     assert stream.keys() == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("when", [BEFORE, AFTER])
-def test_a_driver_that_is_killed_at_its_decision_loses_and_doubles_nothing(
-    kafka: Cluster, tmp_path: Path, when: str
-) -> None:
-    killed_three_times(kafka, tmp_path, when, checkpointLocation=str(tmp_path / "checkpoint"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,6 @@ from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.jars import KAFKA_VERSION, find_java, kafka_jars, resolve
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sources.group_client import GroupClient
 from sparkonce.testing.kafka import describe_transactions
@@ -271,39 +269,6 @@ def test_a_broker_that_is_not_there_costs_the_deadline_and_no_row(
         stream.run(group_offsets=GroupOffsets("nobody", nowhere, in_transaction_of=sink, deadline_s=0.5))
     assert stream.keys() == IDS
     assert sum("'nobody'" in record.getMessage() for record in caplog.records) == warnings
-
-
-@pytest.mark.slow
-def test_what_somebody_sets_in_the_group_does_not_move_the_query(stream: Stream, group: Group) -> None:
-    stream.run(group_offsets=group.offsets())
-    fresh = Group(stream)  # as if all its offsets had been deleted
-    stream.send(["late"])
-    stream.run(group_offsets=fresh.offsets())
-    assert stream.keys() == sorted([*IDS, "late"])
-    assert fresh.read() == 1001
-
-
-@pytest.mark.slow
-def test_topics_that_are_not_named_are_left_out(stream: Stream, group: Group) -> None:
-    stream.run(group_offsets=group.offsets(topics=["another"]))
-    assert group.read() == 0
-
-
-@pytest.mark.slow
-def test_a_lag_tool_sees_them(stream: Stream, group: Group) -> None:
-    """Kafka's own ``kafka-consumer-groups --describe``."""
-    stream.run(group_offsets=group.offsets())
-    stream.send(["one", "two", "three"])
-    unneeded = ["connect-runtime", "connect-api", "connect-json", "kafka-clients", "kafka-server-common"]
-    tools = resolve([f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"], exclude=unneeded)
-    classpath = ":".join(str(jar) for jar in [*kafka_jars(), *tools])
-    main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-    arguments = ["--bootstrap-server", stream.bootstrap, "--describe", "--group", group.name]
-    done = subprocess.run(
-        [find_java(), "-cp", classpath, main, *arguments], capture_output=True, text=True, check=True, timeout=120
-    )
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(group.name)]
-    assert sorted((int(row[2]), int(row[5])) for row in rows) == [(0, 1), (1, 1), (2, 1), (3, 0)], done.stdout
 
 
 def test_a_transaction_of_a_sink_that_has_none_is_refused(stream: Stream, group: Group) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from conformance.write_ahead_targets import AppendingTarget
 from shared_servers import hdfs_server
 from spark.in_process import SPARK, crash_at, stopped
-from sparkonce import DeltaSink, ExactlyOnce, FilesSink, WriteAheadSink
+from sparkonce import ExactlyOnce, FilesSink, WriteAheadSink
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.sink import TwoPhaseCommitSink
@@ -84,17 +84,6 @@ def test_rows_wait_there_for_a_function(spark: SparkSession, hdfs: Hdfs, folder:
     )
 
 
-@pytest.mark.slow
-def test_rows_wait_there_for_a_table(tables: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
-    table = str(tmp_path / "table")
-    tables.createDataFrame([], "number bigint").write.format("delta").save(table)
-
-    def visible() -> list[int]:
-        return sorted(row[0] for row in tables.read.format("delta").load(table).collect())
-
-    crash_and_go_on(tables, hdfs, folder, lambda: DeltaSink(table, name="write-ahead"), visible)
-
-
 def crash_and_go_on(
     spark: SparkSession,
     hdfs: Hdfs,
@@ -125,12 +114,3 @@ def test_a_path_is_in_the_default_store(
     start(ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=folder), spark, 0)
     assert len(records(hdfs_by_default, folder)) >= 2
     assert not Path(folder).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("hdfs_by_default")
-def test_a_file_url_is_on_the_disk_whatever_the_default_store(spark: SparkSession, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    start(ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=f"file://{checkpoint}"), spark, 0)
-    assert (checkpoint / "offsets" / "0").exists()
-    assert len(list((checkpoint / "sparkonce" / "records").glob("0*"))) >= 2

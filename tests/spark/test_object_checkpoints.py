@@ -100,7 +100,6 @@ def why_it_ended(job: Job, run: Run) -> str:
     return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
     with ObjectJob(kafka, tmp_path / "job") as job:

@@ -22,7 +22,6 @@ from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sources.rabbitmq.asking import StreamAsker
-from sparkonce.spark.limits import IS_LIMITED_BY_SPARK
 
 pytestmark = SPARK
 
@@ -217,20 +216,6 @@ def test_explain_knows_the_source(spark: SparkSession, server: RabbitServer, tmp
     (source,) = [part for part in explain(rows.select("value"), FilesSink(tmp_path)).parts if part.role is Role.SOURCE]
     assert (source.name, source.level) == (f"rabbitmq_stream: {stream}", Guarantee.EXACTLY_ONCE)
     assert "guest" not in rows._jdf.queryExecution().toString()
-
-
-@pytest.mark.slow
-def test_a_trigger_that_ends_by_itself_warns_of_the_limit(
-    spark: SparkSession, server: RabbitServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 30))
-    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream, max_rows_per_batch=10, body="raw")
-    once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
-    ended(once.start(rows.selectExpr("cast(value as string) as value"), trigger={"availableNow": True}))
-    count = sum(len(list(read_values(path))) for path in whole_batches(tmp_path / "out"))
-    assert count == (30 if IS_LIMITED_BY_SPARK else 10)
-    assert ("The query reads 10 messages" in caplog.text) is not IS_LIMITED_BY_SPARK
 
 
 def test_a_stream_that_is_missing_refuses_the_start(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -147,25 +143,6 @@ def test_two_isolation_levels_are_refused(spark: SparkSession) -> None:
     settings = {"bootstrap.servers": "nowhere:1", "isolation.level": "read_uncommitted"}
     with pytest.raises(ConfigurationError, match=r"read_uncommitted.*read_committed"):
         read_kafka(spark, settings, topics="t")
-
-
-@pytest.mark.slow
-def test_a_script_that_spark_submit_starts_is_told_that_its_packages_came_too_late(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(
-        "from pyspark.sql import SparkSession\n"
-        "import sparkonce\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
-        "spark = spark.config('spark.jars.packages', sparkonce.spark_packages()).getOrCreate()\n"
-        "sparkonce.read_kafka(spark, {'bootstrap.servers': 'nowhere:1'}, topics='t')"
-    )
-    submit = [str(Path(sys.executable).with_name("spark-submit")), "job.py"]
-    path = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(submit, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path, env=path)
-    assert done.returncode != 0
-    coordinate = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
-    assert f"ConfigurationError: spark.jars.packages={coordinate}," in done.stdout
-    assert "is set and had no effect" in done.stdout
-    assert f"\n  spark-submit, pyspark: spark-submit --packages {coordinate}," in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -61,26 +61,6 @@ def test_a_function_of_the_users_may_give_other_columns_in_each_batch(
     assert places[3] >= 400
 
 
-@pytest.mark.slow
-def test_adaptive_execution_may_be_on_and_find_other_slots_after_a_restart(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
-    """Spark 4.0 turns it off for streaming queries, 4.1 lets it merge and split the slots of those without state."""
-    own = spark.newSession()
-    own.conf.set("spark.sql.adaptive.enabled", "true")
-    own.conf.set("spark.sql.shuffle.partitions", "4")
-    stream = Stream(own, kafka, tmp_path, IDS)
-    own.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
-    with pytest.raises(CrashError):
-        stream.run(by_key, listener=crash_at(Phase.FINISHING, 1))
-    own.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "true")
-    progress = stream.run(by_key)
-    assert stream.keys() == IDS
-    assert stream.transactions("Ongoing") == {}
-    if spark.version.startswith("4.0."):
-        assert [done.transactions for done in progress] == [4, 4], "adaptive execution has merged slots"
-
-
 def by_key(rows: DataFrame) -> DataFrame:
     return rows.repartition("key")
 

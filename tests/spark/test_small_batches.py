@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
-from sparkonce import ExactlyOnce, KafkaSink
+from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
@@ -19,7 +18,6 @@ from sparkonce.log.files import log_store
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision
 from sparkonce.rig.kafka import Cluster
-from sparkonce.spark import grouping
 
 pytestmark = MARKS
 SLOW = pytest.mark.slow
@@ -86,43 +84,14 @@ def test_a_view_keeps_its_slots(stream: Stream) -> None:
     assert transactions(stream, sinks=lambda kafka: {kafka: lambda rows: rows.where("true")}) == [4, 4, 4]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SMALL_ROWS", "SMALL_BYTES"])
-def test_many_or_large_rows_keep_their_slots(stream: Stream, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, name, EACH - 1)
-    assert transactions(stream) == [4, 4, 4]
-
-
-@pytest.mark.slow
-def test_one_row_a_slot_leaves_partitions_alone(stream: Stream) -> None:
-    assert transactions(stream, rows_per_slot=1) == [4, 4, 4]
-
-
-@pytest.mark.parametrize("changes", [pytest.param(False, marks=SLOW), True])
-def test_rows_that_the_users_function_has_changed_keep_their_slots(stream: Stream, *, changes: bool) -> None:
-    sink = KafkaSink({"bootstrap.servers": stream.bootstrap}, topic=stream.target)
-    once = ExactlyOnce(sink, checkpoint=str(stream.checkpoint), display=False)
-
-    def write(rows: DataFrame, batch: int) -> None:
-        once(touched(rows) if changes else rows, batch)
-
-    writer = stream.records(EACH).writeStream.foreachBatch(write)
-    ended(writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True).start())
-    found = [batch.transactions for batch in once.progress()]
-    once.close()
-    assert stream.keys() == IDS
-    assert found == ([4, 4, 4] if changes else [4, 1, 1])
-
-
-@pytest.mark.parametrize("after", [pytest.param(1, marks=SLOW), None])
-def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream, after: int | None) -> None:
-    """Also with another setting, and though nothing is known of the rows' size after a restart."""
+def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream) -> None:
+    """Though nothing is known of the rows' size after a restart."""
     crash = crash_at(Phase.FINISHING, 1)
     with pytest.raises(CrashError):
         stream.run(rows_per_batch=EACH, settings=SOON, listener=crash)
     first = decided(stream, 1)
     stream.await_aborted()
-    (healed, *_) = stream.run(rows_per_batch=EACH, rows_per_slot=after)
+    (healed, *_) = stream.run(rows_per_batch=EACH)
     assert (healed.batch, healed.healed) == (1, 1)
     again = decided(stream, 1)
     assert [one.slot for one in again.handles] == [0]

@@ -178,19 +178,6 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
     assert Counter(handle.sink for handle in after.handles) == Counter(handle.sink for handle in before.handles)
 
 
-@pytest.mark.slow
-def test_a_view_that_leaves_slots_unread_keeps_the_state_whole(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path
-) -> None:
-    stream = Stream(spark, kafka, tmp_path, [*IDS, *IDS])
-    distinct = stream.run(
-        lambda rows: rows.dropDuplicates(["key"]),
-        sinks=lambda sink: {sink: lambda df: df.limit(3)},
-    )
-    assert [done.rows["kafka"] for done in distinct] == [3, 3, 3, 0, 0]
-    assert len(stream.keys()) == len(set(stream.keys())) == 9
-
-
 def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_their_end(
     spark: SparkSession, tmp_path: Path
 ) -> None:
