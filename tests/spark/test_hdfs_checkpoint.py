@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -18,7 +18,6 @@ from spark.in_process import SPARK, crash_at, stopped
 from sparkonce import ExactlyOnce, FilesSink, WriteAheadSink
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.hdfs import Hdfs
-from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.write_ahead import Applies
 
 pytestmark = SPARK
@@ -78,33 +77,17 @@ def test_a_run_that_ends_after_the_decision(spark: SparkSession, hdfs: Hdfs, fol
 
 @pytest.mark.slow
 def test_rows_wait_there_for_a_function(spark: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
-    target = AppendingTarget(tmp_path / "target")
-    crash_and_go_on(
-        spark, hdfs, folder, lambda: WriteAheadSink(target, applies=Applies.NEITHER), lambda: sorted(target.visible())
-    )
-
-
-def crash_and_go_on(
-    spark: SparkSession,
-    hdfs: Hdfs,
-    folder: str,
-    sink: Callable[[], TwoPhaseCommitSink],
-    visible: Callable[[], list[int]],
-) -> None:
-    """Neither is given a folder for its rows."""
-    checkpoint = f"{hdfs.url}{folder}"
+    """The sink is given no folder for its rows."""
+    target, checkpoint = AppendingTarget(tmp_path / "target"), f"{hdfs.url}{folder}"
+    sink = WriteAheadSink(target, applies=Applies.NEITHER)
     with pytest.raises(StreamingQueryException, match="FINISHING of batch 1"):
-        start(ExactlyOnce(sink(), checkpoint=checkpoint, listener=crash_at(Phase.FINISHING, 1)), spark, 9, "number")
-    assert visible() == list(range(ROWS)), "batch 1 is decided, and not committed"
-    assert waiting(hdfs, folder), "its rows wait"
-    start(ExactlyOnce(sink(), checkpoint=checkpoint), spark, 2, "number")
-    found = visible()
+        start(ExactlyOnce(sink, checkpoint=checkpoint, listener=crash_at(Phase.FINISHING, 1)), spark, 9, "number")
+    assert sorted(target.visible()) == list(range(ROWS)), "batch 1 is decided, and not committed"
+    assert Client(hdfs.url).list_status(f"{folder}/sparkonce-write-ahead/write-ahead/rows"), "its rows wait"
+    start(ExactlyOnce(sink, checkpoint=checkpoint), spark, 2, "number")
+    found = sorted(target.visible())
     assert found == list(range(len(found)))
     assert len(found) >= 3 * ROWS
-
-
-def waiting(hdfs: Hdfs, folder: str) -> list[str]:
-    return [one.path for one in Client(hdfs.url).list_status(f"{folder}/sparkonce-write-ahead/write-ahead/rows")]
 
 
 @pytest.mark.slow

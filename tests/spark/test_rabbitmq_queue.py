@@ -13,14 +13,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventually import eventually
-from rabbit_queues import KINDS, all_messages, new_queue, publish, settings_of
+from rabbit_queues import all_messages, new_queue, publish, settings_of
 from shared_servers import rabbit_server
-from spark.in_process import LIMIT_S, SPARK, ended, stopped
+from spark.in_process import LIMIT_S, SPARK, stopped
 from sparkonce import ExactlyOnce, FilesSink, read_rabbitmq_queue
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
 from sparkonce.rig.servers.rabbitmq import RabbitServer
-from sparkonce.spark.limits import IS_LIMITED_BY_SPARK
 
 pytestmark = SPARK
 
@@ -87,7 +86,7 @@ def numbered(first: int, end: int) -> list[str]:
     return [f"m{number}" for number in range(first, end)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.slow)])
 def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
     spark: SparkSession, server: RabbitServer, tmp_path: Path, kind: str
 ) -> None:
@@ -111,15 +110,3 @@ def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
 def test_a_queue_that_is_missing_refuses_the_start(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="no queue 'no-such'"):
         read_rabbitmq_queue(spark, settings_of(server), queue="no-such", checkpoint=tmp_path)
-
-
-@pytest.mark.slow
-def test_a_trigger_that_ends_by_itself_reads_all_where_spark_keeps_the_limit(
-    spark: SparkSession, server: RabbitServer, tmp_path: Path
-) -> None:
-    queue = new_queue(server, "classic")
-    publish(server, queue, numbered(0, 30))
-    reading = Reading(spark, server, tmp_path, queue=queue, segment_rows=10, max_rows_per_batch=10)
-    ended(reading.once().start(reading.rows(), trigger={"availableNow": True}))
-    assert reading.found() == Counter(numbered(0, 30 if IS_LIMITED_BY_SPARK else 10))
-    assert len(whole_batches(reading.out)) >= (3 if IS_LIMITED_BY_SPARK else 1)

@@ -47,7 +47,7 @@ def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | Non
         query.stop()
 
 
-@pytest.mark.parametrize("per", ["slot", "batch"])
+@pytest.mark.parametrize("per", ["slot", pytest.param("batch", marks=pytest.mark.slow)])
 def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path, per: str) -> None:
     """The driver's crash is between calls of the function: even what must not be repeated is not."""
     sent = make_orders(tmp_path / "orders", files=8)
