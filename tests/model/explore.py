@@ -44,7 +44,6 @@ class Found:
 @contextmanager
 def _without_collector() -> Iterator[None]:
     """Worlds form no cycles, and looking for cycles among millions of them takes most of the time."""
-    gc.collect()
     gc.disable()
     try:
         yield

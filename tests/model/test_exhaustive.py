@@ -1,19 +1,14 @@
-"""Visits every world within a bound, once. Crashes and standing still are free, see `model.world`.
-
-What comes of a search depends on the protocol and the model alone. As long as neither changes, the first tier searches
-some worlds of the larger ones; when one changes, all of them, until they were all searched by::
-
-    PYTHONPATH=tests python tests/model/test_exhaustive.py
-"""
+"""Visits every world within a bound, once. Crashes and standing still are free, see `model.world`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 
 import pytest
 
-from model.explore import breadth_first
+from model.explore import Found, breadth_first
 from model.mutants import cleaning_up
 from model.world import Config, Fault, Model
 from sparkonce.protocol import events as on
@@ -27,10 +22,25 @@ SMALL = {
         batches=5, runs=1, faults=1, parts=1, cleans_up=True
     ),
     "1 slot, 4 batches, clean-up that keeps two": Config(batches=4, parts=1, cleans_up=True),
-    "1 slot, 1 batch, 2 faults, in two parts": Config(faults=2),
     "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
-    "1 slot, 2 batches, 1 fault, clean-up at every claim": Config(batches=2, faults=1, cleans_up=True),
     "1 slot, 2 batches, 3 runs, clean-up": Config(runs=3, batches=2, parts=1, cleans_up=True),
+    "1 slot, 2 batches, 1 fault, answers nobody can read": Config(
+        batches=2, faults=1, kinds=frozenset({Fault.COMMIT, Fault.TIMEOUT})
+    ),
+    "1 slot, 1 batch, 1 fault, in two parts": Config(faults=1),
+    "1 slot, 1 batch, 2 faults of puts": Config(faults=2, parts=1, kinds=frozenset({Fault.PUT, Fault.REFUSED})),
+    "1 slot, 1 batch, 2 faults, rows are deleted or time out, and replies are lost": Config(
+        faults=2, parts=1, kinds=frozenset({Fault.DAMAGE, Fault.TIMEOUT, Fault.COMMIT, Fault.ABORT, Fault.PUT})
+    ),
+    "1 slot, 1 batch, 2 faults, objections and batches that are written again": Config(
+        faults=2, parts=1, kinds=frozenset({Fault.OBJECTION, Fault.AGAIN, Fault.ABORT})
+    ),
+}
+"""Together they go through every transition. The worlds of `model.mutants` are searched, too, in `test_mutants`."""
+
+LARGER = {
+    "1 slot, 1 batch, 2 faults, in two parts": Config(faults=2),
+    "1 slot, 2 batches, 1 fault, clean-up at every claim": Config(batches=2, faults=1, cleans_up=True),
     "2 slots, 1 batch, 2 faults, rows are deleted and replies of commits and aborts lost": Config(
         slots=2, faults=2, parts=1, kinds=frozenset({Fault.DAMAGE, Fault.COMMIT, Fault.ABORT, Fault.TIMEOUT})
     ),
@@ -40,13 +50,6 @@ SMALL = {
     "2 slots, 1 batch, 2 faults, objections and batches that are written again": Config(
         slots=2, faults=2, parts=1, kinds=frozenset({Fault.OBJECTION, Fault.AGAIN, Fault.ABORT})
     ),
-    "1 slot, 2 batches, 1 fault, answers nobody can read": Config(
-        batches=2, faults=1, kinds=frozenset({Fault.COMMIT, Fault.TIMEOUT})
-    ),
-}
-"""Together they go through every transition."""
-
-LARGER = {
     "2 slots, 1 batch, 2 faults": Config(slots=2, faults=2, parts=1),
     "2 slots, 2 batches, 1 fault": Config(slots=2, batches=2, faults=1, parts=1),
     "1 slot, 2 batches, 2 faults, producers kept ready": Config(batches=2, faults=2, parts=1, keep_ready=True),
@@ -58,9 +61,6 @@ LARGER = {
     "1 slot, 1 batch, 2 sinks, 2 faults": Config(faults=2, parts=1, sinks=TWO_SINKS),
     "2 slots, 1 batch, 1 fault, in two parts": Config(slots=2, faults=1),
     "1 slot, 1 batch, 3 runs, 1 fault": Config(runs=3, faults=1, parts=1),
-}
-
-LONG = {
     "1 slot, 4 batches, 2 faults, producers kept ready": Config(batches=4, faults=2, keep_ready=True),
     "2 slots, 2 batches, 2 faults": Config(slots=2, batches=2, faults=2, parts=1),
     "1 slot, 2 batches, 2 faults, clean-up, other rows each time": Config(
@@ -79,39 +79,29 @@ UNREACHED = {
     (Phase.STOPPED, on.BatchAsked),
 }
 
-_reached: set[tuple[Phase, type]] = set()
 
-
-def explore(name: str, config: Config, say: Callable[[str], None]) -> None:
+@cache
+def search(name: str) -> tuple[Found, frozenset[tuple[Phase, type]]]:
+    """Searches a world, and returns the coordinator's transitions that the search went through."""
+    config = SMALL.get(name) or LARGER[name]
     with ExitStack() as stack:
         if config.cleans_up:
             at_claims = {"keep": 100, "records": 1} if "at every claim" in name else {}
             stack.enter_context(cleaning_up(**{"keep": 2 if "keeps two" in name else 1, **at_claims}))
         model = Model(config)
         found = breadth_first(model, traced=False)
-    say(f"{name}, {config.runs} runs: {found}")
-    _reached.update(model.transitions())
-    assert found.violation is None, f"{name}: {found}; run it with traced=True to see the way"
+    return found, frozenset(model.transitions())
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)]) for name in LARGER)],
+)
 def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> None:
-    explore(name, SMALL[name], say)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in LARGER])
-def test_no_row_is_doubled_or_lost_in_many_worlds(name: str, say: Callable[[str], None]) -> None:
-    explore(name, LARGER[name], say)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("name", LONG)
-def test_no_row_is_doubled_or_lost_in_larger_worlds(name: str, say: Callable[[str], None]) -> None:
-    explore(name, LONG[name], say)
+    found, _ = search(name)
+    say(f"{name}: {found}")
+    assert found.violation is None, f"{name}: {found}; search it with traced=True to see the way"
 
 
 def test_the_search_goes_through_every_transition() -> None:
-    if not _reached:
-        pytest.skip("only after the searches above")
-    assert TRANSITIONS.keys() - _reached == UNREACHED
+    assert TRANSITIONS.keys() - {transition for name in SMALL for transition in search(name)[1]} == UNREACHED
