@@ -52,7 +52,7 @@ TABLE = HERE / "table.csv"
 WORK = ROOT / ".mutants"
 COLUMNS = ("source", "mutant", "harness", "test", "seconds", "own", "not_run", "before")
 
-LIMITS_S = {"unit": 60, "model": 120, "simulation": 150, "conformance": 120, "integration": 150, "crashes": 300}
+LIMITS_S = {"unit": 30, "model": 120, "simulation": 150, "conformance": 120, "integration": 150, "crashes": 300}
 """The harnesses that are run, the cheapest first, and the most seconds that a mutant may take there."""
 ALL_REACHED = {
     "model": ("protocol/*", ["tests/model/test_mutants.py::test_its_world_is_sound", "tests/model/test_sweeps.py"]),
