@@ -160,6 +160,7 @@ def test_a_registry_that_is_away_stops_the_query_and_loses_nothing(orders: Order
     assert orders.written() == ids(range(20), lambda _: None) + ids(range(20, 40), lambda one: f"note {one}")
 
 
+@pytest.mark.slow
 def test_bad_records_stop_the_query_or_are_counted_or_kept(orders: Orders) -> None:
     good = orders.orders(range(30))
     other = new_name("others-value")

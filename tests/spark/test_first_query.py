@@ -91,7 +91,6 @@ def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
     [
         ({"topics": "{source},{missing}"}, "Topic '{missing}', which this query reads, does not exist"),
         ({"partitions": {"{source}": [0, 4]}}, "'{source}', which this query reads, has no partition 4: it has 4"),
-        ({"partitions": {"{missing}": [0]}}, "Topic '{missing}', which this query reads, does not exist"),
     ],
 )
 def test_a_topic_that_is_missing_is_refused_by_name(stream: Stream, which: dict[str, Any], words: str) -> None:
