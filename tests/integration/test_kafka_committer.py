@@ -48,40 +48,6 @@ def outcomes(finished: Sequence[Finished]) -> list[Outcome]:
     return [one.outcome for one in finished]
 
 
-def test_commits_an_open_transaction(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    prepared = witness.prepare(topic, "a", "b")
-    assert outcomes(committer.commit([prepared.handle])) == [Outcome.COMMITTED]
-    witness.await_state("CompleteCommit", prepared.handle)
-    assert witness.committed(topic) == ["a", "b"]
-
-
-def test_commits_again_without_doubling(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    prepared = witness.prepare(topic, "a")
-    for _ in range(2):
-        assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
-        witness.await_state("CompleteCommit", prepared.handle)
-    assert witness.committed(topic) == ["a"]
-
-
-def test_a_commit_after_an_abort_is_lost(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    prepared = witness.prepare(topic, "a")
-    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ABORTED]
-    assert until_final(committer.commit, [prepared.handle]) == [Outcome.LOST]
-    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ABORTED]
-    witness.await_state("CompleteAbort", prepared.handle)
-    assert witness.committed(topic) == []
-
-
-def test_an_abort_after_a_commit_comes_too_late(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    prepared = witness.prepare(topic, "a")
-    committer.commit([prepared.handle])
-    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ALREADY_COMMITTED]
-    witness.await_state("CompleteCommit", prepared.handle)
-    # The abort of transaction version 2 would have succeeded, and turned this into LOST.
-    assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
-    assert witness.committed(topic) == ["a"]
-
-
 def test_a_commit_after_a_newer_initialisation_is_lost(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
     older = witness.prepare(topic, "old")
     newer = witness.prepare(topic, "new", transactional_id=str(older.handle["transactional_id"]))
@@ -136,16 +102,6 @@ def test_what_the_broker_does_not_know_is_unknown_to_a_commit_and_gone_to_an_abo
         Outcome.UNKNOWN,
     ]
     assert witness.state(prepared.handle) == {"Ongoing"}
-
-
-def test_fifty_handles_are_committed_in_their_order(witness: Witness, topic: str, committer: KafkaCommitter) -> None:
-    prepared = witness.prepare_all(topic, [f"{number:02}" for number in range(50)])
-    empty = Handle(sink="kafka", slot=50)
-    never = replaced(prepared[0].handle, transactional_id=new_name("never"))
-    handles = [empty, never, *(one.handle for one in prepared)]
-    assert outcomes(committer.commit(handles)) == [Outcome.COMMITTED, Outcome.UNKNOWN, *[Outcome.COMMITTED] * 50]
-    witness.await_state("CompleteCommit", *(one.handle for one in prepared))
-    assert witness.committed(topic) == [f"{number:02}" for number in range(50)]
 
 
 def test_an_unreachable_broker_is_no_answer() -> None:

@@ -99,7 +99,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return taken
 
 
-@pytest.mark.parametrize("last_slot", ["with rows", "without rows"])
+@pytest.mark.parametrize("last_slot", [pytest.param("with rows", marks=pytest.mark.slow), "without rows"])
 def test_deleted_while_a_batch_is_written(scene: Scene, warnings: Callable[[], list[str]], last_slot: str) -> None:
     """Without rows in the last slot, no writer is there to see it."""
     scene.job.run(0)
@@ -136,7 +136,7 @@ def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[]
     assert warnings() == [], "it is said once"
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.slow), True], ids=["deleted", "made again"])
 def test_after_the_decision_the_next_batch_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool
 ) -> None:
@@ -160,7 +160,6 @@ def test_after_the_decision_the_next_batch_says_it(
     assert scene.visible() == batch(2), "Kafka has called batch 1 committed, whose rows went with the old topic"
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
 def test_between_a_decision_and_the_next_start_that_start_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool
@@ -194,14 +193,13 @@ def test_brokers_are_asked_which_topics_there_are(scene: Scene, witness: Witness
 def test_weaker_guarantees_say_it_at_the_next_start(
     witness: Witness, tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
-    for guarantee in (Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE):
-        scene = Scene(witness, tmp_path / guarantee.name, guarantee)
-        scene.job.run(0)
-        scene.delete_and_create()
-        warnings()
-        scene.job.run(1)
-        assert [WARNING in told for told in warnings()] == [True]
-        assert scene.visible() == batch(1)
+    scene = Scene(witness, tmp_path, Guarantee.AT_LEAST_ONCE)
+    scene.job.run(0)
+    scene.delete_and_create()
+    warnings()
+    scene.job.run(1)
+    assert [WARNING in told for told in warnings()] == [True]
+    assert scene.visible() == batch(1)
 
 
 def test_another_topic_is_not_the_same_one_made_again(scene: Scene, warnings: Callable[[], list[str]]) -> None:

@@ -35,7 +35,7 @@ SAFE_DOWNGRADE = 2
 VERSIONS = ["transaction.version 1", "transaction.version 2"]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=VERSIONS)
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2], ids=VERSIONS)
 def cluster(request: pytest.FixtureRequest, broker: Cluster) -> Iterator[Cluster]:
     if request.param == 2:
         yield broker
@@ -127,26 +127,10 @@ def test_what_its_writer_has_aborted_is_fenced_all_the_same(
     assert after.transaction.epoch > before.epoch
 
 
-def test_an_abort_after_a_commit_changes_nothing(
-    witness: Witness, committer: KafkaCommitter, client: TransactionClient
-) -> None:
-    topic = witness.create_topic()
-    prepared = witness.prepare(topic, "row")
-    assert until_final(committer.commit, [prepared.handle]) == [Outcome.COMMITTED]
-    witness.await_state("CompleteCommit", prepared.handle)
-    before = described(client, prepared)
-    assert until_final(committer.abort, [prepared.handle]) == [Outcome.ALREADY_COMMITTED]
-    assert described(client, prepared) == before
-
-
 # --- the last epoch of a producer id: the next one is 0, of a new producer id ----------------------------------------
 
-EACH_VERSION = pytest.mark.parametrize(
-    "cluster", [pytest.param(1, marks=pytest.mark.slow), 2], ids=VERSIONS, indirect=True
-)
 
-
-@EACH_VERSION
+@pytest.mark.slow
 def test_commits_and_timeouts_at_the_last_epoch(cluster: Cluster, witness: Witness, committer: KafkaCommitter) -> None:
     topic = witness.create_topic()
     committed, timed_out = at_the_last_epoch(cluster, witness, topic, {"first": 60_000, "late": 1_000})

@@ -40,12 +40,12 @@ def batches(*numbers: int) -> list[str]:
     return [f"{number}.{slot}.{place}" for number in numbers for slot in range(2) for place in range(3)]
 
 
-@pytest.mark.drawn(1, "Kafka clusters of their own")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed_at", "visible", "timeout_ms"),
     [
         pytest.param(Phase.SWEEPING_OWN, (0, 1), 60_000, id="committed"),
-        pytest.param(Phase.FINISHING, (0,), 5_000, id="timed out", marks=pytest.mark.slow),
+        pytest.param(Phase.FINISHING, (0,), 5_000, id="timed out"),
     ],
 )
 def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(

@@ -66,14 +66,18 @@ def test_first_and_second_commits_after_a_crash(cluster: Cluster, witness: Witne
 
 
 def test_an_abort_and_a_sweep_after_an_orderly_restart(
-    cluster: Cluster, witness: Witness, committer: KafkaCommitter
+    cluster: Cluster, witness: Witness, committer: KafkaCommitter, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "kafka")
     topic = witness.create_topic()
     name = TransactionalId(prefix="swept", query="0" * 12, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
     prepared = witness.prepare(topic, "a", transactional_id=str(name))
     owner = Owner(query=name.query, token=name.token, facts={"prefix": "swept"})
     before = committer.list_lingering([owner])
     cluster.brokers[0].restart()
+    eventually(lambda: "socket disconnected" in caplog.text, bool)
+    # What a closed connection costs is said by who asks next.
+    assert [one for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING] == []
     assert [handle.transaction for handle in before] == [prepared.handle.transaction]
     assert until_final(committer.abort, before) == [Outcome.ABORTED]
     assert committer.list_lingering([owner]) == []
@@ -127,19 +131,7 @@ def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCo
     eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
 
 
-def test_a_connection_that_the_broker_closes_is_no_warning(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    """It closes those on which nothing was asked for a while. What it costs is said by who asks."""
-    settings = {"bootstrap.servers": cluster.bootstrap}
-    with closing(KafkaCommitter(settings, "kafka")) as committer, caplog.at_level(logging.DEBUG):
-        assert not isinstance(committer._client.transaction_version(deadline_s=time.monotonic() + 60.0), BrokerAnswer)
-        cluster.brokers[0].restart()
-        eventually(lambda: "socket disconnected" in caplog.text, bool)
-    assert [
-        one.getMessage() for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING
-    ] == []
-
-
-@pytest.mark.drawn(1, "Kafka clusters of their own")
+@pytest.mark.slow
 def test_coordinators_that_move_are_found_again() -> None:
     with Cluster(nodes=3) as three, closing(Witness(three.bootstrap)) as witness:
         topic = witness.create_topic(partitions=1, replicas=3)

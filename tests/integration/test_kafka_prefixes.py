@@ -68,12 +68,11 @@ def filled(odd: str) -> str:
     return name + text + "x" * (left - len(text.encode()))
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "odd",
     [
         pytest.param("\"'`\\ ;*?%s{}$1/<&:,=|(é𝄞數", id="signs and scripts"),
-        pytest.param(".0123456789ab.7-0123abcd.0123456789ab-0", id="like our own ids"),
+        pytest.param(".0123456789ab.7-0123abcd.0123456789ab-0", id="like our own ids", marks=pytest.mark.slow),
     ],
 )
 def test_the_longest_and_oddest_prefix(scene: Scene, tmp_path: Path, odd: str) -> None:

@@ -108,29 +108,24 @@ def test_a_timeout_beyond_the_brokers_names_both_settings_and_values(check: Chec
         check({"transaction.timeout.ms": FIFTEEN_MINUTES_MS + 1})
 
 
-def test_two_timeouts_contradict_each_other(check: Check) -> None:
-    with pytest.raises(ConfigurationError, match=r"'5000' .* 6000 ms"):
-        check({"transaction.timeout.ms": "5000"}, timeout_ms=6000)
-
-
-def test_a_message_timeout_beyond_the_transactions_is_refused(check: Check) -> None:
-    with pytest.raises(ConfigurationError, match=r"message\.timeout\.ms"):
-        check({"message.timeout.ms": 61_000}, timeout_ms=60_000)
-
-
-def test_an_unknown_setting_is_refused_before_anything_is_asked(check: Check) -> None:
-    with pytest.raises(ConfigurationError, match=r"linger\.msec"):
-        check({"linger.msec": 5, "bootstrap.servers": "127.0.0.1:1"})
-    with pytest.raises(ConfigurationError, match=r"queue\.buffering\.max\.ms"):
-        check({"linger.ms": "soon"})
-
-
-def test_a_prefix_may_end_with_a_space(check: Check) -> None:
-    assert check(prefix="orders ")["prefix"] == "orders "
-
-
 def test_the_longest_prefix(check: Check) -> None:
     assert check(prefix="é" * 90)["prefix"] == "é" * 90
+
+
+@pytest.mark.parametrize(
+    ("settings", "timeout_ms", "words"),
+    [
+        ({"transaction.timeout.ms": "5000"}, 6000, r"'5000' .* 6000 ms"),
+        ({"message.timeout.ms": 61_000}, 60_000, r"message\.timeout\.ms"),
+        ({"linger.msec": 5, "bootstrap.servers": "127.0.0.1:1"}, None, r"linger\.msec"),
+        ({"linger.ms": "soon"}, None, r"queue\.buffering\.max\.ms"),
+    ],
+)
+def test_settings_that_do_not_work_are_refused_before_anything_is_asked(
+    check: Check, settings: dict[str, object], timeout_ms: int | None, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        check(settings, timeout_ms=timeout_ms)
 
 
 def test_a_broker_that_cannot_be_reached(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.records import Void
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sinks.kafka import partitions, retention
+from sparkonce.sinks.kafka import retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -135,14 +134,6 @@ def test_rows_that_cannot_be_made_again_stop_the_query(job: Job) -> None:
     job.await_seen(job.expected(1, [0, 2]))
 
 
-def test_all_of_a_batch_may_be_other_rows(job: Job) -> None:
-    job.job.kill(0, Phase.FINISHING)
-    job.delete_rows(0, 1, 2)
-    job.salt = 1
-    job.job.run(0)
-    job.await_seen(job.expected(1))
-
-
 def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """A partition that begins just where the open transaction does, and one with an older one of somebody else's."""
     job.job.run(0)
@@ -153,30 +144,6 @@ def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog
     assert job.job.decision(1).handles == before
     job.await_seen(job.expected(2) - job.expected(1))
     assert "deleted rows" not in caplog.text
-
-
-def test_young_transactions_are_looked_at_once_a_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def look(check: retention.RetentionCheck, views: Any, deadline_s: float) -> Any:
-        asked.append(len(views))
-        return real(check, views, deadline_s)
-
-    real = retention.RetentionCheck.look
-    monkeypatch.setattr(retention.RetentionCheck, "look", look)
-    job.job.run(0, 1, 2)
-    assert asked == [SLOTS]
-
-
-def test_who_may_not_ask_commits_with_a_warning(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(partitions, "NONE", -1)  # whatever a broker says of a partition is no answer
-    monkeypatch.setattr(retention, "_TOPIC_AUTHORIZATION_FAILED", 0)
-    with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.retention"):
-        job.job.run(0, 1)
-    job.await_seen(job.expected(2))
-    assert caplog.text.count("Grant READ on the topic") == 1
 
 
 def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +165,7 @@ def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest
     job.await_seen(job.expected(1))
 
 
+@pytest.mark.slow
 def test_retention_itself(tmp_path: Path) -> None:
     """Time alone deletes rows of open transactions."""
     overrides = {"log.retention.check.interval.ms": 200, "log.initial.task.delay.ms": 200}

@@ -161,11 +161,10 @@ def test_sasl_plain(witness: Witness, topic: str, sasl: Callable[..., Settings])
     assert commits(witness, topic, sasl("PLAIN", "plain")) == [Outcome.COMMITTED]
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_sasl_scram(witness: Witness, topic: str, sasl: Callable[..., Settings], mechanism: str) -> None:
+def test_sasl_scram(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
     user = new_name("scram")
-    add_scram_user(witness, user, mechanism)
-    assert commits(witness, topic, sasl(mechanism, user)) == [Outcome.COMMITTED]
+    add_scram_user(witness, user, "SCRAM-SHA-512")
+    assert commits(witness, topic, sasl("SCRAM-SHA-512", user)) == [Outcome.COMMITTED]
 
 
 def test_sasl_oauthbearer(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
@@ -434,12 +433,10 @@ def test_a_whole_job_with_the_least_rights(
     assert not [one for one in list_transactions(cluster.bootstrap, states=["Ongoing"]) if one in ids]
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("right", "phase", "words"),
     [
-        ("topic", Phase.WRITING, "(?i)topic.?authorization.?failed"),
-        ("transactional id", Phase.WRITING, "(?i)transactional.?id.*authorization.?failed"),
+        pytest.param("topic", Phase.WRITING, "(?i)topic.?authorization.?failed", marks=SLOW),
         ("transactional id", Phase.FINISHING, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"),
     ],
 )
@@ -466,14 +463,11 @@ def test_a_right_that_is_taken_away_is_named_and_nothing_is_lost(
     assert witness.committed(rights.topic) == expected(3)
 
 
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("right", "joined"),
     [
         ("group", False),
-        ("source", True),
-        pytest.param("group", True, marks=SLOW),
-        pytest.param("source", False, marks=SLOW),
+        pytest.param("source", True, marks=SLOW),
     ],
 )
 def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
@@ -500,14 +494,12 @@ def test_offsets_that_may_not_be_told_are_a_warning_and_rows_go_on(
     assert (witness.committed(rights.topic), rights.group_offset()) == (expected(2), 1)
 
 
-@pytest.mark.drawn(1)
 @leaves_sockets
 @pytest.mark.parametrize(
     ("listener", "authority", "words"),
     [
-        ("BOTH", "stranger", "CERTIFICATE_VERIFY_FAILED"),
         ("EXPIRED", "ca", "certificate has expired"),
-        ("ELSEWHERE", "ca", "IP address mismatch|not valid for '127.0.0.1'"),
+        pytest.param("ELSEWHERE", "ca", "IP address mismatch|not valid for '127.0.0.1'", marks=SLOW),
     ],
 )
 def test_nothing_is_written_to_a_broker_without_a_proof(
@@ -569,9 +561,6 @@ def test_a_password_is_shown_nowhere(
     for changed in (
         {"sasl.mechanism": "NTLM"},
         {"ssl.key.password": CANARY, "ssl.key.pem": CANARY, "ssl.certificate.pem": CANARY},
-        {"ssl.keystore.password": CANARY},
-        {"sasl.oauthbearer.client.secret": CANARY},
-        {"no.such.setting": "x"},
         {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": no_token},
     ):
         with pytest.raises(SparkonceError) as raised:

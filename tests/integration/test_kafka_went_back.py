@@ -104,6 +104,7 @@ def test_a_cluster_that_was_restored_from_an_older_copy_is_found(place: Place, m
     assert place.visible() == values(0, 3, 4, 5)
 
 
+@pytest.mark.slow
 def test_another_cluster_in_its_place_is_taken_when_it_is_named(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.job.run(0, 1)
     old = place.cluster.cluster_id

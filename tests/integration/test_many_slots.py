@@ -46,7 +46,7 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
     return pa.record_batch({"value": [f"{batch}.{slot:04}"]})
 
 
-@pytest.mark.parametrize("slots", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slots", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_slots_are_swept_committed_and_taken_over(witness: Witness, tmp_path: Path, slots: int) -> None:
     topic = witness.create_topic(PARTITIONS)
     settings = {"bootstrap.servers": witness.bootstrap}

@@ -210,6 +210,7 @@ def test_odd_identifiers(witness: Witness) -> None:
     assert witness.rows("SELECT * FROM `odd ``table`` %s.1` ORDER BY 1") == [(1, "x"), (2, None)]
 
 
+SLOW = pytest.mark.slow
 REFUSED: list[Any] = [
     pytest.param("VARCHAR(3)", ["abcd"], pa.string(), id="too long"),
     pytest.param("VARCHAR(3)", ["abc "], pa.string(), id="spaces too many"),
@@ -237,14 +238,15 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.drawn(12)
-@pytest.mark.parametrize(("column", "values", "kind"), REFUSED)
-def test_nothing_is_changed_silently(
-    write: Write, witness: Witness, column: str, values: list[Any], kind: pa.DataType
-) -> None:
-    with pytest.raises(PrepareError):
-        write(f"place INT, it {column}", rows_of(values, kind))
-    assert witness.one("SELECT COUNT(*) FROM target") == 0
+@pytest.mark.parametrize(
+    "write", [BULK, STAGED, pytest.param(BY_LOAD, marks=SLOW), pytest.param(BY_INSERT, marks=SLOW)], indirect=True
+)
+def test_nothing_is_changed_silently(write: Write, witness: Witness) -> None:
+    for refusal in REFUSED:
+        column, values, kind = refusal.values
+        with pytest.raises(PrepareError):
+            write(f"place INT, it {column}", rows_of(values, kind))
+        assert witness.one("SELECT COUNT(*) FROM target") == 0, refusal.id
 
 
 def test_bytes_that_are_no_text_are_refused(write: Write) -> None:

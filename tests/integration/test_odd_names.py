@@ -66,11 +66,11 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def each(longest: str) -> Any:
-    """The short form, which draws the mode of the longest name, and each name for itself in the long one."""
-    slow = [pytest.param(odd, id=words, marks=pytest.mark.slow) for words, odd in NAMES.items()]
-    drawn = pytest.param(longest, id="the longest", marks=pytest.mark.drawn(1))
-    return [pytest.param(EVERYTHING, id="everything"), drawn, *slow]
+def each(longest: str) -> pytest.MarkDecorator:
+    """All signs in one name, in every mode; the longest name, and in the second tier each sign for itself, in one."""
+    every = [pytest.param(EVERYTHING, mode, id=f"everything-{mode}") for mode in MODES]
+    slow = [pytest.param(odd, "two_phase", id=words, marks=pytest.mark.slow) for words, odd in NAMES.items()]
+    return pytest.mark.parametrize(("odd", "mode"), [*every, pytest.param(longest, "upsert", id="the longest"), *slow])
 
 
 def live(
@@ -119,8 +119,7 @@ def identifiers(*names: str) -> list[sql.Identifier]:
 
 
 @needs_postgres
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("odd", each(LONGEST))
+@each(LONGEST)
 def test_postgresql(server: PostgresServer, tmp_path: Path, odd: str, mode: str) -> None:
     fresh_database(server)
     key, other = odd, odd[:-1] + "2"
@@ -174,8 +173,7 @@ def witness() -> Witness:
 TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES ORDER BY 1, 2"
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("odd", each(LONGEST_OF_MARIADB))
+@each(LONGEST_OF_MARIADB)
 def test_mariadb(witness: Witness, tmp_path: Path, odd: str, mode: str) -> None:
     key, other, database = odd, odd[:-1] + "2", odd
     witness.run(f"DROP DATABASE IF EXISTS {quote(database)}", database=None)

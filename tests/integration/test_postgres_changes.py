@@ -92,8 +92,7 @@ def test_a_partition_that_comes_while_rows_are_written(server: PostgresServer, w
     assert (ids(server), staging_tables(server)) == ([], [])
 
 
-@either
-def test_a_partition_that_comes_before_the_decision(server: PostgresServer, why: str) -> None:
+def test_a_partition_that_comes_before_the_decision(server: PostgresServer) -> None:
     """A server that does not say is no reason: the commit looks again."""
     given = new_sink(server)
     run = owner(given)
@@ -105,19 +104,18 @@ def test_a_partition_that_comes_before_the_decision(server: PostgresServer, why:
             assert committer.before_decision(run.facts) == ""
         finally:
             server.start()
-        attach(server, why)
-        assert f"public.{why}" in committer.before_decision(run.facts)
+        attach(server, UNLOGGED)
+        assert f"public.{UNLOGGED}" in committer.before_decision(run.facts)
 
 
-@either
-def test_a_partition_that_comes_after_the_decision(server: PostgresServer, why: str) -> None:
+def test_a_partition_that_comes_after_the_decision(server: PostgresServer) -> None:
     """The batch waits, also over a crash of the server, and is committed once the partition is another."""
     given = new_sink(server)
     handle = prepare(given, ROWS)
-    attach(server, why)
+    attach(server, FOREIGN)
     for _ in range(2):
         (found,) = finish(given, handle)
-        assert (found.outcome, f"public.{why}" in found.reason) == (Outcome.UNKNOWN, True)
+        assert (found.outcome, f"public.{FOREIGN}" in found.reason) == (Outcome.UNKNOWN, True)
         assert (ids(server), ids(server, "remote"), len(staging_tables(server))) == ([], [], 1)
     ask(server, MEND)
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]

@@ -112,9 +112,6 @@ class Unit:
             found.setdefault(one["system"], set()).add(one["verdict"])
         return found
 
-    def resolve(self) -> Any:
-        return self.command("resolve", str(self.job.checkpoint), "--yes")
-
     def visible(self) -> dict[str, list[int]]:
         found = {f"pg.{table}": [int(one) for (one,) in ask(self.postgres, read)] for table, read in READ.items()}
         found |= {f"my.{table}": [int(one) for (one,) in self.mariadb.rows(read)] for table, read in READ.items()}
@@ -149,7 +146,10 @@ def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str,
     unit.die_at(phase, 1)
     assert unit.verdicts() == {system: {verdict} for system in ("pg", "my", "cache", "out")}
     assert unit.visible() == everywhere(wanted(1))
-    done = unit.resolve()
+    told = unit.command("describe", prepared(unit.postgres)[0], "--checkpoint", str(unit.job.checkpoint))
+    assert (told["system"], told["kind"], told["verdict"]) == ("pg", "prepared", verdict)
+    assert any("RowExclusiveLock" in one for one in told["holds"])
+    done = unit.command("resolve", str(unit.job.checkpoint), "--yes")
     assert (done["lost"], done["left"], done["open"]) == (0, [], [])
     assert (done["batch"], done["committed"]) == ((1, len(SINKS) * SLOTS) if batches == 2 else (None, 0))
     assert unit.visible() == everywhere(wanted(batches))
@@ -169,13 +169,3 @@ def test_without_a_log_all_that_is_listed_is_aborted(unit: Unit) -> None:
     assert found["open"] == []
     assert unit.visible() == everywhere(wanted(1))
     assert unit.left() == []
-
-
-def test_what_a_database_holds_is_described(unit: Unit) -> None:
-    unit.job.run(0)
-    unit.die_at(Phase.FINISHING, 1)
-    (first, *_) = prepared(unit.postgres)
-    told = unit.command("describe", first, "--checkpoint", str(unit.job.checkpoint))
-    assert (told["system"], told["kind"], told["verdict"]) == ("pg", "prepared", "commit")
-    assert any("RowExclusiveLock" in one for one in told["holds"])
-    assert unit.resolve()["committed"] == len(SINKS) * SLOTS

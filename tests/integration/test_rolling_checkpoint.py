@@ -24,7 +24,7 @@ from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.write_ahead import Applies
 
-pytestmark = [USES_HDFS, pytest.mark.drawn(5, "rolling changes")]
+pytestmark = [USES_HDFS, pytest.mark.slow]
 
 PREFIX = "checkpoints/totals"
 

@@ -23,7 +23,6 @@ from psycopg import sql
 
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from integration.test_kafka_security import allow, leaves_sockets
-from integration.test_tls import SecuredPostgres
 from mariadb_witness import Witness as MariaDBWitness
 from mariadb_witness import shared_server
 from object_files import object_files
@@ -56,8 +55,6 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
-
-pytestmark = pytest.mark.drawn(5, "rolling changes")
 
 OLD, NEW = "the-old-password", "the-new-password"
 
@@ -127,9 +124,8 @@ def login(server: PostgresServer, tmp_path: Path) -> Login:
 
 
 @needs_postgres
-@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.FINISHING])
-def test_postgresql_reads_a_file_of_passwords_again(login: Login, tmp_path: Path, phase: Phase) -> None:
-    run(job_of(tmp_path, lambda: login.sink(passfile=str(login.file))), lambda: login.change(NEW), phase)
+def test_postgresql_reads_a_file_of_passwords_again(login: Login, tmp_path: Path) -> None:
+    run(job_of(tmp_path, lambda: login.sink(passfile=str(login.file))), lambda: login.change(NEW), Phase.FINISHING)
     assert login.visible() == batches(0, 1)
 
 
@@ -148,27 +144,6 @@ def test_a_password_of_postgresql_that_was_given_needs_a_start(
     password = NEW
     job.run(1)
     assert login.visible() == batches(0, 1)
-
-
-@needs_postgres
-def test_postgresql_and_its_authority_are_renewed_while_both_are_trusted(tmp_path: Path) -> None:
-    keys, others = (make_keys(_made(tmp_path / name)) for name in ("keys", "others"))
-    for key in keys.glob("*.key"):
-        key.chmod(0o600)
-    with SecuredPostgres(keys) as server:
-        server.ask("CREATE TABLE t (value text)", "CREATE ROLE etl SUPERUSER LOGIN PASSWORD 'p'")
-
-        def renew() -> None:
-            for source, name in (("broker.pem", "server.pem"), ("broker.key", "server.key")):
-                (server.folder / name).write_bytes((others / source).read_bytes())
-            server.ask("SELECT pg_reload_conf()")
-            with (keys / "ca.pem").open("a") as trusted:  # one file with both, before the old one is taken away
-                trusted.write((others / "ca.pem").read_text())
-            server.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'etl'")
-
-        run(job_of(tmp_path, lambda: PostgresSink(server.settings_of("etl", password="p"), table="t")), renew)  # noqa: S106
-        assert [value for (value,) in server.ask("SELECT value FROM t ORDER BY 1")] == batches(0, 1)
-        close_all()
 
 
 def _made(folder: Path) -> Path:
@@ -282,34 +257,12 @@ def test_redis_has_two_passwords_while_one_is_changed(redis_login: RedisLogin, t
 
 
 @needs_redis
-@pytest.mark.parametrize(("phase", "error"), [(Phase.WRITING, PrepareError), (Phase.FINISHING, UnknownOutcomeError)])
-def test_a_password_of_redis_that_is_taken_away_too_early_needs_a_start(
-    redis_login: RedisLogin, tmp_path: Path, phase: Phase, error: type[SparkonceError]
-) -> None:
-    password = OLD
-    job = redis_login.job(tmp_path, lambda: password)
-    redis_login.allow(f">{NEW}")
-    with pytest.raises(error, match="WRONGPASS"):
-        run(job, lambda: redis_login.keep_only(NEW), phase)
-    assert redis_login.visible() == batches(0)
-    with pytest.raises(PreflightError, match="WRONGPASS") as refused:
-        job.run(1)
-    assert OLD not in str(refused.value)
-    password = NEW
-    job.run(1)
-    assert redis_login.visible() == batches(0, 1)
-
-
-@needs_redis
-@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.FINISHING])
-def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(
-    redis_login: RedisLogin, tmp_path: Path, phase: Phase
-) -> None:
+def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login: RedisLogin, tmp_path: Path) -> None:
     def change() -> None:
         redis_login.file.write_text(f"{redis_login.user} {NEW}")
         redis_login.keep_only(NEW)
 
-    run(redis_login.job(tmp_path), change, phase)
+    run(redis_login.job(tmp_path), change, Phase.FINISHING)
     assert redis_login.visible() == batches(0, 1)
     assert redis_login.cuts > 0
 
@@ -340,6 +293,7 @@ def set_password(witness: Witness, user: str, password: str) -> None:
         done.result(LIMIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 @leaves_sockets
 def test_a_password_of_kafka_counts_for_new_connections_and_needs_a_start(
@@ -368,6 +322,7 @@ def test_a_password_of_kafka_counts_for_new_connections_and_needs_a_start(
     assert witness.committed(topic) == batches(0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 def test_a_certificate_for_kafka_is_read_by_each_new_producer_and_connection(
     cluster: Cluster, witness: Witness, keys: Path, tmp_path: Path
@@ -452,26 +407,11 @@ def rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
     return keys
 
 
-@pytest.mark.parametrize("phase", [Phase.WRITING, Phase.FINISHING])
-def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Path, phase: Phase) -> None:
+def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Path) -> None:
     """An upload that one user began is completed by the other."""
-    run(job_of(tmp_path, lambda: rotated.sink(profile_name=rotated.profile)), lambda: rotated.change(1), phase)
-    assert rotated.visible() == batches(0, 1)
-
-
-def test_keys_of_s3_that_were_given_need_a_start(rotated: Keys, tmp_path: Path) -> None:
-    user = 0
-
-    def make() -> FilesSink:
-        access, secret = rotated.users[user]
-        return rotated.sink(aws_access_key_id=access, aws_secret_access_key=secret)
-
-    job = job_of(tmp_path, make)
-    with pytest.raises(UnknownOutcomeError, match="AccessDenied"):
-        run(job, lambda: rotated.change(1), Phase.FINISHING)
-    assert rotated.visible() == batches(0)
-    user = 1
-    job.run(1)
+    run(
+        job_of(tmp_path, lambda: rotated.sink(profile_name=rotated.profile)), lambda: rotated.change(1), Phase.FINISHING
+    )
     assert rotated.visible() == batches(0, 1)
 
 
@@ -489,7 +429,6 @@ def log_with(keys: Keys, user: int) -> ObjectFiles:
 @pytest.mark.parametrize(
     ("phase", "refused", "seen"),
     [
-        pytest.param(Phase.IDLE, 2, (0, 1), id="after a batch"),
         pytest.param(Phase.WRITING, 1, (0,), id="before a decision"),
         pytest.param(Phase.FINISHING, 2, (0, 1), id="after a decision"),
     ],

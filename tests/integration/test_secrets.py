@@ -24,7 +24,6 @@ from redis_servers import needs_redis
 from s3_bucket import Bucket
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.protocol.records import Amend, Claim, Commit, Void
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.files.sink import FilesSink
@@ -48,7 +47,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @needs_postgres
-@pytest.mark.parametrize(("form", "commit"), [("words", "staged"), ("url", "two_phase"), ("mapping", "staged")])
+@pytest.mark.parametrize(("form", "commit"), [("words", "staged"), ("url", "two_phase")])
 def test_postgresql(
     postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str, commit: str
 ) -> None:
@@ -65,8 +64,7 @@ def test_postgresql(
     check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, table={"table": "none"})
 
 
-@pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_mariadb(tmp_path: Path, caplog: pytest.LogCaptureFixture, commit: str) -> None:
+def test_mariadb(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     witness = MariaDBWitness(shared_server())
     user = new_name("u")[:20]
     witness.run("CREATE USER %s IDENTIFIED BY %s", (user, CANARY))
@@ -75,14 +73,14 @@ def test_mariadb(tmp_path: Path, caplog: pytest.LogCaptureFixture, commit: str) 
 
     def make(**changed: Any) -> MySQLSink:
         settings = {**witness.settings, "user": user, "password": CANARY, **changed}
-        return MySQLSink(settings, table="t", commit=commit)
+        return MySQLSink(settings, table="t")
 
     check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, database={"database": "none"})
     witness.run("DROP USER %s", (user,))
 
 
 @needs_redis
-@pytest.mark.parametrize("form", ["url", "query", "options"])
+@pytest.mark.parametrize("form", ["url", "options"])
 def test_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
     with RedisServer(tmp_path / "data") as server:
         with redis.Redis(port=server.port, protocol=2) as client:
@@ -91,8 +89,7 @@ def test_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> N
         def make(*, user: str = "etl", port: int = server.port) -> RedisSink:
             options = {"username": user, "password": CANARY} if form == "options" else {}
             login = f"{user}:{CANARY}@" if form == "url" else ""
-            query = f"?username={user}&password={CANARY}" if form == "query" else ""
-            return RedisSink(f"redis://{login}127.0.0.1:{port}/0{query}", options=options, key="id", value="value")
+            return RedisSink(f"redis://{login}127.0.0.1:{port}/0", options=options, key="id", value="value")
 
         check(make, tmp_path / "log", caplog, user={"user": "nobody"}, nowhere={"port": 1})
 
@@ -163,11 +160,3 @@ class Applied:
 
 def test_write_ahead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check(lambda: WriteAheadSink(Applied(), applies="idempotent"), tmp_path, caplog)
-
-
-def test_records_have_no_field_for_settings() -> None:
-    """What a record holds is what these classes name, so a setting cannot get into one by the way."""
-    named = {kind.__name__: sorted(kind.__slots__) for kind in (Claim, Commit, Amend, Void)}
-    decision = ["batch", "handles", "offsets", "query", "token"]
-    claim = ["host", "library", "location", "nonce", "process", "query", "renews", "run", "sinks", "sources"]
-    assert named == {"Claim": claim, "Commit": decision, "Amend": decision, "Void": [*decision, "void"]}

@@ -92,16 +92,6 @@ def listed(scene: Scene, *more: str | Path) -> dict[str, Any]:
     return {one["name"]: one for one in found}
 
 
-def test_the_log_says_which_are_to_be_committed_and_which_aborted(scene: Scene) -> None:
-    left, decided, going = scene.open(OLDER, "a"), scene.open(NEWEST, "b"), scene.open(NEWEST, "c")
-    scene.decide(decided)
-    names = [one.handle["transactional_id"] for one in (left, decided, going)]
-    with_log = listed(scene, "--checkpoint", scene.checkpoint)
-    assert [with_log[name]["verdict"] for name in names] == ["abort", "commit", "under way"]
-    assert {one["verdict"] for one in listed(scene).values()} == {"not known"}
-    assert scene.witness.state(left.handle, decided.handle, going.handle) == {"Ongoing"}
-
-
 def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
     first, second = scene.open(OLDER, "a", "b"), scene.open(NEWEST, "c")
     kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
@@ -117,6 +107,8 @@ def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
     shown = run("describe", first.handle["transactional_id"], *kafka, "--checkpoint", scene.checkpoint)
     assert "abort: An older run has left it" in shown.stdout
     assert f"{scene.topic}-0" in shown.stdout
+    nobody = run("describe", "nobody", *kafka)
+    assert (nobody.exit_code, "No transaction 'nobody' is open" in nobody.stderr) == (1, True)
 
 
 def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(
@@ -139,36 +131,28 @@ def test_a_folder_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path
     assert (done.exit_code, "there is no such folder" in done.stderr) == (2, True), done.output
 
 
-def test_a_name_that_is_not_open_is_said(scene: Scene) -> None:
-    kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
-    done = run("describe", "nobody", *kafka)
-    assert (done.exit_code, "No transaction 'nobody' is open" in done.stderr) == (1, True)
-
-
 def test_what_is_decided_is_committed_and_the_rest_aborted(scene: Scene) -> None:
     left, decided, undecided = scene.open(OLDER, "left"), scene.open(NEWEST, "decided"), scene.open(NEWEST, "open")
     scene.decide(decided)
-    assert scene.read() == []
+    names = [one.handle["transactional_id"] for one in (left, decided, undecided)]
+    with_log = listed(scene, "--checkpoint", scene.checkpoint)
+    assert [with_log[name]["verdict"] for name in names] == ["abort", "commit", "under way"]
+    assert {one["verdict"] for one in listed(scene).values()} == {"not known"}
+    assert scene.witness.state(left.handle, decided.handle, undecided.handle) == {"Ongoing"}
     done = run("resolve", scene.checkpoint, "--config", scene.config, "--yes", "--format", "json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert (told["batch"], told["committed"], told["lost"], told["left"]) == (0, 1, 0, [])
     assert (told["swept"], told["open"]) == (["kafka"], [])
+    newest = read_log(scene.log).newest_run
+    assert newest is not None
+    assert told["run"] == f"{newest.token.position}-{newest.token.nonce}"
+    assert (newest.token.position, newest.query, newest.sinks) == (3, QUERY, scene.sinks)
     assert scene.read() == ["decided"]
     assert "Ongoing" not in scene.witness.state(left.handle, decided.handle, undecided.handle)
     again = json.loads(run("resolve", scene.checkpoint, "--config", scene.config, "--yes", "--format", "json").stdout)
     assert (again["batch"], again["committed"]) == (0, 1)  # Spark has not recorded it yet
     assert scene.read() == ["decided"]
-
-
-def test_a_claim_is_put_and_keeps_what_the_log_knows(scene: Scene) -> None:
-    scene.open(OLDER, "left")
-    told = json.loads(run("resolve", scene.checkpoint, "--config", scene.config, "--yes", "--format", "json").stdout)
-    newest = read_log(scene.log).newest_run
-    assert newest is not None
-    assert told["run"] == f"{newest.token.position}-{newest.token.nonce}"
-    assert (newest.token.position, newest.query) == (2, QUERY)
-    assert newest.sinks == scene.sinks
 
 
 def test_nothing_is_done_without_a_yes(scene: Scene) -> None:
@@ -180,17 +164,6 @@ def test_nothing_is_done_without_a_yes(scene: Scene) -> None:
     assert str(one.handle["transactional_id"]) in asked.stderr
     assert read_log(scene.log).end == 2
     assert scene.witness.state(one.handle) == {"Ongoing"}
-
-
-def test_a_copied_checkpoint_resolves_nothing(scene: Scene, tmp_path: Path) -> None:
-    decided = scene.open(NEWEST, "decided")
-    scene.decide(decided)
-    copy = tmp_path / "copy"
-    shutil.copytree(scene.checkpoint, copy)
-    done = run("resolve", copy, "--config", scene.config, "--yes")
-    assert (done.exit_code, "was last used at" in done.stderr) == (1, True)
-    assert scene.witness.state(decided.handle) == {"Ongoing"}
-    assert read_log(DecisionLog(LocalLogStore(copy))).end == 3
 
 
 def test_a_sink_that_is_not_named_stops_it_before_the_claim(scene: Scene) -> None:
@@ -224,6 +197,14 @@ def test_a_sweep_that_is_told_aborts_what_older_runs_left(scene: Scene) -> None:
 
 def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
     one = scene.open(NEWEST, "decided or not")
+    loss = ("--execute", "--yes", "--accept-loss", "why")
+    assert "Nothing of this query is open here." in run("sweep", "--query", QUERY, "--config", scene.config).stdout
+    refused = run("sweep", "--query", QUERY, "--config", scene.config, *loss)
+    assert (refused.exit_code, "names no sinks" in refused.stderr) == (1, True)
+    systems = scene.config.read_text()
+    scene.config.write_text(f"{systems}sinks:\n  kafka: {{topic: {scene.topic}, prefix: not-this-one}}\n")
+    done = run("sweep", "--query", QUERY, "--config", scene.config, *loss)
+    assert (done.exit_code, "Still open:" in done.stdout) == (1, True)
     scene.config.write_text(
         f"systems:\n  kafka: {{bootstrap.servers: '{scene.witness.bootstrap}'}}\n"
         f"sinks:\n  kafka: {{topic: {scene.topic}, prefix: {scene.prefix}}}\n"
@@ -242,34 +223,20 @@ def test_without_a_checkpoint_a_sweep_needs_a_reason(scene: Scene) -> None:
     assert scene.witness.state(one.handle) != {"Ongoing"}
 
 
-def test_a_sweep_without_a_checkpoint_plans_for_the_sinks_of_the_file_alone(scene: Scene) -> None:
-    one = scene.open(NEWEST, "decided or not")
-    assert "Nothing of this query is open here." in run("sweep", "--query", QUERY, "--config", scene.config).stdout
-    refused = run("sweep", "--query", QUERY, "--config", scene.config, "--execute", "--yes", "--accept-loss", "why")
-    assert (refused.exit_code, "names no sinks" in refused.stderr) == (1, True)
-    assert scene.witness.state(one.handle) == {"Ongoing"}
-
-
-def test_a_sweep_with_another_prefix_says_that_something_is_left(scene: Scene) -> None:
-    one = scene.open(NEWEST, "decided or not")
-    scene.config.write_text(
-        f"systems:\n  kafka: {{bootstrap.servers: '{scene.witness.bootstrap}'}}\n"
-        f"sinks:\n  kafka: {{topic: {scene.topic}, prefix: not-this-one}}\n"
-    )
-    done = run("sweep", "--query", QUERY, "--config", scene.config, "--execute", "--yes", "--accept-loss", "why not")
-    assert (done.exit_code, "Still open:" in done.stdout) == (1, True)
-    assert scene.witness.state(one.handle) == {"Ongoing"}
-
-
-def test_a_checkpoint_that_was_moved_is_asked_about_even_with_a_yes(scene: Scene, tmp_path: Path) -> None:
+def test_a_copy_resolves_nothing_unless_somebody_confirms_that_the_checkpoint_was_moved(
+    scene: Scene, tmp_path: Path
+) -> None:
     one = scene.open(NEWEST, "decided")
     scene.decide(one)
     copy = tmp_path / "copy"
     shutil.copytree(scene.checkpoint, copy)
+    done = run("resolve", copy, "--config", scene.config, "--yes")
+    assert (done.exit_code, "was last used at" in done.stderr) == (1, True)
     words = ["transactions", "resolve", str(copy), "--config", str(scene.config), "--moved", "--yes"]
     asked = CliRunner().invoke(app, words, input="n\n")
     assert (asked.exit_code, str(scene.checkpoint) in asked.stderr) == (1, True)
     assert scene.witness.state(one.handle) == {"Ongoing"}
+    assert read_log(DecisionLog(LocalLogStore(copy))).end == 3
     assert CliRunner().invoke(app, words, input="y\n").exit_code == 0
     assert scene.read() == ["decided"]
 
@@ -279,14 +246,11 @@ def doctor(scene: Scene, *more: str | Path) -> dict[str, Any]:
     return {one["name"]: one for one in json.loads(CliRunner().invoke(app, words).stdout)}
 
 
-def test_the_doctor_makes_the_checks_of_a_start(scene: Scene) -> None:
+def test_the_doctor_makes_the_checks_of_a_start_and_names_what_to_do(scene: Scene) -> None:
     found = doctor(scene, scene.checkpoint)
     assert all(one["ok"] for one in found.values()), found
     assert {"Java", "pyspark", "next start", "system kafka", "sink kafka"} <= found.keys()
     assert f"topic={scene.topic}" in found["sink kafka"]["says"]
-
-
-def test_the_doctor_names_what_a_start_refuses_and_what_to_do(scene: Scene) -> None:
     with scene.config.open("a") as file:
         file.write("  cache: {system: redis, url: 'redis://:very-secret@127.0.0.1:1/0'}\n")
         file.write("sinks:\n  kafka: {topic: nowhere-at-all}\n")

@@ -9,7 +9,7 @@ import logging
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,13 @@ def copy(source: Path, target: Path) -> None:
     subprocess.run(["cp", "-a", str(source), str(target)], check=True)
 
 
-SERVERS: tuple[type[Any], ...] = (PostgresTwoPhase, PostgresStaged, MariaDBTwoPhase, MariaDBStaged, Redis)
+def of(*first_tier: type[Any], slow: Sequence[type[Any]] = ()) -> pytest.MarkDecorator:
+    """Runs a test on these; on the slow ones in the second tier alone."""
+    cases = [*first_tier, *(pytest.param(kind, marks=pytest.mark.slow) for kind in slow)]
+    return pytest.mark.parametrize("place", cases, indirect=True, ids=lambda kind: kind.__name__)
 
 
-@pytest.fixture(params=(*SERVERS, Files), ids=lambda kind: kind.__name__)
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     made = request.param()
     with ExitStack() as stack:
@@ -133,7 +136,7 @@ def once_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[
     return listen
 
 
-@pytest.mark.drawn(2)
+@of(PostgresTwoPhase, MariaDBStaged, Redis, Files, slow=[PostgresStaged, MariaDBTwoPhase])
 def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place: Any, tmp_path: Path) -> None:
     job, saved, name = job_into(place, tmp_path), tmp_path / "saved", place.make().name
     job.run(0)
@@ -158,7 +161,7 @@ def test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place: Any
     assert Counter(place.visible()) == numbers(0, 3, 4, 5)
 
 
-@pytest.mark.drawn(2)
+@of(PostgresTwoPhase, Files, slow=[MariaDBStaged, Redis])
 def test_a_commit_alone_that_is_missing_is_made_again(
     place: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,8 +176,7 @@ def test_a_commit_alone_that_is_missing_is_made_again(
     assert Counter(place.visible()) == numbers(0, 1, 2)
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize("place", SERVERS[:4], indirect=True, ids=lambda kind: kind.__name__)
+@of(PostgresStaged, slow=[MariaDBTwoPhase])
 def test_a_server_that_goes_back_under_a_run_stops_it(place: Any, tmp_path: Path) -> None:
     job, saved, name = job_into(place, tmp_path), tmp_path / "saved", place.make().name
     job.run(0)
@@ -190,7 +192,7 @@ def test_a_server_that_goes_back_under_a_run_stops_it(place: Any, tmp_path: Path
     assert Counter(place.visible()) == numbers(0, 3, 4)
 
 
-@pytest.mark.drawn(2)
+@of(Files, slow=[PostgresTwoPhase])
 def test_what_changed_with_the_sink_itself_stops_nothing(place: Any, tmp_path: Path) -> None:
     """A lower guarantee and back, and log and server restored together."""
     job, saved = job_into(place, tmp_path), tmp_path / "saved"
