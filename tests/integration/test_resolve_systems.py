@@ -139,7 +139,8 @@ def everywhere(numbers: list[int]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "verdict", "batches"), [(Phase.FINISHING, "commit", 2), (Phase.DECIDING, "under way", 1)]
+    ("phase", "verdict", "batches"),
+    [(Phase.FINISHING, "commit", 2), pytest.param(Phase.DECIDING, "under way", 1, marks=pytest.mark.slow)],
 )
 def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str, batches: int) -> None:
     unit.job.run(0)
