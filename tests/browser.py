@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import queue
@@ -17,7 +16,7 @@ from eventually import eventually
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 LIMIT_S = 120.0
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
+KEYS = {"Tab": 9, "Enter": 13, "End": 35, "ArrowLeft": 37}
 
 
 class Browser:
@@ -74,21 +73,32 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def open(self, url: str, *, width: int = 1280, height: int = 900, scale: float = 1) -> None:
-        """Opens a page in a window of a size."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
-        )
+    def open(self, url: str) -> None:
+        """Opens a page in a window of the usual size."""
+        self.prefer(prefers_color_scheme="light")
+        self.resize(width=1280)
         self.call("Page.navigate", url=url)
+
+    def leave(self) -> None:
+        """Leaves the page, and forgets what it has said and asked."""
+        self.call("Page.navigate", url="about:blank")
+        self.until("location.href === 'about:blank' && document.readyState === 'complete'")
+        self.said.clear()
+        self.asked.clear()
+
+    def resize(self, *, width: int, scale: float = 1) -> None:
+        """Sets the size of the window: 640 by 2 is 1280 at 200 %."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": scale}
+        self.call("Emulation.setDeviceMetricsOverride", mobile=False, **size)
 
     def prefer(self, **features: str) -> None:
         """Sets media features, such as ``prefers_color_scheme="dark"``."""
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=wanted)
 
-    def key(self, name: str, *, shift: bool = False) -> None:
+    def key(self, name: str) -> None:
         """Presses a key."""
-        code = {"key": name, "windowsVirtualKeyCode": KEYS.get(name, 0), "modifiers": 8 if shift else 0}
+        code: dict[str, Any] = {"key": name, "windowsVirtualKeyCode": KEYS[name]}
         code |= {"text": "\r"} if name == "Enter" else {}  # a button is pressed by its text
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **code)
@@ -107,11 +117,6 @@ class Browser:
 
         eventually(ask, f"{code}: {last}", limit_s=LIMIT_S)
         return last[0]
-
-    def picture(self, *, whole: bool = False) -> bytes:
-        """Returns a PNG of the window, or of the whole page."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        return base64.b64decode(found["data"])
 
     def close(self) -> None:
         """Ends the browser."""

@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.nodes import Nodes
 from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.elsewhere import commit_elsewhere
 
 __all__ = ["client", "server"]
 
@@ -53,10 +53,6 @@ def query(server: RedisServer, client: Any) -> Iterator[Query]:
     opened.close()
 
 
-def _is_of(one: Handle, *others: Handle) -> bool:
-    return one["transaction"] in {other["transaction"] for other in others}
-
-
 def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
     """What a committer does that dies after so many chunks."""
     committer = query.sink.committer()
@@ -71,12 +67,13 @@ def apply_chunks(query: Query, client: Any, handle: Handle, count: int) -> None:
 # --- once, whatever is repeated ---------------------------------------------------------------------------------------
 
 
-def test_a_commit_that_stopped_between_chunks_is_finished_by_another_process(query: Query, client: Any) -> None:
+def test_a_commit_that_stopped_between_chunks_is_finished_by_another_driver(query: Query, client: Any) -> None:
     handle = query.prepare(rows())
     apply_chunks(query, client, handle, 3)
     assert 0 < sum(sums(client)) < ROWS
     for expected in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED):
-        (answer,) = commit_elsewhere(query.sink, [handle])
+        with closing(query.sink.committer()) as other:
+            (answer,) = other.commit([handle])
         assert answer.outcome is expected
     assert sums(client) == [EACH] * KEYS
     assert client.exists(staged(handle)) == 0
@@ -87,11 +84,9 @@ def test_only_what_is_staged_whole_is_begun_and_since_when_the_server_says(query
     before_ms = time.time_ns() // 1_000_000
     staying, aborted, committed, expired = (query.prepare(rows(10), slot=slot) for slot in range(4))
     unprepared = query.open(rows(10), slot=4)
-    (opened,) = (
-        one
-        for one in query.committer.list_lingering([query.owner])
-        if not _is_of(one, staying, expired, aborted, committed)
-    )
+    known = {one["transaction"] for one in (staying, aborted, committed, expired)}
+    lingering = query.committer.list_lingering([query.owner])
+    (opened,) = (one for one in lingering if one["transaction"] not in known)
     query.committer.abort([aborted])
     assert query.commit(committed) == [Outcome.COMMITTED]
     client.delete(staged(expired))
@@ -111,17 +106,6 @@ def test_a_server_that_does_not_say_how_old_something_is_leaves_it_unknown(
     monkeypatch.setattr(Nodes, "run", lambda _, requests: [refused for _ in requests])
     with pytest.raises(UnknownOutcomeError, match="does not tell what it has"):
         query.committer.begun_ms([handle])
-
-
-def test_a_writer_that_was_swept_before_its_first_rows_stages_nothing(query: Query, client: Any) -> None:
-    writer = query.open()
-    assert [answer.outcome for answer in query.committer.abort(query.committer.list_lingering([query.owner]))] == [
-        Outcome.ABORTED
-    ]
-    with pytest.raises(PrepareError, match="not open any more"):
-        writer.write(rows())
-    assert client.keys("*.0.0.*") == []
-    writer.abort()
 
 
 def test_an_abort_between_chunks_comes_too_late(query: Query, client: Any) -> None:
@@ -186,27 +170,28 @@ def test_the_server_forgets_its_scripts(query: Query, client: Any) -> None:
 # --- what the server refuses while a batch is applied -----------------------------------------------------------------
 
 
-def test_a_key_of_another_type_stops_the_commit_where_it_is(query: Query, client: Any) -> None:
-    client.rpush("n:7", "not a number")
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (("RPUSH", "n:7", "not a number"), "WRONGTYPE"),
+        (("SET", "n:7", "x"), "holds no integer"),
+        (("SET", "n:7", str(2**63 - 1)), "does not fit into 64 bits"),
+    ],
+    ids=["another type", "no number", "too large"],
+)
+def test_a_key_that_cannot_be_increased_stops_the_commit_where_it_is(
+    query: Query, client: Any, made: tuple[str, ...], says: str
+) -> None:
+    client.execute_command(*made)
     handle = query.prepare(rows())
     for _ in range(2):
         (answer,) = query.committer.commit([handle])
         assert answer.outcome is Outcome.UNKNOWN
         assert "'n:7'" in answer.reason
-        assert "WRONGTYPE" in answer.reason
-        assert sums(client) == [1] * 7 + [0] * (KEYS - 7)
+        assert says in answer.reason
+        applied = client.mget([f"n:{number}" for number in range(KEYS) if number != 7])
+        assert applied == [b"1"] * 7 + [None] * (KEYS - 8)
     client.delete("n:7")
-    assert query.commit(handle) == [Outcome.COMMITTED]
-    assert sums(client) == [EACH] * KEYS
-
-
-@pytest.mark.parametrize(("text", "says"), [("x", "holds no integer"), (str(2**63 - 1), "does not fit into 64 bits")])
-def test_a_number_that_cannot_be_increased(query: Query, client: Any, text: str, says: str) -> None:
-    client.set("n:3", text)
-    handle = query.prepare(rows())
-    (answer,) = query.committer.commit([handle])
-    assert (answer.outcome, says in answer.reason) == (Outcome.UNKNOWN, True)
-    client.set("n:3", "0")
     assert query.commit(handle) == [Outcome.COMMITTED]
     assert sums(client) == [EACH] * KEYS
 
@@ -228,46 +213,6 @@ def test_memory_is_full(query: Query, client: Any) -> None:
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunks", [None, 3], ids=["before the commit", "between chunks"])
-def test_the_server_is_killed(query: Query, server: RedisServer, client: Any, chunks: int | None) -> None:
-    handle = query.prepare(rows())
-    if chunks is not None:
-        apply_chunks(query, client, handle, chunks)
-    before = sum(sums(client))
-    server.kill()
-    (answer,) = query.committer.commit([handle])
-    assert answer.outcome is Outcome.RETRY
-    server.start()
-    assert sum(sums(client)) == before
-    assert query.commit(handle) == [Outcome.COMMITTED]
-    assert sums(client) == [EACH] * KEYS
-
-
-def test_the_server_is_killed_while_it_applies(query: Query, server: RedisServer, client: Any) -> None:
-    handles = [query.prepare(rows(), slot=slot) for slot in range(8)]
-    killed = threading.Event()
-
-    def kill_soon() -> None:
-        while sum(sums(client)) == 0:
-            pass
-        server.kill()
-        killed.set()
-
-    thread = threading.Thread(target=kill_soon)
-    thread.start()
-    first = query.commit(*handles)
-    thread.join()
-    assert killed.is_set()
-    server.start()
-    assert set(first) <= {Outcome.COMMITTED, Outcome.RETRY}
-    assert set(query.commit(*handles)) <= {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
-    assert sums(client) == [8 * EACH] * KEYS
-
-
-def copy_of_the_data(server: RedisServer, to: Path) -> None:
-    shutil.copytree(server.folder, to)
-
-
 def go_back(server: RedisServer, copy: Path) -> None:
     """The server crashes, and comes back without what it did since the copy."""
     server.kill()
@@ -283,13 +228,13 @@ def test_a_server_that_lost_no_more_than_the_batch(
     """What is gone was applied nowhere, so the rows may be written again."""
     query.commit(query.prepare(rows(KEYS)))
     if at == "nothing":
-        copy_of_the_data(server, tmp_path / "copy")
+        shutil.copytree(server.folder, tmp_path / "copy")
     writer = query.open(rows(), batch=1)
     if at == "begun":
-        copy_of_the_data(server, tmp_path / "copy")
+        shutil.copytree(server.folder, tmp_path / "copy")
     fields = writer.prepare()
     if at == "prepared":
-        copy_of_the_data(server, tmp_path / "copy")
+        shutil.copytree(server.folder, tmp_path / "copy")
     handle = Handle(sink="redis", slot=0, transaction=tuple(sorted(fields.items())))
     go_back(server, tmp_path / "copy")
     expected = Outcome.COMMITTED if at == "prepared" else Outcome.LOST
@@ -313,7 +258,7 @@ def test_a_ledger_that_ended_while_no_rows_came_is_not_taken_for_lost_commits(
 def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServer, client: Any, tmp_path: Path) -> None:
     """To write this batch again would hide that others are gone."""
     query.committer.abort([query.prepare(rows(KEYS))])
-    copy_of_the_data(server, tmp_path / "copy")
+    shutil.copytree(server.folder, tmp_path / "copy")
     query.commit(query.prepare(rows(KEYS)))
     handle = query.prepare(rows(), batch=1)
     go_back(server, tmp_path / "copy")
@@ -325,19 +270,14 @@ def test_a_server_that_lost_earlier_commits_too(query: Query, server: RedisServe
     assert sums(client) == [0] * KEYS
     # As docs/redis.md says, to go on without what is lost.
     client.hincrby(query.ledger, "#commits", 1)
-    assert commit_again(query, handle) is Outcome.LOST
-
-
-def commit_again(query: Query, handle: Handle) -> Outcome:
-    """The first answer is that of a connection to the server that was killed."""
-    query.commit(handle)
-    return query.commit(handle)[0]
+    query.commit(handle)  # the old connection
+    assert query.commit(handle) == [Outcome.LOST]
 
 
 def test_a_commit_that_this_driver_saw_is_gone(query: Query, server: RedisServer, tmp_path: Path) -> None:
     """The transaction was begun before it, and does not know of it; the committer does."""
     early = query.prepare(rows(), slot=1)
-    copy_of_the_data(server, tmp_path / "copy")
+    shutil.copytree(server.folder, tmp_path / "copy")
     query.commit(query.prepare(rows(KEYS)))
     go_back(server, tmp_path / "copy")
     query.commit(early)
@@ -389,27 +329,7 @@ def test_everything_of_ours_dies_in_time_but_a_batch_that_is_being_committed(que
     open_one.abort()
 
 
-def test_the_name_is_compared_field_by_field(query: Query, server: RedisServer) -> None:
-    handle = query.prepare(rows(KEYS))
-    for prefix in ("red", "redis2"):
-        owner = replace(query.owner, facts={**query.facts, "prefix": prefix})
-        assert query.committer.list_lingering([owner]) == []
-    assert [one.transaction for one in query.committer.list_lingering([query.owner])] == [handle.transaction]
-
-
 # --- memory and time --------------------------------------------------------------------------------------------------
-
-
-def test_a_writer_keeps_nothing(server: RedisServer, client: Any) -> None:
-    query = Query(RedisSink(server.url))
-    writer = query.open()
-    part = pa.record_batch({"key": [f"k{number}" for number in range(2_000)], "value": ["x" * 5_000] * 2_000})
-    before = pa.total_allocated_bytes()
-    for _ in range(8):
-        writer.write(part)
-        assert pa.total_allocated_bytes() - before < 1024 * 1024
-    writer.abort()
-    query.close()
 
 
 def test_one_step_does_little(query: Query, client: Any) -> None:

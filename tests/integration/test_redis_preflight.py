@@ -13,7 +13,7 @@ import pytest
 
 from redis_servers import Query, client, cluster, needs_redis, own, server, staged, witness
 from small_job import SmallJob
-from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
+from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
@@ -145,22 +145,22 @@ def test_a_cluster_and_a_server_are_told_apart(server: RedisServer, cluster: Red
         preflight(RedisSink(cluster.url, cluster=True), {**facts, "mode": "single"})
 
 
-def test_a_user_who_may_not_touch_the_sinks_keys_is_refused(server: RedisServer, client: Any) -> None:
-    """The commands are tried in test_redis_rights.py."""
+@pytest.mark.parametrize(
+    ("login", "says"),
+    [
+        ("worker:secret", r"Scripts do not run.*NOPERM.*Grant"),
+        ("nobody:secret", r"does not answer INFO.*WRONGPASS"),
+        ("", "does not answer INFO"),
+    ],
+    ids=["rights to other keys", "a wrong password", "nobody listens"],
+)
+def test_a_server_that_cannot_be_used(server: RedisServer, client: Any, login: str, says: str) -> None:
+    """Single commands are tried in test_redis_rights.py."""
     client.execute_command("ACL SETUSER worker reset on >secret ~other:* +@all")
-    with pytest.raises(PreflightError, match=r"Scripts do not run.*NOPERM.*Grant") as raised:
-        preflight(RedisSink(f"redis://worker:secret@{server.address}/0"))
+    url = f"redis://{login}@{server.address}/0" if login else f"redis://127.0.0.1:{free_port()}/0"
+    with pytest.raises(PreflightError, match=says) as raised:
+        preflight(RedisSink(url))
     assert "secret" not in str(raised.value)
-
-
-def test_a_wrong_password(server: RedisServer) -> None:
-    with pytest.raises(PreflightError, match=r"does not answer INFO.*WRONGPASS"):
-        preflight(RedisSink(f"redis://nobody:secret@{server.address}/0"))
-
-
-def test_nobody_listens() -> None:
-    with pytest.raises(PreflightError, match="does not answer INFO"):
-        preflight(RedisSink(f"redis://127.0.0.1:{free_port()}/0"))
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
@@ -226,15 +226,6 @@ def test_replicas_are_waited_for(server: RedisServer, replica: RedisServer, clie
     query.close()
 
 
-def test_the_right_to_wait(server: RedisServer, replica: RedisServer, client: Any) -> None:
-    client.execute_command("ACL SETUSER worker reset on >secret ~* +@all -wait")
-    sink = RedisSink(f"redis://worker:secret@{server.address}/0", wait_replicas=1)
-    with pytest.raises(PreflightError, match=r"WAIT does not work.*NOPERM"):
-        preflight(sink)
-    client.execute_command("ACL SETUSER worker +wait")
-    preflight(sink)
-
-
 def test_replicas_are_waited_for_until_they_count_the_commit(
     server: RedisServer, replica: RedisServer, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,13 +261,3 @@ def test_sentinels_say_where_the_master_is(
         query.write({"key": ["a"], "value": ["1"]})
         assert client.get("a") == b"1"
         query.close()
-
-
-def test_sentinels_that_are_away(server: RedisServer) -> None:
-    with pytest.raises(PreflightError, match="does not answer INFO"):
-        preflight(RedisSink(server.url, sentinels=[(HOST, free_port())], service="first"))
-
-
-def test_an_option_that_redis_does_not_know() -> None:
-    with pytest.raises((ConfigurationError, PreflightError)):
-        preflight(RedisSink("http://localhost"))

@@ -185,7 +185,7 @@ def test_the_keys_in_which_the_sink_keeps_its_own_are_not_written(write: Write, 
 
 
 def test_a_batch_of_many_chunks(write: Write, client: Any) -> None:
-    count = 25_000
+    count = 9_000
     numbers = list(range(count))
     write({"key": [f"k{number}" for number in numbers], "value": ["x" * (number % 500) for number in numbers]})
     assert len(data(client)) == count

@@ -87,33 +87,6 @@ def test_what_a_killed_trial_left_is_removed_once_nobody_can_be_at_it(
     assert leftovers(bucket) == ([], ["out/.sparkonce/checked"])
 
 
-def test_rules_that_cannot_be_read_are_a_condition(bucket: Bucket) -> None:
-    """Versitygw has no lifecycle rules. Those are read in unit/test_s3_lifecycle.py."""
-    store = new_store(bucket)
-    always = store.conditions()
-    assert not [one for one in always if "lifecycle" in one]
-    store.check()
-    assert [one for one in store.conditions() if one not in always and "lifecycle" in one]
-    assert store.timeout_s() is None
-
-
-def test_rules_are_asked_for_by_whoever_asks_for_the_timeout(bucket: Bucket, between: Between) -> None:
-    rules = (
-        b"<LifecycleConfiguration><Rule><ID>r</ID><Status>Enabled</Status><Filter><Prefix></Prefix></Filter>"
-        b"<AbortIncompleteMultipartUpload><DaysAfterInitiation>2</DaysAfterInitiation></AbortIncompleteMultipartUpload>"
-        b"</Rule></LifecycleConfiguration>"
-    )
-    between.act = lambda request: Reply(200, rules) if request.path.endswith("?lifecycle") else GO_ON
-    assert new_store(bucket, endpoint_url=between.url).timeout_s() == 2 * 24 * 3600
-
-
-def test_versions_are_a_condition(bucket: Bucket) -> None:
-    bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
-    store = new_store(bucket)
-    store.check()
-    assert "old versions" in store.conditions()[-1]
-
-
 def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between: Between) -> None:
     def take_all(request: Request) -> str | Reply:
         return Reply(200, b"", (("ETag", '"any"'),)) if request.is_part and request.body == b"Sparkonce" else GO_ON
@@ -129,18 +102,6 @@ def test_a_store_that_takes_damaged_parts_is_a_condition(bucket: Bucket, between
         with pytest.raises(PreflightError, match=code):
             new_store(bucket, endpoint_url=between.url, attempts=1).check()
     assert leftovers(bucket) == ([], [])
-
-
-def test_a_missing_bucket_is_named(s3: S3Server) -> None:
-    with pytest.raises(PreflightError, match="no bucket 'nobodys'"):
-        S3Store("s3://nobodys/out", s3.settings()).check()
-
-
-def test_a_store_that_is_not_there_is_named() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "us-east-1"}
-    with pytest.raises(PreflightError, match=f"endpoint_url='{url}'"):
-        S3Store("s3://bucket/out", {**keys, "endpoint_url": url, "attempts": 1}).check()
 
 
 def test_wrong_credentials_are_refused_and_not_shown(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
@@ -162,14 +123,6 @@ def test_credentials_that_are_not_there_are_missed(bucket: Bucket, monkeypatch: 
     store = S3Store(f"s3://{bucket.name}/out", {"endpoint_url": bucket.server.url, "region_name": "us-east-1"})
     with pytest.raises(PreflightError, match="boto3 finds no credentials"):
         store.check()
-
-
-def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = bucket.server.settings()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.pop("aws_secret_access_key"))
-    settings["read_timeout_s"] = 59.0  # type: ignore[assignment]  # a client of its own
-    assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 
 def test_the_rights_that_are_documented_suffice(bucket: Bucket, user: tuple[str, str]) -> None:
@@ -223,14 +176,6 @@ def test_without_the_right_to_look_nothing_is_lost(bucket: Bucket, user: tuple[s
     assert [one.outcome for one in store.publish([fields])] == [Outcome.LOST]
 
 
-def test_a_bucket_that_is_gone_loses_nothing(bucket: Bucket) -> None:
-    store = new_store(bucket)
-    fields = seal(store)
-    (finished,) = store.publish([{**fields, "bucket": "nobodys"}])
-    assert finished.outcome is Outcome.UNKNOWN
-    assert "bucket" in finished.reason
-
-
 def test_a_clock_that_is_off_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     store = new_store(bucket)
     fields = seal(store)
@@ -265,30 +210,11 @@ def test_a_store_without_conditions_is_refused_unless_told(bucket: Bucket, betwe
 
 def test_without_conditions_none_is_sent(bucket: Bucket, between: Between) -> None:
     sent: list[str | None] = []
-    between.listen = lambda request, given: sent.append(given.get("If-None-Match")) if completes(request) else None
+    between.listen = lambda request, given: sent.append(given.get("If-None-Match")) if request.is_complete else None
     for setting in (True, False):
         store = new_store(bucket, endpoint_url=between.url, if_none_match=setting)
         assert [one.outcome for one in store.publish([seal(store)])] == [Outcome.COMMITTED]
     assert sent == ["*", None]
-
-
-def completes(request: Request) -> bool:
-    return request.is_complete
-
-
-def test_options_of_new_objects_are_sent(bucket: Bucket, between: Between) -> None:
-    sent: list[tuple[str | None, str | None]] = []
-
-    def listen(request: Request, headers: Any) -> None:
-        if request.method == "POST" and not request.is_complete:
-            lower = {name.lower(): value for name, value in headers.items()}
-            sent.append((lower.get("x-amz-storage-class"), lower.get("x-amz-server-side-encryption")))
-
-    between.listen = listen
-    between.act = lambda request: refusal(400, "InvalidRequest") if request.method == "POST" else GO_ON
-    with pytest.raises(PrepareError):
-        seal(new_store(bucket, endpoint_url=between.url, storage_class="STANDARD_IA", server_side_encryption="AES256"))
-    assert sent == [("STANDARD_IA", "AES256")]
 
 
 def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
@@ -312,6 +238,36 @@ def test_other_etags_than_md5_will_do(bucket: Bucket, between: Between) -> None:
     assert [one.outcome for one in store.publish([fields])] == [Outcome.COMMITTED]
     metadata = {"x-amz-meta-sparkonce-upload": "another"}
     assert [one.outcome for one in store.publish([fields])] == [Outcome.UNKNOWN]
+
+
+def test_versions_are_a_condition(bucket: Bucket) -> None:
+    bucket.client.put_bucket_versioning(Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"})
+    store = new_store(bucket)
+    store.check()
+    assert "old versions" in store.conditions()[-1]
+
+
+def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = bucket.server.settings()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", settings.pop("aws_access_key_id"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.pop("aws_secret_access_key"))
+    settings["read_timeout_s"] = 59.0  # type: ignore[assignment]  # a client of its own
+    assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
+
+
+def test_options_of_new_objects_are_sent(bucket: Bucket, between: Between) -> None:
+    sent: list[tuple[str | None, str | None]] = []
+
+    def listen(request: Request, headers: Any) -> None:
+        if request.method == "POST" and not request.is_complete:
+            lower = {name.lower(): value for name, value in headers.items()}
+            sent.append((lower.get("x-amz-storage-class"), lower.get("x-amz-server-side-encryption")))
+
+    between.listen = listen
+    between.act = lambda request: refusal(400, "InvalidRequest") if request.method == "POST" else GO_ON
+    with pytest.raises(PrepareError):
+        seal(new_store(bucket, endpoint_url=between.url, storage_class="STANDARD_IA", server_side_encryption="AES256"))
+    assert sent == [("STANDARD_IA", "AES256")]
 
 
 class TlsServer(S3Server):
@@ -342,3 +298,11 @@ def test_a_certificate_is_verified(tmp_path: Path, s3: S3Server) -> None:
                 S3Store("s3://bucket/out", {**settings, **wrong}).check()
         with pytest.raises(PreflightError, match="no bucket"):
             S3Store("s3://bucket/out", {**settings, "verify": str(tmp_path / "ca.pem")}).check()
+
+
+def test_a_bucket_or_store_that_is_not_there_is_named(s3: S3Server) -> None:
+    with pytest.raises(PreflightError, match="no bucket 'nobodys'"):
+        S3Store("s3://nobodys/out", s3.settings()).check()
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(PreflightError, match=f"endpoint_url='{url}'"):
+        S3Store("s3://bucket/out", {**s3.settings(), "endpoint_url": url, "attempts": 1}).check()

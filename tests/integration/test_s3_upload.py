@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import secrets
@@ -12,18 +11,14 @@ import threading
 from concurrent.futures import wait
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.fs
-import pyarrow.parquet as pq
 import pytest
 
 from integration.s3_scene import between, bucket, new_store, s3
 from s3_between import CUT_REPLY, GO_ON, Between, Request, damaged, refusal
 from s3_bucket import Bucket, new_name
-from sparkonce.errors import ConfigurationError, PrepareError, UnknownOutcomeError
+from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.files.s3 import writing
 from sparkonce.sinks.files.s3.settings import MIB
@@ -58,19 +53,6 @@ def test_a_file_of_any_size_is_whole(bucket: Bucket, size: int) -> None:
     assert etag.strip('"') == fields["checksum"]
 
 
-def test_parquet_is_read_by_another_reader(bucket: Bucket) -> None:
-    store = new_store(bucket)
-    held = hold(store, folder="town=Kōbe/day=1 2")
-    table = pa.table({"number": list(range(1000)), "text": [f"t{number}" for number in range(1000)]})
-    with pq.ParquetWriter(held.stream, table.schema) as writer:
-        writer.write_table(table)
-    store.publish([held.seal()])
-    files = pyarrow.fs.S3FileSystem(
-        endpoint_override=bucket.server.address, scheme="http", access_key=ACCESS_KEY, secret_key=SECRET_KEY
-    )
-    assert pq.read_table(f"{bucket.name}/out/town=Kōbe", filesystem=files).select(["number", "text"]) == table
-
-
 def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
     between.act = lambda request: damaged(request) if request.is_part else GO_ON
     held = hold(new_store(bucket, endpoint_url=between.url, attempts=1))
@@ -79,27 +61,6 @@ def test_a_damaged_part_is_refused(bucket: Bucket, between: Between) -> None:
         held.seal()
     held.discard()
     assert bucket.uploads() == []
-
-
-def test_every_part_carries_its_checksum(bucket: Bucket, between: Between) -> None:
-    headers: list[str | None] = []
-    between.listen = lambda request, given: (
-        headers.append(given.get("X-Amz-Content-SHA256")) if request.is_part else None
-    )
-    held = hold(new_store(bucket, endpoint_url=between.url))
-    held.stream.write(b"hello")
-    held.seal()
-    assert headers == [hashlib.sha256(b"hello").hexdigest()]
-
-
-def test_a_part_whose_reply_is_lost_is_sent_again(bucket: Bucket, between: Between) -> None:
-    first = [CUT_REPLY]
-    between.act = lambda request: first.pop() if request.is_part and first else GO_ON
-    store = new_store(bucket, endpoint_url=between.url)
-    held = hold(store)
-    held.stream.write(b"rows")
-    assert [one.outcome for one in store.publish([held.seal()])] == [Outcome.COMMITTED]
-    assert list(bucket.objects().values()) == [b"rows"]
 
 
 def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, between: Between) -> None:
@@ -119,33 +80,12 @@ def test_an_upload_whose_beginning_was_not_answered_is_swept(bucket: Bucket, bet
     assert list(bucket.objects().values()) == [b"rows"]
 
 
-def test_a_store_that_is_slow_down_is_asked_again(bucket: Bucket, between: Between) -> None:
-    slow = [refusal(503, "SlowDown") for _ in range(2)]
-    between.act = lambda request: slow.pop() if request.method == "POST" and slow else GO_ON
-    held = hold(new_store(bucket, endpoint_url=between.url))
-    held.stream.write(b"rows")
-    assert held.seal()["size"] == 4
-
-
-def test_a_store_without_room_says_so(bucket: Bucket, between: Between) -> None:
-    between.act = lambda request: refusal(400, "QuotaExceeded", "no room") if request.is_part else GO_ON
-    held = hold(new_store(bucket, endpoint_url=between.url))
-    held.stream.write(b"rows")
-    with pytest.raises(PrepareError, match=r"QuotaExceeded.*no room"):
-        held.seal()
-
-
 def test_a_failure_stops_the_writer_early(bucket: Bucket, between: Between) -> None:
     between.act = lambda request: refusal(403, "AccessDenied") if request.method == "POST" else GO_ON
     held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB, upload_threads=1))
     with pytest.raises(PrepareError, match="s3:PutObject"):
         held.stream.write(bytes(25 * MIB))
     held.discard()
-
-
-def test_a_path_must_hold_the_name(bucket: Bucket) -> None:
-    with pytest.raises(ConfigurationError, match="is no path of"):
-        new_store(bucket).stage(new_name(), "a=1/part-something-0.parquet")
 
 
 # --- giving up --------------------------------------------------------------------------------------------------------
@@ -271,17 +211,13 @@ def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
     assert sorted(store.list_names("lists/")) == [f"{number} ü.json" for number in (2, 3, 4)]
 
 
-def test_a_bucket_without_a_prefix_will_do(bucket: Bucket) -> None:
-    store = S3Store(f"s3://{bucket.name}", bucket.server.settings())
-    store.put("top.json", b"x")
-    hold(store, folder="").seal()
-    assert store.list_names("") == ["top.json"]
-    assert len(list(store.list_staged())) == 1
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-WRITE = """
+
+@pytest.mark.slow
+def test_a_large_file_takes_little_memory(bucket: Bucket) -> None:
+    """A slow store must not make a fast writer hold it all: 200 MB through 4 threads of 8 MiB."""
+    program = """
 import pickle, sys
 from sparkonce.sinks.files.names import file_path
 
@@ -301,13 +237,9 @@ for _ in range(chunks):
 held.seal()
 print(peak_bytes() - before)
 """
-
-
-def test_a_large_file_takes_little_memory(bucket: Bucket) -> None:
-    """A slow store must not make a fast writer hold it all: 200 MB through 4 threads of 8 MiB."""
     given = pickle.dumps((new_store(bucket), new_name(), 1_000_000, 200))
     run = subprocess.run(
-        [sys.executable, "-c", WRITE], input=given, capture_output=True, timeout=120, check=False, env=os.environ
+        [sys.executable, "-c", program], input=given, capture_output=True, timeout=120, check=False, env=os.environ
     )
     assert run.returncode == 0, run.stderr.decode()
     # Four parts under way, one being filled, and the copies that HTTP makes of one at a time.
