@@ -84,12 +84,6 @@ def test_a_checkpoint_on_hdfs() -> None:
     assert set(FOUND) <= set(explained(f"{url}/"))
 
 
-def test_a_folder_that_is_no_checkpoint(bucket: Bucket) -> None:
-    done = CliRunner().invoke(app, ["explain", f"s3a://{bucket.name}/nothing"])
-    assert done.exit_code == 2
-    assert "is not a checkpoint" in done.output
-
-
 def test_keys_that_the_store_does_not_know(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-wrong")
     done = CliRunner().invoke(app, ["explain", f"s3a://{bucket.name}/nothing"])

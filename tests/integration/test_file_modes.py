@@ -66,7 +66,7 @@ def test_a_query_opens_nothing_wider_than_it_must(tmp_path: Path, umask: int) ->
     assert {mode for path, mode in published.items() if path.suffix == ".parquet"} == {0o666 & ~umask}, "as Spark's own"
 
 
-def test_settings_of_a_broker_are_for_its_user(tmp_path: Path, umask: int) -> None:
+def test_settings_of_a_broker_are_for_its_user(tmp_path: Path) -> None:
     cluster = Cluster(folder=tmp_path, overrides={"listener.name.sasl.plain.sasl.jaas.config": "secret"})
     (broker,) = cluster.brokers
     broker.write_properties()
@@ -75,14 +75,6 @@ def test_settings_of_a_broker_are_for_its_user(tmp_path: Path, umask: int) -> No
     broker.write_properties()
     assert stat.S_IMODE(broker.properties_file.stat().st_mode) == 0o600
     assert "secret" in broker.properties_file.read_text()
-
-
-def test_a_temporary_cluster_is_in_a_folder_of_its_own(umask: int) -> None:
-    cluster = Cluster()
-    try:
-        assert stat.S_IMODE(cluster.folder.stat().st_mode) == 0o700
-    finally:
-        cluster.close()
 
 
 # --- links ----------------------------------------------------------------------------------------------------------

@@ -490,40 +490,6 @@ def test_a_disk_that_is_mounted_while_a_loss_is_judged(tmp_path: Path, monkeypat
     assert life.commit(handle) == [Outcome.COMMITTED]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-@pytest.mark.parametrize("partition_by", [(), ("p",)])
-def test_a_mounts_stale_cache_is_not_believed(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
-    """Another host writes below an overlay, which remembers which names were missing, as NFS and FUSE do."""
-    other, here, work, lower = (tmp_path / name for name in ("other", "here", "work", "lower"))
-    for one in (other, here, work, lower):
-        one.mkdir()
-    options = f"lowerdir={lower},upperdir={other},workdir={work}"
-    mount = ["mount", "-t", "overlay", "overlay", "-o", options, str(here)]
-    subprocess.run(mount, check=True)
-    try:
-        driver = Life(FilesSink(here, partition_by=partition_by))
-        elsewhere = Life(FilesSink(other, partition_by=partition_by))
-        waiting, published = elsewhere.prepare(PARTS), elsewhere.prepare(PARTS, slot=1)
-        (other / ".sparkonce" / "held").rename(tmp_path / "kept")
-        (other / ".sparkonce" / "held").mkdir()
-        subprocess.run(["umount", here], check=True)
-        subprocess.run(mount, check=True)
-        assert driver.commit(waiting, published) == [Outcome.LOST] * 2, "now the mount remembers that they are missing"
-        for path in (tmp_path / "kept").iterdir():
-            path.rename(other / ".sparkonce" / "held" / path.name)
-        assert elsewhere.commit(published) == [Outcome.COMMITTED]
-        for answer in [*driver.committer.commit([waiting, published]), *driver.committer.abort([published])]:
-            assert answer.outcome is Outcome.RETRY
-            assert "cache" in answer.reason
-        subprocess.run(["umount", here], check=True)
-        subprocess.run(mount, check=True)
-        assert driver.commit(waiting, published) == [Outcome.COMMITTED, Outcome.ALREADY_COMMITTED]
-        assert rows(here) == [1, 1, 2, 2, 3, 3]
-    finally:
-        subprocess.run(["umount", here], check=True)
-
-
 def test_names_that_a_mounts_cache_hides_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: neither name is found, and a fresh listing has one of them."""
     root = tmp_path / "out"

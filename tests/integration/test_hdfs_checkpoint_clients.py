@@ -26,7 +26,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints import workers
 from sparkonce.spark.checkpoints.calls import StoreError
 
-pytestmark = [USES_HDFS, pytest.mark.drawn(2, "clients of HDFS")]
+pytestmark = USES_HDFS
 
 PROVIDERS = "org.apache.hadoop.hdfs.server.namenode.ha"
 
@@ -41,6 +41,7 @@ def new_url() -> str:
     return f"{hdfs_server().url}/checkpoints/{secrets.token_hex(6)}"
 
 
+@pytest.mark.slow
 def test_a_worker_has_the_drivers_files_settings_and_user(jvm: Any) -> None:
     settings = {"dfs.replication": "1", "dfs.ha.namenodes.pair": "nn1", "fs.s3a.secret.key": "very-secret"}
     of_driver = hadoop_files(jvm, new_url(), settings)
@@ -59,6 +60,7 @@ def test_a_worker_has_the_drivers_files_settings_and_user(jvm: Any) -> None:
     assert pickle.loads(pickled)._settings == {"dfs.replication": "1", "dfs.ha.namenodes.pair": "nn1"}  # noqa: S301
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -75,6 +77,7 @@ def test_what_a_worker_cannot_do_as_the_driver_does(jvm: Any, setting: str, valu
     assert "folder=" in str(refused.value.next_step)
 
 
+@pytest.mark.slow
 def test_a_driver_without_the_package(jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match="needs the package hdfs-native") as refused:
@@ -127,6 +130,7 @@ def test_a_name_service_that_the_settings_do_not_have(more: dict[str, str]) -> N
     assert "HADOOP_CONF_DIR" in str(refused.value.next_step)
 
 
+@pytest.mark.slow
 def test_a_name_service_that_the_sessions_settings_do_not_have(jvm: Any) -> None:
     with pytest.raises(StoreError, match="UnknownHostException: no-such"):
         hadoop_files(jvm, "hdfs://no-such/a")
@@ -166,9 +170,10 @@ def test_what_a_dead_writer_has_left_open_hinders_nobody() -> None:
     assert [one.path for one in client.list_status(folder)] == [f"{folder}/one"]
 
 
-@pytest.mark.parametrize("client", ["by the JVM", "native"])
-def test_a_store_that_stands_still_for_a_moment_is_waited_for(jvm: Any, client: str) -> None:
-    files = HdfsFiles(new_url()) if client == "native" else hadoop_files(jvm, new_url())
+@pytest.mark.parametrize("client", [pytest.param("by the JVM", marks=pytest.mark.slow), "native"])
+def test_a_store_that_is_paused_for_a_moment_is_waited_for(request: pytest.FixtureRequest, client: str) -> None:
+    url = new_url()
+    files = HdfsFiles(url) if client == "native" else hadoop_files(request.getfixturevalue("jvm"), url)
     assert files.put("a/0", b"before") == Landed()
     server = hdfs_server()
     server.pause()
@@ -176,7 +181,7 @@ def test_a_store_that_stands_still_for_a_moment_is_waited_for(jvm: Any, client: 
         with ThreadPoolExecutor(1) as pool:
             putting = pool.submit(files.put, "a/1", b"record")
             with pytest.raises(FutureTimeoutError):
-                putting.result(2)
+                putting.result(0.5)
             server.resume()
             assert putting.result(120) == Landed()
     finally:

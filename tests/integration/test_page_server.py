@@ -6,7 +6,6 @@ import gzip
 import http.client
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -65,87 +64,45 @@ def read(server: PageServer) -> dict[str, Any]:
     return state(server)
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        *(("127.0.0.1", 200), ("localhost:9000", 200), ("[::1]:1", 200), ("LOCALHOST", 200), ("127.0.0.2", 200)),
-        *(("evil.example", 403), ("localhost.evil.example", 403), ("192.0.2.1", 403), ("", 403), ("[", 403)),
-    ],
-)
-@pytest.mark.parametrize("path", ["/", "/api/state", "/icon/0.svg"])
-def test_a_foreign_host_header_is_refused(server: PageServer, host: str, status: int, path: str) -> None:
-    answer, body = ask(server, path, Host=host)
-    assert answer.status == status
-    assert (b"totals" in body) <= (status == 200)
+def test_only_its_own_pages_are_served_to_its_own_hosts(server: PageServer, scene: PageScene) -> None:
+    for path in ("/", "/page.js", "/chart.js", "/page.css", "/api/state", "/icon/0.svg", "/nowhere"):
+        for host in ("127.0.0.1", "localhost:9000", "[::1]:1", "LOCALHOST", "127.0.0.2"):
+            answer, _ = ask(server, path, Host=host)
+            assert answer.status == (404 if path == "/nowhere" else 200), (path, host)
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.split("; ")[0] == "default-src 'self'"
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Access-Control-Allow-Origin"] is None
+        assert "Python" not in str(answer.headers)
+        for host in ("evil.example", "localhost.evil.example", "192.0.2.1", "", "["):
+            answer, body = ask(server, path, Host=host)
+            assert (answer.status, b"totals" in body) == (403, False), (path, host)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        answer, _ = ask(server, "/api/state", method)
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+    for path in (
+        *("/../server.py", "/static/index.html", "/page.js/..", "/icon/x.svg", "/icon/12.svg", "/index.html"),
+        *("/api/timeline?after=x", "/api/timeline?checkpoint=1", "/api/timeline?checkpoint=-1", "//evil.example/"),
+        *("/none.js", "/./page.js", "/../static/page.js", "/%70age.js", "//["),
+    ):
+        assert ask(server, path)[0].status == 404, path
+    with served(scene, host="0.0.0.0") as others:  # noqa: S104 - what is tested
+        hosts = ("192.0.2.1:80", socket.gethostname(), "localhost", "evil.example")
+        assert [others.takes(host) for host in hosts] == [True, True, True, False]
+        assert others.url.startswith("http://127.0.0.1:")
 
 
-def test_a_server_for_others_takes_its_name_and_addresses_and_no_others_name(scene: PageScene) -> None:
-    with served(scene, host="0.0.0.0") as server:  # noqa: S104 - what is tested
-        asked = {
-            host: server.takes(host) for host in ("192.0.2.1:80", socket.gethostname(), "evil.example", "localhost")
-        }
-        assert asked == {"192.0.2.1:80": True, socket.gethostname(): True, "evil.example": False, "localhost": True}
-        assert server.url.startswith("http://127.0.0.1:")
-
-
-@pytest.mark.parametrize("path", ["/", "/page.js", "/chart.js", "/page.css", "/api/state", "/nowhere"])
-def test_every_answer_forbids_other_sources_and_frames(server: PageServer, path: str) -> None:
-    answer, _ = ask(server, path)
-    policy = answer.headers["Content-Security-Policy"]
-    assert policy.split("; ")[0] == "default-src 'self'"
-    assert "unsafe" not in policy
-    assert "frame-ancestors 'none'" in policy
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert answer.headers["Access-Control-Allow-Origin"] is None
-    assert "Python" not in str(answer.headers)
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-def test_only_get_is_answered(server: PageServer, method: str) -> None:
-    answer, _ = ask(server, "/api/state", method)
-    assert (answer.status, answer.headers["Allow"]) == (405, "GET")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/../server.py", "/static/index.html", "/page.js/..", "/icon/x.svg", "/icon/12.svg", "/api/timeline?after=x"),
-        *("/api/timeline?checkpoint=1", "/api/timeline?checkpoint=-1", "//evil.example/", "/index.html", "/none.js"),
-        *("/./page.js", "/../static/page.js", "/%70age.js", "//["),
-    ],
-)
-def test_nothing_else_is_served(server: PageServer, path: str) -> None:
-    assert ask(server, path)[0].status == 404
-
-
-def test_the_page_has_no_inline_script_and_no_other_source(server: PageServer) -> None:
-    page = ask(server, "/")[1].decode()
-    assert page.count("<script") == 1
-    assert '<script src="/page.js" type="module"></script>' in page
-    for forbidden in ("style=", "onclick", "javascript:", "http://", "https://", "<style"):
-        assert forbidden not in page
-
-
-def test_the_script_is_of_small_modules_that_load_nothing_but_each_other(server: PageServer) -> None:
-    found: dict[str, list[str]] = {}
-    for name in SCRIPTS:
-        answer, body = ask(server, f"/{name}.js")
-        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/javascript; charset=utf-8")
-        text = body.decode()
-        found[name] = re.findall(r'^import .* from "\./(\w+)\.js";$', text, re.MULTILINE)
-        assert len(found[name]) == text.count("import"), name
-        assert len(text.splitlines()) < 300, name
-    loaded = {SCRIPTS[0]}
-    for _ in SCRIPTS:
-        loaded |= {other for one in loaded for other in found[one]}
-    assert loaded == set(SCRIPTS)
-
-
-def test_the_state_has_what_the_checkpoint_says(server: PageServer, scene: PageScene) -> None:
+def test_the_state_has_what_checkpoint_and_driver_say(server: PageServer, scene: PageScene) -> None:
     (query,) = read(server)["queries"]
-    assert (query["state"], query["run"], query["name"]) == ("idle", scene.run, "totals")
+    assert (query["state"], query["run"], query["name"], query["query"]) == ("idle", scene.run, "totals", scene.query)
     assert (query["newest"], query["newest_state"], query["next_start"]) == (2, "done", "resumes")
-    assert query["query"] == scene.query
+    scene.change(phase=Phase.WRITING.value, batch=5, since_ms=now_ms())
+    (found,) = eventually(
+        lambda: [one for one in state(server)["queries"] if one["state"] == "at work"], "the driver is at work"
+    )
+    assert (found["batch"], found["phase"]) == (5, "preparing every slot")
 
 
 def test_only_what_is_new_is_fetched(server: PageServer, scene: PageScene) -> None:
@@ -159,16 +116,14 @@ def test_only_what_is_new_is_fetched(server: PageServer, scene: PageScene) -> No
     assert min(one[0] for one in new["batches"]) > last
 
 
-def test_ten_thousand_batches_fit_into_three_megabytes(scene: PageScene) -> None:
-    scene.write(many(10_000, now_ms()))
+def test_many_batches_are_compressed_for_those_who_take_it(scene: PageScene) -> None:
+    scene.write(many(1000, now_ms()))
     with served(scene) as server:
         read(server)
-        answer, body = ask(server, "/api/timeline?checkpoint=0&after=0")
-        assert len(json.loads(body)["batches"]) == 10_000
-        assert len(body) < 3_000_000
-        packed = ask(server, "/api/timeline?checkpoint=0&after=0", Accept_Encoding="gzip")
-        assert (packed[0].headers["Content-Encoding"], answer.headers["Content-Encoding"]) == ("gzip", None)
-        assert gzip.decompress(packed[1]) == body
+        answer, plain = ask(server, "/api/timeline?checkpoint=0&after=0")
+        assert (answer.headers["Content-Encoding"], len(json.loads(plain)["batches"])) == (None, 1000)
+        answer, packed = ask(server, "/api/timeline?checkpoint=0&after=0", Accept_Encoding="gzip")
+        assert (answer.headers["Content-Encoding"], gzip.decompress(packed)) == ("gzip", plain)
 
 
 def test_a_checkpoint_without_a_timeline_shows_the_log(tmp_path: Path) -> None:
@@ -233,7 +188,7 @@ def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> 
 
 @pytest.mark.parametrize(
     ("place", "options", "next_start"),
-    [("totals", [], "resumes"), ("elsewhere", [], "is refused"), ("elsewhere", ["--moved"], "resumes")],
+    [("elsewhere", [], "is refused"), ("elsewhere", ["--moved"], "resumes")],
 )
 def test_the_command_serves_until_it_is_interrupted(
     scene: PageScene, place: str, options: list[str], next_start: str
@@ -284,14 +239,3 @@ def test_what_cannot_be_served_is_said_at_once(scene: PageScene, tmp_path: Path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, said = run("--checkpoint", str(scene.path), "--port", str(taken.getsockname()[1]))
     assert (code, "cannot be listened on" in said, "--port 0" in said) == (1, True, True)
-
-
-def test_a_driver_at_work_is_told_by_what_it_writes(server: PageServer, scene: PageScene) -> None:
-    read(server)
-    scene.change(phase=Phase.WRITING.value, batch=5, since_ms=now_ms())
-    found = eventually(
-        lambda: [one for one in state(server)["queries"] if one["state"] == "at work"],
-        "the driver is at work",
-        limit_s=LIMIT_S,
-    )
-    assert (found[0]["batch"], found[0]["phase"]) == (5, "preparing every slot")

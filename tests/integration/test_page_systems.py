@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -100,20 +100,14 @@ def test_a_browser_shows_the_lag_beside_the_end(held: Held, tmp_path: Path) -> N
     with served(held.scene, file=held.file) as server, closing(Browser(tmp_path / "profile")) as browser:
         browser.open(server.url)
         rows = "[...document.querySelectorAll('#held-rows tr')].map(r => [...r.cells].map(c => c.textContent))"
-        mine = _first(lambda row: row[0] == f"{held.topic}-0")
-        browser.until(rows, lambda found: mine(found) is not None)
-        assert mine(browser.run(rows)) == [f"{held.topic}-0", "0", "3", "3", "", held.name(held.mine)]
+        expected = [f"{held.topic}-0", "0", "3", "3", "", held.name(held.mine)]
+        browser.until(rows, lambda found: expected in found)
         assert "Offsets are not rows" in browser.run("document.getElementById('held').textContent")
         opened = "[...document.querySelectorAll('#open-rows tr')].map(r => [...r.cells].map(c => c.textContent))"
-        row = _first(lambda row: row[5] == held.name(held.mine))(browser.run(opened))
-        assert row is not None
+        (row,) = [row for row in browser.run(opened) if row[5] == held.name(held.mine)]
         assert (row[0], row[2], row[3], row[4]) == ("kafka", "under way", "totals", f"{held.topic}-0")
         assert "of 1 min" in row[1]
         titles = "[...document.querySelectorAll('#alarm-list h3')].map(one => one.lastChild.textContent)"
         browser.until(titles, lambda found: "gone: the system does not answer" in found)
         assert "kafka: nobody knows what is to come of a transaction" in browser.run(titles)
         assert browser.said == [], json.dumps(browser.said)
-
-
-def _first(is_it: Callable[[list[str]], bool]) -> Callable[[list[list[str]]], list[str] | None]:
-    return lambda rows: next((row for row in rows if is_it(row)), None)

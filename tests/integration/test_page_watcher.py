@@ -18,11 +18,9 @@ from sparkonce.errors import PreflightError
 from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
 from sparkonce.page.alarms import SILENT_S, alarms_of
 from sparkonce.page.checkpoints import READ_AGAIN_S, WatchedCheckpoint
-from sparkonce.page.state import NOT_HEARD_MS
 from sparkonce.page.systems import LOG_WITHIN_S
 from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.ownership import short_query
-from sparkonce.protocol.state import Phase
 from sparkonce.sinks._shared.orphans import Orphan
 
 LIMIT_S = 60
@@ -223,21 +221,6 @@ def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_pa
         assert max(state.queries, key=lambda query: query.log_end).location == "new"
 
 
-def test_a_run_that_dies_between_its_claim_and_its_timeline_is_an_alarm(scene: PageScene) -> None:
-    ms = [now_ms()]
-    scene.job.kill(3, Phase.WRITING)
-    with watching(LocalFiles(scene.path), list, lambda: ms[0]) as watcher:
-        eventually(lambda: watcher.state().queries[0].read_ms, "it is read", limit_s=LIMIT_S)
-        assert (watcher.state().queries[0].run != scene.run, alarms_of(watcher.state())) == (True, [])
-        ms[0] += NOT_HEARD_MS + 1000
-        (alarm,) = eventually(lambda: alarms_of(watcher.state()), "it is an alarm", limit_s=LIMIT_S)
-        assert (alarm.urgent, alarm.title) == (True, "totals: the driver is not heard of")
-        assert "had just claimed the log" in alarm.says
-        scene.plan(3)
-        scene.job.run(3)
-        eventually(lambda: not alarms_of(watcher.state()), "another run goes on", limit_s=LIMIT_S)
-
-
 def look_at(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
     ms = [now_ms()]
     return WatchedCheckpoint("totals", files or LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition()), ms
@@ -269,31 +252,3 @@ def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -
         other.query,
         True,
     )
-
-
-def test_another_query_without_a_batch_ends_what_was_shown(scene: PageScene) -> None:
-    one, _ = look_at(scene)
-    one.look()
-    before = one.last.last
-    for part in ("sparkonce", "offsets", "commits"):
-        shutil.rmtree(scene.path / part)
-    (scene.path / "metadata").write_text('{"id": "11111111-0000-4000-8000-000000000001"}')
-    one.look()
-    found = one.newer(0)
-    assert (found["batches"], found["events"]) == ([], [])
-    assert one.last.last == found["first"] > before  # so the page asks, and forgets the first query
-
-
-def test_what_is_left_of_an_older_query_is_not_shown_as_the_newers(scene: PageScene) -> None:
-    one, _ = look_at(scene)
-    one.look()
-    (scene.path / "metadata").rename(scene.path / "metadata.old")
-    (scene.path / "commits" / "9").write_text("v1\n{}")
-    one.look()  # half deleted: nobody's, and so still the first one's
-    assert [number for _, number in shown_batches(one)] == list(range(5))
-    left = scene.newest
-    other = begin_anew(scene, 2)
-    assert left is not None
-    scene.put(left)  # as if a look were older than the folder
-    one.look()
-    assert shown_batches(one) == [(other.run, 0), (other.run, 1)]

@@ -126,6 +126,7 @@ def test_messages_that_come_again_are_kept_once(server: RabbitServer, kind: str,
     assert second.kept() == numbered(0, 60)
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_its_server_was_restarted(server: RabbitServer, drivers: Any) -> None:
     queue = new_queue(server, "quorum")
     publish(server, queue, numbered(0, 50))
@@ -205,7 +206,7 @@ def test_a_server_that_is_away_is_an_outage(tmp_path: Path) -> None:
         eventually(driver.consumer.check, "it gives up")
 
 
-@pytest.mark.drawn(1, "rabbitmq servers")
+@pytest.mark.slow
 def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
     keys = make_keys(tmp_path)
     tls = (keys / "ca.pem", keys / "broker.pem", keys / "broker.key")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,7 +23,6 @@ from shared_servers import USES_RABBIT, rabbit_server
 from simulation.sheets import ROW, STREAM, stream_answers
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq import publishing
@@ -111,30 +109,23 @@ def test_a_driver_that_wakes_up_publishes_an_older_batch_again(scene: StreamScen
     assert scene.bodies() == numbered(0, 20)
 
 
-@pytest.fixture
-def breaking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Cuts the connection after so many more frames, before the confirms are read; a frame has three large messages."""
-    frames_left = [10**9]
-    sendall = PublisherConnection.publish
-
-    def publish(self: PublisherConnection, frame: Any) -> None:
-        frames_left[0] -= 1
-        sendall(self, frame)
-        if frames_left[0] == 0:
-            raise ConnectionError("cut by the test")
-
-    monkeypatch.setattr(PublisherConnection, "publish", publish)
-    return frames_left
-
-
-@pytest.mark.drawn(1)
 @pytest.mark.parametrize("same_process", [True, False])
 def test_goes_on_after_the_last_message_that_is_there(
-    scene: StreamScene, breaking: list[int], same_process: bool
+    scene: StreamScene, monkeypatch: pytest.MonkeyPatch, same_process: bool
 ) -> None:
+    sent: list[object] = []
+    publish = PublisherConnection.publish
+
+    def publish_two(self: PublisherConnection, frame: Any) -> None:
+        """Cuts the connection after two frames, of three large messages each, before the confirms are read."""
+        publish(self, frame)
+        sent.append(frame)
+        if len(sent) == 2:
+            raise ConnectionError("cut by the test")
+
     bodies = [f"{number}{LARGE}" for number in range(12)]
     committer, handle = scene.committer(), scene.prepare(bodies)
-    breaking[0] = 2
+    monkeypatch.setattr(PublisherConnection, "publish", publish_two)
     (answer,) = committer.commit([handle])
     assert answer.outcome is Outcome.RETRY
     assert scene.witness.sequence(scene.stream, PUBLISHER) == Ids.of(0, 0, 6).last
@@ -179,7 +170,7 @@ def test_an_old_copy_of_the_checkpoint_publishes_nothing(
     assert scene.bodies() == numbered(0, 20)
 
 
-@pytest.mark.drawn(1, "the memory of publishers")
+@pytest.mark.slow
 def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: StreamScene) -> None:
     server, scene = rabbit_server(), small_segments
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
@@ -199,7 +190,7 @@ def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: 
     assert scene.bodies()[-1] == "new"
 
 
-@pytest.mark.drawn(1, "the memory of publishers")
+@pytest.mark.slow
 def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> None:
     scene = small_segments
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
@@ -213,31 +204,23 @@ def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> No
     assert scene.committer().missing([handle]) == [handle]
 
 
-REFUSALS = {
-    "no stream": ({"stream": "not-there"}, {}, "the stream does not exist"),
-    "a wrong password": ({}, {"password": "wrong"}, "the user or password is wrong"),
-    "a user who may only read": ({}, {"user": "reader", "password": "reads"}, "lacks the right"),
-    "a user who may only write": ({}, {"user": "writer", "password": "writes"}, "lacks the right"),
-    "a virtual host without access": ({}, {"user": "writer", "password": "writes", "virtual_host": "other"}, "access"),
-    "nobody there": ({}, {"stream_port": 1}, "cannot be used for streams"),
-}
-
-
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize("which", list(REFUSALS))
-def test_a_start_is_refused(scene: StreamScene, which: str) -> None:
-    changed, of_server, words = REFUSALS[which]
-    told = {"host": scene.server.host, "stream_port": scene.server.stream_port, **of_server}
+@pytest.mark.parametrize(
+    ("changed", "of_server", "words"),
+    [
+        ({"stream": "not-there"}, {}, "the stream does not exist"),
+        ({}, {"password": "wrong"}, "the user or password is wrong"),
+        ({}, {"user": "reader", "password": "reads"}, "lacks the right"),
+        ({}, {"user": "writer", "password": "writes"}, "lacks the right"),
+        ({}, {"user": "writer", "password": "writes", "virtual_host": "other"}, "access"),
+        ({}, {"stream_port": 1}, "cannot be used for streams"),
+    ],
+    ids=["no stream", "a wrong password", "may only read", "may only write", "another virtual host", "nobody there"],
+)
+def test_a_start_is_refused(scene: StreamScene, changed: dict[str, Any], of_server: dict[str, Any], words: str) -> None:
+    settings = {"host": scene.server.host, "stream_port": scene.server.stream_port, **of_server}
     with pytest.raises(PreflightError, match=words) as caught:
-        scene.sink(server=RabbitMQ(**told), **changed).preflight(QUERY, None)
+        scene.sink(server=RabbitMQ(**settings), **changed).preflight(QUERY, None)
     assert "wrong" not in str(caught.value).replace(words, "")
-
-
-def test_another_stream_is_refused(scene: StreamScene) -> None:
-    facts = scene.facts(scene.sink())
-    other = scene.sink(stream=scene.witness.create())
-    with pytest.raises(PreflightError, match="the query has published to"):
-        other.preflight(QUERY, facts)
 
 
 class Place(went_back.OnServer, test_rabbitmq_stream.StreamConformance):
@@ -269,34 +252,17 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-OWN_SERVER = pytest.mark.drawn(1, "a stream's own server")
-
-
-@OWN_SERVER
-def test_a_server_that_is_away_before_a_decision(place: Place, tmp_path: Path) -> None:
-    query = outages.Query(place, tmp_path)
-    with outages.once_logged("Waiting for at most 60 s", place.server.start):
-        query.job.run(0, 1, 2, listener=went_back.once_at(Phase.VALIDATING, 1, place.server.kill))
-    assert Counter(place.visible()) == outages.numbers(0, 1, 2)
-    assert place.left_open() == []
-
-
-@OWN_SERVER
+@pytest.mark.slow
 def test_a_server_that_is_away_while_a_batch_is_finished(place: Place, tmp_path: Path) -> None:
     outages.test_a_server_that_is_away_while_a_batch_is_finished(place, tmp_path)
 
 
-@OWN_SERVER
+@pytest.mark.slow
 def test_a_server_that_went_back_is_found_at_a_start(place: Place, tmp_path: Path) -> None:
     went_back.test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place, tmp_path)
 
 
-@OWN_SERVER
-def test_a_lower_guarantee_and_back_and_a_restored_log(place: Place, tmp_path: Path) -> None:
-    went_back.test_what_changed_with_the_sink_itself_stops_nothing(place, tmp_path)
-
-
-@OWN_SERVER
+@pytest.mark.slow
 def test_tls(tmp_path: Path) -> None:
     keys = make_keys(tmp_path)
     authority = keys / "ca.pem"

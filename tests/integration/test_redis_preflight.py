@@ -166,29 +166,6 @@ def test_a_server_that_cannot_be_used(server: RedisServer, client: Any, login: s
 # --- replicas ---------------------------------------------------------------------------------------------------------
 
 
-class Sentinel(Server):
-    """``redis-server --sentinel`` that watches one master."""
-
-    def __init__(self, folder: Path, master: RedisServer) -> None:
-        super().__init__(folder)
-        self._master = master
-
-    def initialise(self) -> None:
-        lines = [
-            f"port {self.port}",
-            f"bind {HOST}",
-            f"dir {self.folder}",
-            f"sentinel monitor first {HOST} {self._master.port} 1",
-        ]
-        (self.folder / "sentinel.conf").write_text("\n".join(lines))
-
-    def command(self) -> list[str]:
-        return [str(find_program("redis-server")), str(self.folder / "sentinel.conf"), "--sentinel"]
-
-    is_up = RedisServer.is_up
-    ask = RedisServer.ask
-
-
 @pytest.fixture
 def replica(server: RedisServer, client: Any, tmp_path: Path) -> Iterator[RedisServer]:
     client.config_set("repl-diskless-sync-delay", "0")
@@ -254,10 +231,23 @@ def test_replicas_are_waited_for_until_they_count_the_commit(
 def test_sentinels_say_where_the_master_is(
     server: RedisServer, replica: RedisServer, client: Any, tmp_path: Path
 ) -> None:
-    with Sentinel(tmp_path / "sentinel", server) as sentinel:
+    class Sentinel(Server):
+        """``redis-server --sentinel`` that watches one master."""
+
+        def initialise(self) -> None:
+            lines = [f"port {self.port}", f"bind {HOST}", f"dir {self.folder}"]
+            lines.append(f"sentinel monitor first {HOST} {server.port} 1")
+            (self.folder / "sentinel.conf").write_text("\n".join(lines))
+
+        def command(self) -> list[str]:
+            return [str(find_program("redis-server")), str(self.folder / "sentinel.conf"), "--sentinel"]
+
+        is_up = RedisServer.is_up
+        ask = RedisServer.ask
+
+    with Sentinel(tmp_path / "sentinel") as sentinel:
         # The url names the replica: only the Sentinel knows better.
-        sink = RedisSink(replica.url, sentinels=[(HOST, sentinel.port)], service="first")
-        query = Query(sink)
+        query = Query(RedisSink(replica.url, sentinels=[(HOST, sentinel.port)], service="first"))
         query.write({"key": ["a"], "value": ["1"]})
         assert client.get("a") == b"1"
         query.close()

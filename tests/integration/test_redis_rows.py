@@ -124,14 +124,6 @@ def test_lists_are_replaced(write: Write, client: Any) -> None:
     assert client.lrange("c", 0, -1) == [item.encode() for item in long]
 
 
-def test_lists_from_the_middle_of_a_batch(write: Write, client: Any) -> None:
-    rows = pa.record_batch({"key": list("abcd"), "value": [["x"], [], ["1", "2"], None]})
-    part = rows.slice(2)
-    write({"key": part.column("key"), "value": part.column("value")}, structure="list")
-    assert client.lrange("c", 0, -1) == [b"1", b"2"]
-    assert data(client) == {b"c"}
-
-
 def test_sets_and_sorted_sets(write: Write, client: Any) -> None:
     write({"key": ["s"] * 3, "member": ["a", "b", "a"]}, structure="set")
     assert client.smembers("s") == {b"a", b"b"}

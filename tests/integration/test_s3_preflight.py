@@ -255,21 +255,6 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
     assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 
-def test_options_of_new_objects_are_sent(bucket: Bucket, between: Between) -> None:
-    sent: list[tuple[str | None, str | None]] = []
-
-    def listen(request: Request, headers: Any) -> None:
-        if request.method == "POST" and not request.is_complete:
-            lower = {name.lower(): value for name, value in headers.items()}
-            sent.append((lower.get("x-amz-storage-class"), lower.get("x-amz-server-side-encryption")))
-
-    between.listen = listen
-    between.act = lambda request: refusal(400, "InvalidRequest") if request.method == "POST" else GO_ON
-    with pytest.raises(PrepareError):
-        seal(new_store(bucket, endpoint_url=between.url, storage_class="STANDARD_IA", server_side_encryption="AES256"))
-    assert sent == [("STANDARD_IA", "AES256")]
-
-
 class TlsServer(S3Server):
     """The same behind TLS."""
 

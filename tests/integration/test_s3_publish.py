@@ -70,15 +70,6 @@ def test_a_lost_reply_is_asked_for_again(bucket: Bucket, between: Between) -> No
 GONE = refusal(404, "NoSuchUpload")
 
 
-@pytest.mark.parametrize("answer", [GONE, refusal(412, "PreconditionFailed")], ids=["gone", "occupied"])
-def test_a_store_that_forgets_its_uploads_is_looked_at(bucket: Bucket, between: Between, answer: Reply) -> None:
-    """As AWS may answer a second completion, where versitygw says that it is done."""
-    fields = seal(new_store(bucket))
-    publish(new_store(bucket), fields)
-    between.act = lambda request: answer if request.is_complete else GO_ON
-    assert publish(new_store(bucket, endpoint_url=between.url), fields).outcome is Outcome.ALREADY_COMMITTED
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -211,17 +202,6 @@ def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
     assert bucket.objects() == {key(fields): b"rows"}
 
 
-def test_no_answer_is_waited_for_without_end(bucket: Bucket) -> None:
-    store = new_store(bucket, read_timeout_s=0.2, attempts=1)
-    fields = seal(store)
-    bucket.server.pause()
-    try:
-        assert publish(store, fields).outcome is Outcome.RETRY
-    finally:
-        bucket.server.resume()
-    assert publish(store, fields).outcome in {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED, Outcome.RETRY}
-
-
 def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, store: S3Store) -> None:
     """Versitygw takes the upload out of all listings while it puts the object together, and is killed right then."""
     fields = seal(store)
@@ -283,11 +263,6 @@ def test_what_is_left_of_a_lost_one_is_given_up_also_where_no_answer_comes(bucke
     between.act = lambda _: GO_ON
     assert [one.outcome for one in committer.commit([handle])] == [Outcome.LOST]
     assert bucket.objects() == {}
-
-
-def test_where_other_parts_stand_nothing_is_held(bucket: Bucket, store: S3Store) -> None:
-    fields = seal(store)
-    assert store.look([fields, {**fields, "etags": "0" * 32}]) == [FileState.STAGED, FileState.UNKNOWN]
 
 
 def test_a_missing_part_is_never_published(bucket: Bucket, store: S3Store) -> None:

@@ -9,8 +9,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,56 +37,38 @@ LIMIT_S = 60
 QUERIES = {"busy": "11111111-0000-4000-8000-000000000001", "dead": "11111111-0000-4000-8000-000000000002"}
 
 
-def expressions() -> dict[str, str]:
-    """Returns the dashboard's expressions as Grafana sends them, by the titles of their panels."""
-    found = {
-        f"{panel['title']} {target['refId']}": target["expr"]
-        for panel in DASHBOARD["panels"]
-        for target in panel.get("targets", [])
-    }
-    return {
-        title: expr.replace("$__rate_interval", "1m").replace("$query", "|".join(QUERIES.values()))
-        for title, expr in found.items()
-    }
-
-
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """Serves a query that is busy, and one that has stopped."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch_figures, "_known", {})
-        yield serve()
+        busy, dead = Figures(), Figures()
+        for name, figures in (("busy", busy), ("dead", dead)):
+            figures.start(QUERIES[name], name)
+            run = Run()
+            run.state = replace(
+                run.state,
+                phase=Phase.VALIDATING,
+                writing=Writing(handles=(handle(0, time.time_ns() // 1_000_000),)),
+            )
+            figures.begin_run(QUERIES[name], "r1", run)
+            for phase in (Phase.WRITING, Phase.DECIDING, Phase.IDLE):
+                figures.enter(phase, 3)
+            figures.done(progress(3, healed=1))
+        busy.enter(Phase.FINISHING, 4)
+        dead.stopped(4, TransactionLostError("Rows are lost"))
+        yield serve_metrics(0)
 
 
-def serve() -> int:
-    busy, dead = Figures(), Figures()
-    for name, figures in (("busy", busy), ("dead", dead)):
-        figures.start(QUERIES[name], name)
-        run = Run()
-        run.state = replace(
-            run.state,
-            phase=Phase.VALIDATING,
-            writing=Writing(handles=(handle(0, time.time_ns() // 1_000_000),)),
-        )
-        figures.begin_run(QUERIES[name], "r1", run)
-        for phase in (Phase.WRITING, Phase.DECIDING, Phase.IDLE):
-            figures.enter(phase, 3)
-        figures.done(progress(3, healed=1))
-    busy.enter(Phase.FINISHING, 4)
-    dead.stopped(4, TransactionLostError("Rows are lost"))
-    return serve_metrics(0)
-
-
-@contextmanager
-def prometheus(folder: Path, scraped: int) -> Iterator[Callable[..., Any]]:
-    """Starts a Prometheus that scrapes a port and evaluates our rules; gives a function that asks its API."""
+@NEEDS_PROMETHEUS
+def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "sparkonce", "static_configs": [{"targets": [f"127.0.0.1:{scraped}"]}]}],
+        "scrape_configs": [{"job_name": "sparkonce", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
     }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
-    address = f"127.0.0.1:{free_port()}"
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
 
     def ask(path: str, **given: str) -> Any:
         url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(given)}"
@@ -95,29 +76,26 @@ def prometheus(folder: Path, scraped: int) -> Iterator[Callable[..., Any]]:
             return json.loads(answer.read())["data"]
 
     def is_up() -> bool:
-        assert running.poll() is None, (folder / "log").read_text()
+        assert running.poll() is None, log.read_text()
         try:
             return bool(ask("query", query="sparkonce_batches_total")["result"])
         except OSError:
             return False
 
-    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log) as running,
-    ):
-        try:
-            eventually(is_up, "Prometheus has scraped our figures")
-            yield ask
-        finally:
-            running.terminate()
-            running.wait(LIMIT_S)
-
-
-@NEEDS_PROMETHEUS
-def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
-    with prometheus(tmp_path, port) as ask:
-        answers = {title: ask("query", query=expr)["result"] for title, expr in expressions().items()}
+    command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    with log.open("w") as out:
+        running = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=out, stderr=out)
+    try:
+        eventually(is_up, "Prometheus has scraped our figures")
+        # The dashboard's expressions as Grafana sends them, by the titles of their panels.
+        answers = {
+            f"{panel['title']} {target['refId']}": ask(
+                "query",
+                query=target["expr"].replace("$__rate_interval", "1m").replace("$query", "|".join(QUERIES.values())),
+            )["result"]
+            for panel in DASHBOARD["panels"]
+            for target in panel.get("targets", [])
+        }
         value = {title: [float(one["value"][1]) for one in found] for title, found in answers.items()}
         assert value["Queries that have stopped A"] == [1]
         assert value["In doubt A"] == [2]
@@ -134,6 +112,9 @@ def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
         )
         assert [one["labels"]["name"] for one in firing] == ["dead"]
         assert "Query dead cannot" in firing[0]["annotations"]["summary"]
+    finally:
+        running.terminate()
+        running.wait(LIMIT_S)
 
 
 def series(name: str, values: str, **labels: str) -> dict[str, str]:
@@ -238,17 +219,16 @@ def test_grafanas_schema_knows_all_of_the_dashboard() -> None:
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
 
+    def missing(given: Any, found: Any, path: str = "") -> Iterator[str]:
+        if isinstance(given, dict) and isinstance(found, dict):
+            for name in given:
+                yield from missing(given[name], found.get(name), f"{path}/{name}")
+        elif isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
+            for number, pair in enumerate(zip(given, found, strict=True)):
+                yield from missing(*pair, f"{path}/{number}")
+        elif given != found:
+            yield f"{path}: {given!r} became {found!r}"
+
     register_default_plugins()
     again = json.loads(JSONEncoder(sort_keys=True).encode(dashboards.Dashboard.from_json(DASHBOARD)))
-    assert list(_missing(DASHBOARD, again)) == []
-
-
-def _missing(given: Any, found: Any, path: str = "") -> Iterator[str]:
-    if isinstance(given, dict) and isinstance(found, dict):
-        for name in given:
-            yield from _missing(given[name], found.get(name), f"{path}/{name}")
-    elif isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
-        for number, pair in enumerate(zip(given, found, strict=True)):
-            yield from _missing(*pair, f"{path}/{number}")
-    elif given != found:
-        yield f"{path}: {given!r} became {found!r}"
+    assert list(missing(DASHBOARD, again)) == []
