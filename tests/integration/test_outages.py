@@ -151,8 +151,7 @@ def once_logged(words: str, action: Callable[[], object]) -> Iterator[list[str]]
     assert not left, f"{words!r} was never logged"
 
 
-@pytest.mark.parametrize("crash", [True, False], ids=["killed", "stopped"])
-@pytest.mark.drawn(3)
+@pytest.mark.parametrize("crash", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["killed", "stopped"])
 def test_a_server_that_is_away_while_slots_are_prepared(place: Any, tmp_path: Path, crash: bool) -> None:
     """It is started once the run has found that what it has prepared cannot even be undone."""
     query = Query(place, tmp_path)
@@ -165,7 +164,19 @@ def test_a_server_that_is_away_while_slots_are_prepared(place: Any, tmp_path: Pa
     assert sum("Going on after" in line for line in lines) == 1
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.parametrize(
+    "place",
+    [
+        PostgresTwoPhase,
+        pytest.param(Kafka, marks=[pytest.mark.kafka, KILLS_BROKER]),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (PostgresStaged, MariaDBTwoPhase, MariaDBStaged, Redis, S3)
+        ),
+    ],
+    indirect=True,
+    ids=lambda kind: kind.__name__,
+)
 def test_a_server_that_is_away_while_a_batch_is_finished(place: Any, tmp_path: Path) -> None:
     query = Query(place, tmp_path)
     with once_logged("Waiting for at most 60 s: batch 1 is decided", place.server.start):

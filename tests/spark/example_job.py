@@ -7,7 +7,7 @@ down about its batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from spark.harness import AnyJob, Message, Row
 from spark.kills import hold_at
 from spark.matrix import ROWS_PER_BATCH, Example, StateJob
 from spark.processes import Run
-from spark.watching import Place, Watcher
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
@@ -120,21 +119,6 @@ class Program:
     chunk: int
 
 
-class FirstSeen(Watcher):
-    """Notes for each row which batch was the last one decided when the row was first there to be read."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.rows: dict[Place, tuple[Row, int]] = {}
-
-    def take(self, messages: Sequence[Any]) -> None:
-        known = self._decided() if messages else -1
-        for message in messages:
-            place = (message.partition(), message.offset())
-            self.seen[place] = message.key()
-            self.rows[place] = ((message.key().decode(), message.value().decode()), known)
-
-
 class ProgramJob(AnyJob):
     """An example with its sample on the shared broker, in topics that are gone when it is over.
 
@@ -152,7 +136,6 @@ class ProgramJob(AnyJob):
         self.config = replace(self.config, sources=tuple(sample.sources))
         self._program, self._registry = program, registry if sample.registry else None
         self.trial = Trial(sample, bootstrap=bootstrap, checkpoint=self.checkpoint, registry=self._registry)
-        self.first_seen = self.watcher = FirstSeen(bootstrap, sample.target, max(sample.sources.values()), self.decided)
         self._messages = self.trial.messages()
 
     def __enter__(self) -> Self:
@@ -184,7 +167,7 @@ class ProgramJob(AnyJob):
         def has_rows(batch: int) -> bool:
             if point == Phase.DECIDING.name:
                 return bool(self.transactions("Ongoing"))
-            return Phase[point] not in WITH_TRANSACTIONS or (batch > before and bool(self.handles()))
+            return Phase[point] not in WITH_TRANSACTIONS or (batch > before and bool(self.last_rows()[1]))
 
         hold = hold_at(point, self, has_rows if point in Phase.__members__ else None)
         run = self.launch(self._program.chunk, point)
@@ -199,38 +182,21 @@ class ProgramJob(AnyJob):
         run.kill()
         return count
 
-    def too_early(self) -> int:
-        """Counts rows that the reader saw before the batch was decided that must have written them.
-
-        The reader must have seen all that stands in the topic, nothing else, and no row that no batch must write.
-        """
-        self.watcher.catch_up({place: row[0].encode() for place, row in self._standing().items()})
-        seen = dict(self.first_seen.rows)
-        standing = self._standing()  # once more: a transaction may have become visible meanwhile
-        assert seen
-        assert [row for place, (row, _) in seen.items() if standing.get(place) != row] == []
-        # The last run may have been killed when a batch was decided, some of it seen, and Spark did not know of it.
-        written_by = dict(self.trial.outcome(self.decided()).rows)
-        assert [row for row, _ in seen.values() if row not in written_by] == []
-        return sum(written_by[row] > decided for row, decided in seen.values())
-
-    def _standing(self) -> dict[Place, Row]:
-        """Reads what a read_committed reader finds in the target now."""
-        return {
-            (one.partition, one.offset): ((one.key or b"").decode(), (one.value or b"").decode())
-            for one in self.records()
-        }
-
     def left_open(self) -> list[str]:
         """Asks for the transactions that are still open, of any run but the newest."""
         tokens = {name: TransactionalId.parse(name).token for name in self.transactions()}  # type: ignore[union-attr]
         newest = max(tokens.values())
         return [name for name in self.transactions("Ongoing") if tokens.get(name, newest) != newest]
 
-    def handles(self) -> tuple[Handle, ...]:
-        """Reads the transactions of the last batch that is decided."""
-        newest = self.log().newest_decision
-        return tuple(handle for handle in newest.handles if handle.transaction) if newest is not None else ()
+    def last_rows(self) -> tuple[int, tuple[Handle, ...]]:
+        """Reads the transactions of the last batch that is decided and has any."""
+        log = self.log()
+        for batch in range(self.decided(), -1, -1):
+            decision = log.decision(batch)
+            handles = tuple(handle for handle in decision.handles if handle.transaction) if decision else ()
+            if handles:
+                return batch, handles
+        return -1, ()
 
 
 def delete_topics(bootstrap: str, topics: list[str]) -> None:

@@ -6,15 +6,14 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventually import LIMIT_S
 from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import Run
-from spark.watching import Watcher
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import short_query
@@ -42,36 +41,19 @@ def new_name(start: str) -> str:
     return f"{start}-{secrets.token_hex(4)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Counts what a job wrote to a target, against what it had to, all on the server.
-
-    Attributes:
-        watched: How many rows the watcher saw; as many as there are where none was watching.
-    """
+class Verdict(NamedTuple):
+    """Counts the rows of a target that are right and wrong, and the query's open transactions."""
 
     expected: int
     rows: int
     missing: int
     doubled: int
     unexpected: int
-    early: int
-    watched: int
     lingering: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rows:,} rows of {self.expected:,}: {self.missing} missing, {self.doubled} doubled, "
-            f"{self.unexpected} unexpected; the watcher saw {self.watched:,}, {self.early} of them early; "
-            f"{self.lingering} lingering"
-        )
 
     @property
     def is_exactly_once(self) -> bool:
-        return (
-            self.rows == self.watched == self.expected > 0
-            and self.missing == self.doubled == self.unexpected == self.early == self.lingering == 0
-        )
+        return self.rows == self.expected > 0 == self.missing == self.doubled == self.unexpected == self.lingering
 
 
 class AnyJob:
@@ -116,7 +98,6 @@ class AnyJob:
                 **config,
             }
         )
-        self.watcher = Watcher(bootstrap, self.config.target, PARTITIONS, self.decided)
         self._sent = [0] * sources
 
     def __enter__(self) -> Self:
@@ -124,15 +105,12 @@ class AnyJob:
         for topic in (*self.config.sources, self.config.target):
             create_topic(self.bootstrap, topic, PARTITIONS)
         self.gate.__enter__()
-        if KAFKA in self.config.sinks:
-            self.watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for run in self.runs:
             run.resume()
             run.kill()
-        self.watcher.stop()
         self.gate.__exit__()
 
     def send(self, messages: Sequence[Message], source: int = 0) -> None:
@@ -203,16 +181,9 @@ class AnyJob:
         return found
 
     def count(self, expected: Counter[Row]) -> Verdict:
-        """Counts on the broker, once the watcher has caught up with it."""
-        records = self.records()
-        standing = {(record.partition, record.offset): record.key for record in records}
-        self.watcher.catch_up(standing)
-        return Verdict(
-            **compared(Counter(self.row(record) for record in records), expected),
-            early=self.watcher.early + self.watcher.not_among(standing),
-            watched=len(self.watcher.seen),
-            lingering=len(self.transactions("Ongoing")),
-        )
+        """Counts on the broker."""
+        found = Counter(self.row(record) for record in self.records())
+        return Verdict(**compared(found, expected), lingering=len(self.transactions("Ongoing")))
 
 
 def compared(found: Counter[Any], expected: Counter[Any]) -> dict[str, int]:
@@ -292,14 +263,3 @@ class Job(AnyJob):
     def judge(self) -> Verdict:
         """Counts what stands in the topic."""
         return self.count(Counter((each, "") for each in self.ids))
-
-    def judge_others(self) -> dict[str, Verdict]:
-        """Counts what stands in each other target."""
-        open_now, found = self.open(), {kind: target.visible() for kind, target in self.targets.items()}
-        verdicts = {}
-        for kind, target in self.targets.items():
-            standing = Counter(row for row, _ in found[kind].elements())
-            lingering = len(open_now[kind])
-            more = {"early": 0, "watched": standing.total(), "lingering": lingering}
-            verdicts[kind] = Verdict(**compared(standing, Counter(map(target.row, self.ids))), **more)
-        return verdicts

@@ -127,7 +127,7 @@ def strike(
     """
     holds = {}
     for job, (point, told) in cells.items():
-        is_due = due[job] if due is not None else from_batch(job.decided() + 1)
+        is_due = (due or {}).get(job) or from_batch(job.decided() + 1)
         holds[job] = hold_at(point, job, None if point in FIRST else is_due, **told)
     run = start_held(holds, [point for point, _ in cells.values()], log, **started)
     sights = {}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
-from psycopg import sql
 
 from mariadb_witness import Witness
 from postgres_witness import ask, prepared, staging_tables
@@ -16,8 +15,7 @@ from redis_servers import own, witness
 from s3_bucket import Bucket
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
-from sparkonce.sinks.mysql.names import FORMAT_ID
-from sparkonce.sinks.redis.names import IDENTITY, ledger_key
+from sparkonce.sinks.redis.names import IDENTITY
 
 Rows = Counter[tuple[str, int]]
 """How often each row, known by its id, stands somewhere under the number of a batch."""
@@ -44,10 +42,6 @@ class Target(abc.ABC):
     def open(self, query: str) -> list[str]:
         """Asks the system what it holds of the query that is neither committed nor aborted."""
 
-    def row(self, id: str) -> str:  # noqa: A002 - the column's name
-        """Returns what a row is known as there."""
-        return id
-
 
 class MySQL(Target):
     kind = "MySQLSink"
@@ -67,13 +61,6 @@ class MySQL(Target):
         )
         return [name for name in [*(str(one) for (one,) in staged), *map(str, self.witness.xids())] if query in name]
 
-    def roll_back(self, query: str) -> int:
-        """Rolls back what is prepared, as an operator may; returns how many transactions that was."""
-        own = [found for found in self.witness.rows("XA RECOVER") if query.encode() in found[3]]
-        for _, length, _, data in own:
-            self.witness.run(f"XA ROLLBACK X'{data[:length].hex()}', X'{data[length:].hex()}', {FORMAT_ID}")
-        return len(own)
-
 
 class Postgres(Target):
     kind = "PostgresSink"
@@ -89,13 +76,6 @@ class Postgres(Target):
     def open(self, query: str) -> list[str]:
         found = [*prepared(self.server), *staging_tables(self.server)]
         return [name for name in found if query in name]
-
-    def roll_back(self, query: str) -> int:
-        """Rolls back what is prepared, as an operator may; returns how many transactions that was."""
-        own = [gid for gid in prepared(self.server) if query in gid]
-        for gid in own:
-            ask(self.server, sql.SQL("ROLLBACK PREPARED {}").format(gid))
-        return len(own)
 
 
 class Redis(Target):
@@ -119,13 +99,7 @@ class Redis(Target):
     def open(self, query: str) -> list[str]:
         with witness(self.server) as client:
             staged = {key.decode() for key in client.scan_iter(count=1_000) if own(key)} - {IDENTITY}
-        return [key for key in staged if query in key and key != self.ledger(query)]
-
-    def ledger(self, query: str) -> str:
-        return ledger_key(self.prefix, query).name
-
-    def row(self, id: str) -> str:  # noqa: A002 - the column's name
-        return id[-2:] if self.by == "ending" else id
+        return [key for key in staged if query in key and not key.endswith(":ledger")]
 
 
 class Files(Target):

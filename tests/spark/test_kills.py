@@ -1,178 +1,193 @@
-"""The driver is killed (SIGKILL, with its JVM and its workers) wherever it may be, and its output is counted.
+"""A query into Kafka, PostgreSQL, and files is killed at every phase: each system shows a whole batch or nothing of it.
 
-The short form kills eight queries of one process at once, each at a point of its own, and in two rounds at every point
-that there is. The long form, a quarter of an hour, kills at least 60 runs after 100,000 rows or more, most of them at
-random times, and some more at points that only a run's first batch has::
-
-    pytest -m slow -s tests/spark/test_kills.py
-    SPARKONCE_SEED=7 pytest -m slow -s tests/spark/test_kills.py     # the same schedule again
+Starting Spark is what takes the time. So eight such queries share one driver, and two that lose transactions. Each
+query is held at another point while the systems are read, one SIGKILL ends the driver with its JVM and its workers, and
+the systems are read again. After two kills, a last driver writes what is left.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import time
+import ast
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from spark.harness import Job, Verdict, start_together
-from spark.kills import INSIDE, POINTS, Sight, check_points, from_batch, hold_at, leaves_decided, look, strike
-from spark.pipeline import PHASE
-from spark.processes import Run
-from sparkonce.protocol.state import Phase
+from postgres_witness import needs_postgres, running
+from spark.harness import Job, start_together
+from spark.kills import Cell, Sight, strike
+from spark.pipeline import ENDED, KAFKA, REFUSED
+from spark.targets import Files, Postgres
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.view import Decision
 from sparkonce.rig.kafka import Cluster
-from striking.points import BEGIN, FIRST, HALFWAY, PHASES, PREPARED, WRITTEN
+from sparkonce.testing.kafka import describe_transactions, read_committed
+from sparkonce.watch.timeline import TimelineReader
+from striking.points import BEFORE_CONCLUDE, HALFWAY, IN_DRIVER, PREPARED, WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800), needs_postgres]
 
-ROUNDS = (
-    # Each query's two kills stand one below the other: what the first leaves behind is what the next run finds.
-    (
-        *(Phase.READING.name, Phase.CLAIMING.name, WRITTEN, PREPARED),
-        *(Phase.WRITING.name, Phase.DECIDING.name, Phase.FINISHING.name, HALFWAY),
-    ),
-    (
-        *(Phase.SWEEPING_OWN.name, Phase.TIDYING.name, Phase.RAISING_FLOOR.name, Phase.SWEEPING.name),
-        *(BEGIN, Phase.IDLE.name, Phase.REPLAYING.name, Phase.REPLAYING.name),
-    ),
+ROWS, ROWS_PER_BATCH = 1_200, 200
+SYSTEMS = (KAFKA, "PostgresSink", "FilesSink")
+
+KILLS: Sequence[tuple[Cell, Cell]] = (
+    # The second kill meets what the first has left. Only a decided batch is replayed.
+    (("READING", {}), ("SWEEPING_OWN", {})),
+    (("CLAIMING", {}), ("TIDYING", {})),
+    ((WRITTEN, {"sink": "kafka"}), ("RAISING_FLOOR", {})),
+    ((PREPARED, {"sink": "postgres"}), ("SWEEPING", {})),
+    (("DECIDING", {}), ("IDLE", {})),
+    (("FINISHING", {}), ("REPLAYING", {})),
+    ((HALFWAY, {"sink": "kafka"}), ("WRITING", {})),
+    ((BEFORE_CONCLUDE, {"sink": "files"}), ("DECIDING", {})),
 )
+STATEFUL = range(4, len(KILLS))
+"""These queries drop duplicates: a batch that is written again must meet the state that it met before."""
+NOT_DECIDED = (WRITTEN, PREPARED, "WRITING", "DECIDING")
+DECIDED = ("FINISHING", HALFWAY, BEFORE_CONCLUDE, "SWEEPING_OWN", "RAISING_FLOOR", "TIDYING", "IDLE")
 
-ROWS, ROWS_PER_BATCH = 3_000, 400
-OFTEN = {"keep_batches": 2, "tidy_every_batches": 1}
-"""The log is tidied, and its floor raised, in the third batch."""
+LOST_TIMEOUT_MS = 10_000
+LOST: Mapping[str, tuple[str, str]] = {
+    "half of it": ("spark.plans:distinct", HALFWAY),
+    "half of it, with other rows": ("spark.plans:moody", HALFWAY),
+}
+"""Queries whose batch 1 is decided when they are killed, and aborted by the broker before the next start.
 
-LONG_ROWS, LONG_ROWS_PER_BATCH = 1_000_000, 25_000
-BATCHES_BEFORE = 4
-"""How many a run of the long form decides before it is killed."""
-LONGEST_RANDOM_S = 4.0
-RANDOM = "a random time"
+`moody` computes other rows each time.
+"""
 
 
-def test_short_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
-    config: dict[str, Any] = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "points": INSIDE, **OFTEN}
-    sights: list[Sight] = []
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """All queries after their kills and their last run.
+
+    Attributes:
+        jobs: The queries into three systems.
+        seen: What the systems showed at each query's two kills.
+        lost: The queries that lost transactions, by what they lost, with the decision before the last run and the slots
+            that the broker aborted.
+    """
+
+    jobs: Sequence[Job]
+    seen: Sequence[Sequence[Sight]]
+    lost: Mapping[str, tuple[Job, Decision, set[int]]]
+
+
+@pytest.fixture(scope="module")
+def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    folder = tmp_path_factory.mktemp("killed")
     with ExitStack() as stack:
+        server = stack.enter_context(running())
+
+        def new_job(name: str, **config: Any) -> Job:
+            every = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "keep_batches": 2}
+            points = (WRITTEN, PREPARED, HALFWAY, BEFORE_CONCLUDE)
+            job = Job(kafka.bootstrap, folder / name, tidy_every_batches=1, points=points, **every, **config)
+            return stack.enter_context(job)
+
         jobs = [
-            stack.enter_context(Job(kafka.bootstrap, tmp_path / f"job-{number}", **config))
-            for number in range(len(ROUNDS[0]))
+            new_job(
+                f"unit-{number}",
+                targets=[Postgres(server, f"unit_{number}"), Files(folder / f"files-{number}")],
+                plan=f"spark.plans:{'distinct' if number in STATEFUL else 'stateless'}",
+                again=number in STATEFUL,
+            )
+            for number in range(len(KILLS))
         ]
-        for number, points in enumerate(ROUNDS):
-            cells = {job: (point, {}) for job, point in zip(jobs, points, strict=True)}
-            sights += strike(cells, tmp_path / f"{number}.log", read=False).values()
-            say(f"killed: {sights[-len(jobs) :]}")
-        # What is left does not have to be done in small steps.
-        start_together(jobs, tmp_path / "last.log", rows_per_batch=ROWS).finish()
-        judge(sights, [job.judge() for job in jobs])
-    assert [sight.point for sight in sights] == [point for points in ROUNDS for point in points]
-    assert [sight for sight in sights if sight.phase != sight.point and sight.point not in INSIDE] == []
+        settings = {"transaction.timeout.ms": LOST_TIMEOUT_MS}
+        losing = {
+            name: new_job(f"losing-{number}", plan=plan, kafka={"settings": settings})
+            for number, (name, (plan, _)) in enumerate(LOST.items())
+        }
+        first = {job: kills[0] for job, kills in zip(jobs, KILLS, strict=True)}
+        first |= {losing[name]: (point, {}) for name, (_, point) in LOST.items()}
+        seen = [strike(first, folder / "first.log", {job: (lambda batch: batch == 1) for job in losing.values()})]
+        seen.append(strike({job: kills[1] for job, kills in zip(jobs, KILLS, strict=True)}, folder / "second.log"))
+
+        lost = {name: (job, *what_is_lost(job)) for name, job in losing.items()}
+        everything = [*jobs, *losing.values()]
+        start_together(everything, folder / "last.log", rows_per_batch=2 * ROWS).join()
+        yield Killed(jobs, [[sights[job] for sights in seen] for job in jobs], lost)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(10_800)
-def test_long_form(kafka: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
-    seed = int(os.environ.get("SPARKONCE_SEED") or random.SystemRandom().randrange(10**6))
-    chance = random.Random(seed)
-    schedule = [*POINTS * 2, *[RANDOM] * 40]
-    chance.shuffle(schedule)
-    say(f"\nSPARKONCE_SEED={seed}, {len(schedule)} kills")
-    kills, verdicts = carry_out(kafka.bootstrap, tmp_path, schedule, chance, say)
-    judge([kill.sight for kill in kills], verdicts)
-    late = [kill for kill in kills if kill.sight.point not in FIRST]
-    assert len(late) >= 60
-    assert [kill for kill in late if kill.rows < 100_000] == []
+def what_is_lost(job: Job) -> tuple[Decision, set[int]]:
+    """Waits until the broker has aborted what a killed query had open, and returns the slots of its batch 1 there."""
+    job.await_aborted()
+    decision = job.log().decision(1)
+    assert decision is not None
+    states = describe_transactions(job.bootstrap, [str(one["transactional_id"]) for one in written(decision)])
+    aborted = {name for name, one in states.items() if one.state != "CompleteCommit"}
+    return decision, {one.slot for one in written(decision) if one["transactional_id"] in aborted}
 
 
-def judge(sights: Sequence[Sight], verdicts: Sequence[Verdict]) -> None:
-    assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
-    check_points(sights)
+def written(decision: Decision) -> list[Handle]:
+    return [handle for handle in decision.handles if handle.transaction]
 
 
-class Kill(NamedTuple):
-    """A kill of the long form, and how many rows its run had read for batches that it decided."""
+@pytest.mark.parametrize("number", range(len(KILLS)), ids=lambda number: "-".join(point for point, _ in KILLS[number]))
+def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed: Killed, number: int) -> None:
+    job = killed.jobs[number]
+    for sight, (point, told) in zip(killed.seen[number], KILLS[number], strict=True):
+        assert sight.point == point
+        assert sight.phase == point or not point.isupper()
+        for kind in SYSTEMS:
+            early = [row for row in sight.after[kind] if row[1] > sight.decided]
+            assert not early, f"{kind} shows rows of a batch that was not decided at {point}: {early[:3]}"
+            assert sight.visible[kind] <= sight.after[kind], f"{kind} no longer shows rows that it has shown"
+        if point in NOT_DECIDED:
+            assert sight.decided < sight.batch
+        if point in DECIDED:
+            assert sight.decided == sight.batch
+        if point in ("DECIDING", "FINISHING"):
+            assert all(sight.open.values()), f"nothing is prepared, so the kill proves nothing: {sight.open}"
+            assert sight.after == sight.visible, "somebody has committed after the kill"
+        if point in (WRITTEN, PREPARED, HALFWAY):
+            assert any(sight.open.values()), f"nothing is open, so the kill proves nothing: {told}"
 
-    sight: Sight
-    rows: int
-
-
-def carry_out(
-    bootstrap: str, folder: Path, schedule: Sequence[str], chance: random.Random, say: Callable[[str], None]
-) -> tuple[list[Kill], list[Verdict]]:
-    """Kills at one point after the other, in as many jobs as that takes, and judges each job when it is done."""
-    kills: list[Kill] = []
-    verdicts: list[Verdict] = []
-    left = list(schedule)
-    config: dict[str, Any] = {
-        "rows": LONG_ROWS,
-        "rows_per_batch": LONG_ROWS_PER_BATCH,
-        "keep_batches": 3,
-        "points": INSIDE,
-    }
-    while left:
-        with Job(bootstrap, folder / f"job-{len(verdicts)}", **config) as job:
-            while left:
-                # Only a run that finds a decided batch replays one.
-                replays = leaves_decided([kill.sight for kill in kills])
-                point = left[0] if left[0] != Phase.REPLAYING.name or replays else Phase.FINISHING.name
-                run = job.start()
-                kill = kill_at(point, job, run, chance)
-                if kill is None:  # all is written: on to the next job
-                    run.finish()
-                    break
-                run.kill()
-                kills.append(kill)
-                if point == left[0]:
-                    left.pop(0)
-                say(f"kill {len(kills)}: {kill}")
-            else:
-                job.start().finish()
-            verdicts.append(job.judge())
-            say(str(verdicts[-1]))
-    say(table(kills, verdicts))
-    return kills, verdicts
+    assert [one.told["failed"] for one in job.gate.at(ENDED)] == [""], "only the last run has ended on its own"
+    found = job.visible()
+    assert found[KAFKA] == found["PostgresSink"] == found["FilesSink"], "the systems differ in a batch"
+    assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
+    assert job.open() == {kind: [] for kind in SYSTEMS}
+    # The process ends right after its queries, which nobody closes.
+    assert TimelineReader(LocalFiles(job.checkpoint)).read()[-1].events[-1].kind == "ended"
 
 
-def kill_at(point: str, job: Job, run: Run, chance: random.Random) -> Kill | None:
-    """Waits until the run is there. None if it ends before."""
-    decided = job.decided()
-    due = decided + 1 + BATCHES_BEFORE
-    if point == RANDOM:
-        hold = job.gate.hold(PHASE, when=lambda one: one.told["batch"] >= due)
-    else:
-        hold = hold_at(point, job, None if point in FIRST else from_batch(due))
-    job.gate.wait_for(lambda: bool(hold.arrivals) or run.has_ended, f"the query is at {point!r}, or ends")
-    hold.cancel()
-    if not hold.arrivals:
-        return None
-    if point == RANDOM:
-        hold.release()
-        # Not to wait for anything: this is the random time.
-        time.sleep(chance.uniform(0, LONGEST_RANDOM_S))
-        if run.has_ended:
-            return None
-        run.pause()
-    sight = look(point, job, read=False)
-    return Kill(sight, (sight.decided - decided) * job.config.rows_per_batch)
+def test_every_phase_is_hit() -> None:
+    assert {point for kills in KILLS for point, _ in kills} >= {*IN_DRIVER, WRITTEN, PREPARED, HALFWAY}
 
 
-def table(kills: Sequence[Kill], verdicts: Sequence[Verdict]) -> str:
-    """Kills by phase and by how they came, and what the jobs came to."""
-    at_random = Counter(kill.sight.phase for kill in kills if kill.sight.point == RANDOM)
-    on_purpose = Counter(kill.sight.phase for kill in kills if kill.sight.point != RANDOM)
-    lines = [
-        f"{'phase':<15} {'at its':>7} {'at random':>10}",
-        f"{'':<15} {'points':>7} {'times':>10}",
-        *(f"{phase.name:<15} {on_purpose[phase.name]:>7} {at_random[phase.name]:>10}" for phase in PHASES),
-    ]
-    lines.append(f"{'all':<15} {sum(on_purpose.values()):>7} {sum(at_random.values()):>10}")
-    inside = Counter(kill.sight.point for kill in kills if kill.sight.point in INSIDE)
-    lines += [f"of these, {point}: {inside[point]}" for point in INSIDE]
-    written = sorted(kill.rows for kill in kills if kill.sight.point not in FIRST)
-    lines.append(f"rows of a run before its kill: {written[0]:,} to {written[-1]:,}")
-    lines += [f"job {number}: {verdict}" for number, verdict in enumerate(verdicts)]
-    return "\n".join(lines)
+def test_what_the_broker_aborted_of_a_decided_batch_is_written_again(killed: Killed) -> None:
+    job, before, lost = killed.lost["half of it"]
+    assert 0 < len(lost) < len(written(before))
+    after = job.log().decision(1)
+    assert after is not None
+    assert {one.slot for one in set(before.handles) - set(after.handles)} == lost
+    assert [one.evidence for one in after.handles] == [one.evidence for one in before.handles]
+    verdict = job.judge()
+    assert verdict.is_exactly_once, verdict
+
+
+def test_a_plan_that_gives_other_rows_stops_with_an_exact_report_and_writes_nothing(killed: Killed) -> None:
+    job, before, lost = killed.lost["half of it, with other rows"]
+    assert 0 < len(lost) < len(written(before))
+    refused, ended = job.gate.last(REFUSED), job.gate.last(ENDED)
+    assert refused is not None
+    assert ended is not None
+    assert (refused.told["kind"], refused.told["batch"]) == ("TransactionLostError", 1)
+    assert "TransactionLostError" in ended.told["failed"]
+    details = {name: ast.literal_eval(text) for name, text in refused.told["details"].items()}
+    assert details["lost"] == tuple(("kafka", one.slot, one.rows) for one in before.handles if one.slot in lost)
+    assert set(details["differing"]) == {("kafka", one.slot) for one in before.handles}
+    assert details["offsets"] == before.offsets
+    assert job.log().decision(1) == before
+    # The report is right: readers see exactly those rows of the batch that it does not name.
+    records = read_committed(job.bootstrap, job.config.target)
+    batches = Counter(int((record.value or b"").split()[0]) for record in records)
+    assert batches[1] == sum(one.rows for one in before.handles if one.slot not in lost)
+    assert max(batches) == 1
+    assert job.transactions("Ongoing") == {}

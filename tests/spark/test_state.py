@@ -1,9 +1,8 @@
 """Queries that keep state are killed (SIGKILL, with JVM and workers) where output and state may part.
 
-They are plans of our own, each with one of the state stores, and those of the examples. All that are to run are struck
-in one Spark. The long forms kill them at every point, and all plans with all stores, which takes an hour::
-
-    pytest -m slow -s tests/spark/test_state.py
+They are plans of our own, each with one of the state stores, and those of the examples. Queries share one Spark. The
+first tier kills one that keeps values and timers; the slow tests kill all of them at every point. `test_kills` kills a
+`dropDuplicates` at every phase.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from spark.matrix import LARGER, ROWS_PER_BATCH, Example, Outcome, StateJob, car
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.registry import RegistryServer
-from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -66,21 +64,12 @@ COVER = (
     ("distinct_within_watermark", "hdfs", DATA),
 )
 
-EVERY = [
-    (plan, store, batches)
-    for batches, plans in ((DATA, stateful.PLANS), (NO_DATA, GIVE_WITHOUT_DATA))
-    for plan in plans
-    for store in STORES
-    if (plan, store) != ("transform_with_state", "hdfs")  # Spark refuses it
-]
-AT_ONCE = 6
+PARTING = (Phase.FINISHING.name, Phase.DECIDING.name)
+"""Where rows and state differ: a decided batch of which nothing is committed, and whose state the disk loses; then a
+batch that has its state and is not decided."""
 
-PARTING = ((Phase.DECIDING.name, HALFWAY), (Phase.FINISHING.name, Phase.IDLE.name))
-"""Where rows, state and decision stand differently from each other: before the decision, and in the middle of the
-commits; after the decision, and when Spark does not know of it yet. The long form has all points."""
-
-SHORT, LONG, LONGER = 10, 24, 40
-"""Batches of the input. Of the short one nine are begun when all four kills are over."""
+SHORT, LONG, LONGER = 8, 24, 40
+"""Batches of the input."""
 
 
 def example(plan: str, store: str, kind: str, batches: int) -> Example:
@@ -115,35 +104,11 @@ def event(message: Message) -> stateful.Event:
 
 Case = tuple[str, ...]
 
-SHORT_FORM = [
-    pytest.param(case, points, id=f"{'-'.join(case)}-{number}", marks=marks)
-    for cases, marks in (
-        (COVER, pytest.mark.drawn(2, "a plan with a state store")),
-        ([(each,) for each in PLANS], pytest.mark.drawn(1, "an example's plan")),
-    )
-    for case in cases
-    for number, points in enumerate(PARTING, 1)
-]
 
-
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, kafka: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[Case, Outcome]:
-    """Strikes every case of the short form that is to run, all in one Spark."""
-    chosen: dict[Case, tuple[str, ...]] = {}
-    for item in request.session.items:
-        if isinstance(item, pytest.Function) and "outcomes" in item.fixturenames:
-            case, points = item.callspec.params["case"], item.callspec.params["points"]
-            chosen[case] = (*chosen.get(case, ()), *points)
-    return dict(zip(chosen, struck(chosen, SHORT, kafka, tmp_path_factory.mktemp("state")), strict=True))
-
-
-@pytest.mark.parametrize(("case", "points"), SHORT_FORM)
-def test_nothing_is_lost_or_doubled_where_output_and_state_may_part(
-    case: Case, points: tuple[str, ...], outcomes: Mapping[Case, Outcome]
-) -> None:
-    outcomes[case].check(points)
+def test_nothing_is_lost_or_doubled_where_output_and_state_may_part(kafka: Cluster, tmp_path: Path) -> None:
+    case = ("transform_with_state", "changelog", NO_DATA)
+    (killed,) = struck({case: PARTING}, SHORT, kafka, tmp_path)
+    killed.check(PARTING)
 
 
 @pytest.mark.slow
@@ -155,15 +120,6 @@ def test_every_plan_at_every_point(
     cases: Iterable[Case], batches: int, kafka: Cluster, tmp_path: Path, say: Say
 ) -> None:
     for each in struck(dict.fromkeys(cases, POINTS), batches, kafka, tmp_path, say):
-        each.check(POINTS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("first", range(0, len(EVERY), AT_ONCE))
-def test_every_plan_with_every_store(first: int, kafka: Cluster, tmp_path: Path, say: Say) -> None:
-    cases = dict.fromkeys(EVERY[first : first + AT_ONCE], POINTS)
-    for each in struck(cases, LONG, kafka, tmp_path, say):
         each.check(POINTS)
 
 

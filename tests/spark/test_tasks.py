@@ -24,7 +24,7 @@ from startup import JVM_FLAGS
 from striking.gate import DIE, FAIL
 from striking.points import BEGIN, BEGUN, PREPARED, WRITTEN
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH = 2_000, 500
 TRIES = 3
@@ -123,7 +123,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         yield running
 
 
-@pytest.mark.slow
 def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(
     kafka: Cluster, cluster: Standalone, tmp_path: Path
 ) -> None:
@@ -141,7 +140,6 @@ def test_the_loser_of_a_speculative_execution_leaves_nothing_behind(
         assert verdict.is_exactly_once, verdict
 
 
-@pytest.mark.slow
 def test_a_worker_that_outlives_its_executor_writes_into_nothing(
     kafka: Cluster, cluster: Standalone, tmp_path: Path
 ) -> None:

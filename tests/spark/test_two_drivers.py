@@ -30,14 +30,7 @@ STALE = "StaleBatchError"
 BY_SPARK = "oncurrent"
 """Spark's own words, where the newer driver has already written into Spark's logs what the older one wants to write."""
 
-STOPPED_BY = {
-    "CLAIMING": STALE,
-    "WRITING": SUPERSEDED,
-    "DECIDING": SUPERSEDED,
-    "FINISHING": BY_SPARK,
-    "SWEEPING_OWN": BY_SPARK,
-    "IDLE": BY_SPARK,
-}
+STOPPED_BY = {"CLAIMING": STALE, "DECIDING": SUPERSEDED, "FINISHING": BY_SPARK}
 """Where the older driver stood when the newer one took over, and what stops it when it wakes up."""
 
 AT_ONCE = "both-at-work"

@@ -28,9 +28,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, needs_postgres, pytest.mark.
 
 Say = Callable[[str], None]
 
-ALONE = ("drops-a-handle", "finishes-one-sink")
-"""One of the decision log, one of the unit: with those that run together they start Spark seven times."""
-
 STEPS = (
     (Fault.SERVER_KILLED, Phase.FINISHING, "kafka", ""),
     (Fault.DRIVER_KILLED, Phase.FINISHING, "", ""),
@@ -97,6 +94,22 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: S
         step.number: step.fault.value for step in steps
     }
     assert len(list(history.of(Kind.RECOVERED))) == len(steps)
+
+
+def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(
+    tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is killed when a batch is prepared. The other two sinks are as they should be."""
+    for variable, value in broken_by(["rows-twice"]).items():
+        monkeypatch.setenv(variable, value)
+    step = Step(number=1, fault=Fault.DRIVER_KILLED, phase=Phase.DECIDING.name, batches=1)
+    history, verdicts = trial(tmp_path / "run", say, schedule=[step], fresh_end=False, rows=200)
+    assert [event["step"] for event in history.of(Kind.FAULT)] == [1]
+    assert history.first(Kind.FINISHED) is not None
+    counts = found(verdicts)
+    assert {each for each in counts if each[0] is not Anomaly.TORN} == {(Anomaly.DOUBLED, "files")}, counts
+    page, _ = write(tmp_path, history, verdicts)
+    assert "files" in page.read_text()
 
 
 @pytest.mark.parametrize(
