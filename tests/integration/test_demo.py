@@ -2,20 +2,16 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from hdfs_native import Client
 
-from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.lab.demo.proof import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -85,17 +81,6 @@ def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_pat
     result = run(tmp_path, "--no-compare", "--rows-per-second", "500")
     check_with_sparkonce(result)
     assert result["without"] is None
-
-
-@pytest.mark.slow
-@USES_HDFS
-def test_its_checkpoints_may_be_in_hdfs(tmp_path: Path) -> None:
-    place = f"{hdfs_server().url}/demos-{secrets.token_hex(4)}"
-    result = run(tmp_path, "--rows-per-second", "500", "--checkpoint", place)
-    check_with_sparkonce(result)
-    assert [kill["proved"] for kill in result["without"]["kills"]] == [True] * len(CrashPoint)
-    (made,) = [one.path for one in Client(hdfs_server().url).list_status(urlsplit(place).path)]
-    assert Path(made).name.startswith("sparkonce-demo-")
 
 
 def test_settings_of_a_store_need_a_place_there(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def orders(records: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize("plan", [sums, orders])
-@pytest.mark.parametrize("bad", [b"no JSON", b'{"customer": "a", "amount": "much"}', b'{"customer": '])
+@pytest.mark.parametrize("bad", [b'{"customer": "a", "amount": "much"}', b'{"customer": '])
 def test_bad_json_ends_the_query_and_does_not_vanish(
     spark: SparkSession, plan: Callable[[DataFrame], DataFrame], bad: bytes
 ) -> None:

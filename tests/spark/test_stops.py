@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -23,13 +21,11 @@ from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, travelling
 from sparkonce import ExactlyOnce
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
-from sparkonce.watch.timeline import TimelineReader
 
 pytestmark = MARKS
 
@@ -228,27 +224,3 @@ def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: S
     assert (watched.phase, watched.totals.stops) == (Phase.IDLE, {})
     assert [one.kind for one in watched.events] == ["started", "ended"]
     gc.collect()
-
-
-JOB = """
-import sys
-from pyspark.sql import SparkSession
-from sparkonce import ExactlyOnce, FilesSink
-
-folder = sys.argv[1]
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-rows = spark.readStream.schema("number long").json(f"{folder}/source")
-once = ExactlyOnce(FilesSink(f"{folder}/out"), checkpoint=f"{folder}/checkpoint", display=False)
-writer = rows.writeStream.foreachBatch(once).option("checkpointLocation", f"{folder}/checkpoint")
-writer.trigger(availableNow=True).start().awaitTermination()
-"""
-
-
-def test_a_process_that_ends_right_after_its_query_says_so(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "0.json").write_text('{"number": 1}\n')
-    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    subprocess.run([sys.executable, "-c", JOB, str(tmp_path)], check=True, timeout=600, env=env)
-    (segment,) = TimelineReader(LocalFiles(tmp_path / "checkpoint")).read()
-    assert [one.kind for one in segment.events] == ["started", "ended"]
-    assert ([one.batch for one in segment.batches], segment.now.phase) == ([0], Phase.IDLE.value)
