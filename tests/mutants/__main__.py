@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gc
 import os
 import re
 import select
@@ -45,6 +46,7 @@ from _pytest.runner import runtestprotocol
 from coverage import CoverageData
 
 from mutants.faults import Mutant, generated, injured, named, patched
+from mutants.operators import functions
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -108,6 +110,8 @@ class Table:
         self.session = session
         self.items = {item.nodeid: item for item in session.items if _is_first_piece(item)}
         own = caught_by_own(self.items)
+        functions()
+        gc.freeze()
         broken = [Mutant(*key, ()) for key in own if key[0] in ("conformance suite", "crash matrix")]
         for mutant in (*named(), *generated(), *patched(), *injured(), *broken):
             key = mutant.source, mutant.name

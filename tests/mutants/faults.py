@@ -62,18 +62,21 @@ class Mutant:
 
 def generated() -> Iterator[Mutant]:
     """Yields the chosen ones of all faults that can be generated."""
-    taken: set[str] = set()
+    chosen: set[str] = set()
     for pattern, number in GENERATED.items():
         found = []
         for path in sorted(SOURCE.rglob("*.py")):
             file = path.relative_to(SOURCE).as_posix()
             if fnmatch(file, pattern) and (path.name not in NOT_IN or ("driver" in pattern and path.name == "sink.py")):
                 found += [f"{file}:{end}" for end in sites(ast.parse(path.read_text()))]
-        found = sorted(set(found) - taken, key=lambda name: hashlib.sha256(name.encode()).digest())[:number]
-        taken.update(found)
-        for name in sorted(found):
-            fault = Fault.of_site(name)
-            yield Mutant("generated", name, ((fault.file, fault.lines),), fault.apply)
+        chosen.update(sorted(set(found) - chosen, key=_digest)[:number])
+    for name in sorted(chosen, key=_digest):
+        fault = Fault.of_site(name)
+        yield Mutant("generated", name, ((fault.file, fault.lines),), fault.apply)
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
 
 
 def named() -> Iterator[Mutant]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import gc
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -178,12 +179,21 @@ class Fault:
             sys.meta_path.insert(0, _Finder(module, self.compile))
             return
         codes = {(code.co_name, code.co_firstlineno): code for code in _codes(self.compile())}
-        for function in gc.get_objects():
-            if isinstance(function, FunctionType) and function.__code__.co_filename == str(SOURCE / self.file):
-                old = function.__code__
-                new = codes.get((old.co_name, old.co_firstlineno), old)
-                if (new.co_code, new.co_consts, new.co_names) != (old.co_code, old.co_consts, old.co_names):
-                    function.__code__ = new
+        for function in functions().get(str(SOURCE / self.file), ()):
+            old = function.__code__
+            new = codes.get((old.co_name, old.co_firstlineno), old)
+            if (new.co_code, new.co_consts, new.co_names) != (old.co_code, old.co_consts, old.co_names):
+                function.__code__ = new
+
+
+@cache
+def functions() -> dict[str, list[FunctionType]]:
+    """Returns all functions by the file that defines them. Looking for them is slow: ask before a fork."""
+    found: dict[str, list[FunctionType]] = defaultdict(list)
+    for one in gc.get_objects():
+        if isinstance(one, FunctionType):
+            found[one.__code__.co_filename].append(one)
+    return found
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
