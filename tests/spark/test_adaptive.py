@@ -14,13 +14,13 @@ import pytest
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
-from spark.test_lost import BATCH, TIMEOUT_MS, what_is_lost
 from sparkonce.rig.kafka import Cluster
 from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROWS, ROWS_PER_BATCH, SLOTS = 3_000, 1_000, 4
+BATCH, TIMEOUT_MS = 1, 10_000
 MERGING = "spark.sql.adaptive.coalescePartitions.enabled"
 SPLIT, MERGED = ({"spark.sql.adaptive.enabled": "true", MERGING: value} for value in ("false", "true"))
 MERGED_SLOTS = SLOTS if pyspark.__version__.startswith("4.0.") else 1
@@ -70,8 +70,10 @@ def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, br
         at_once = [jobs[name] for name in names if name not in LOST]
         start_together(at_once, tmp_path / "next.log", sql=MERGED).finish()
 
-        lost = {name: what_is_lost(jobs[name], points[name]) for name in LOST}
-        start_together([jobs[name] for name in lost], tmp_path / "late.log", sql=MERGED).join()
+        lost = [jobs[name] for name in LOST]
+        for job in lost:
+            job.await_aborted()
+        start_together(lost, tmp_path / "late.log", sql=MERGED).join()
         part = jobs["part"]
         if MERGED_SLOTS != SLOTS:
             refused = part.gate.last(REFUSED)
