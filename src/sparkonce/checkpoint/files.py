@@ -46,9 +46,9 @@ class CheckpointFiles(abc.ABC):
         """The folder: an absolute path of this machine, or a URL as Hadoop qualifies it, without a slash at its end."""
 
     @property
-    def needs_proof(self) -> bool:
-        """True if not every store of this kind keeps `put`'s promise, so that this one must show it."""
-        return False
+    def endpoint(self) -> str | None:
+        """The address of a store that must prove that it keeps `put`'s promise; None if every store of its kind does."""
+        return None
 
     @abc.abstractmethod
     def read(self, path: str) -> bytes | None:

@@ -46,6 +46,8 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
 def _s3(bucket: str) -> ObjectAccess:
     options = {"conditional_put": "etag", "virtual_hosted_style_request": False}
     endpoint = next((os.environ[name] for name in _AMAZON if os.environ.get(name)), "")
+    if endpoint:
+        options["endpoint"] = endpoint
     return ObjectAccess(kind="s3", bucket=bucket, options=options, allow_http=endpoint.startswith("http:"))
 
 

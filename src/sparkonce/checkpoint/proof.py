@@ -1,7 +1,8 @@
 """Proves that of two puts of one name an object store lets one land, before a checkpoint's log relies on it.
 
 A store may accept the condition of a put and ignore it, or look and put in two steps. So each new checkpoint begins
-with races. The file ``sparkonce/proved`` remembers them.
+with races. The file ``sparkonce/proved`` remembers them, with the store's address: a bucket's data may be copied to
+another store, and this file with it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def prove(files: CheckpointFiles) -> None:
     Raises:
         ConfigurationError: if a race has two winners, or ends without a known one, or the store cannot be asked.
     """
-    if not files.needs_proof:
+    if files.endpoint is None:
         return
     try:
         if not _is_proved(files):
@@ -58,19 +59,22 @@ def _prove(files: CheckpointFiles) -> None:
         with suppress(OSError):  # they harm nobody, and the first error tells what is wrong
             files.delete(names)
     proof = {
-        "location": files.location,
-        "client": type(files).__name__,
+        **_proved_for(files),
         "races": RACES,
         "at_ms": time.time_ns() // 1_000_000,
     }
     files.replace(PROVED, json.dumps(proof).encode())
 
 
+def _proved_for(files: CheckpointFiles) -> dict[str, str | None]:
+    return {"location": files.location, "client": type(files).__name__, "endpoint": files.endpoint}
+
+
 def _is_proved(files: CheckpointFiles) -> bool:
-    """Returns whether this store has shown it, by the client that is used now."""
+    """Returns True if the store at this address has passed the races, through the client that is used now."""
     try:
         proof = json.loads(files.read(PROVED) or b"")
-        return bool((proof["location"], proof["client"]) == (files.location, type(files).__name__))
+        return all(proof[name] == value for name, value in _proved_for(files).items())
     except (ValueError, KeyError, TypeError):
         return False
 

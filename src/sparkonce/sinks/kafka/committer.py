@@ -20,6 +20,7 @@ from sparkonce.sinks.kafka.leader_check import LeaderCheck
 from sparkonce.sinks.kafka.other_queries import other_queries
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
+    ENDED_STATES,
     INVALID_PRODUCER_ID_MAPPING,
     TRANSACTIONAL_ID_NOT_FOUND,
     BrokerAnswer,
@@ -31,6 +32,7 @@ from sparkonce.sinks.kafka.outcomes import (
     confirm_forgotten,
     confirm_lost,
     is_behind,
+    is_empty,
     is_undescribed,
     still_open,
 )
@@ -203,8 +205,9 @@ class KafkaCommitter(HandleCommitter[Transaction]):
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """Returns those that the coordinators' logs do not show as committed.
 
-        An unknown id counts only if it is younger than half the time for which brokers remember idle ids. The other
-        half allows for clocks that differ. A user who may not ask for that time gets none of them.
+        A producer without a transaction counts only on a broker that keeps how transactions ended. An unknown id counts
+        if it is younger than half the time for which brokers remember idle ids. The other half allows for clocks that
+        differ. A user who may not ask for that time gets none of them.
 
         Raises:
             UnknownOutcomeError: if a coordinator does not answer, or a broker does not tell how long it remembers ids.
@@ -215,11 +218,33 @@ class KafkaCommitter(HandleCommitter[Transaction]):
             raise _unlisted(unknown, "start")
         sure_ms = self._remembered_ms() // 2 if any(isinstance(view, BrokerAnswer) for view in views) else 0
         now_ms = time.time_ns() // 1_000_000
+        empty = {one for one, view in zip(transactions, views, strict=True) if is_empty(one, view)}
+        lost = empty if empty and self._keeps_ended(transactions[0].transactional_id) else set()
         return [
             handle
             for handle, one, view in zip(handles, transactions, views, strict=True)
-            if is_behind(one, view) or (isinstance(view, BrokerAnswer) and 0 <= now_ms - handle.opened_ms < sure_ms)
+            if one in lost
+            or is_behind(one, view)
+            or (isinstance(view, BrokerAnswer) and 0 <= now_ms - handle.opened_ms < sure_ms)
         ]
+
+    def _keeps_ended(self, transactional_id: str) -> bool:
+        """Returns True if the broker still shows how some transaction of this id's query ended.
+
+        Raises:
+            UnknownOutcomeError: if a broker does not list its transactions.
+        """
+        own = TransactionalId.parse(transactional_id)
+        begin = transactional_id if own is None else begin_of(own.prefix, own.query)
+        names = self._client.list_transactions(sorted(ENDED_STATES), [begin], deadline_s=self._deadline_s())
+        if isinstance(names, BrokerAnswer):
+            raise _unlisted(names, "start")
+        if not names:
+            log.warning(
+                "These brokers do not keep how a transaction ended, as Apache Kafka does. A cluster that went back to an "
+                "older state is not detected."
+            )
+        return bool(names)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
         """Returns when the coordinators began these transactions; None if one is not open at exactly this epoch.

@@ -38,6 +38,9 @@ _OLDER = "That is older than the transaction: the broker may have lost a part of
 COMMITTED_STATES = frozenset({"PrepareCommit", "CompleteCommit"})
 """The states of a transaction whose commit is in the coordinator's log."""
 
+ENDED_STATES = frozenset({"CompleteCommit", "CompleteAbort"})
+"""The states of a transaction that has ended."""
+
 _ABORTED_STATES = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort"})
 
 
@@ -242,12 +245,24 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
 
 
 def is_behind(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
-    """Returns whether the coordinator's log ends before the commit of a transaction that was committed."""
+    """Returns True if the coordinator's log ends before the commit of a transaction that was committed.
+
+    An `is_empty` view is not covered: on some brokers it also follows a commit.
+    """
     if isinstance(now, BrokerAnswer):
         return False  # of an unknown id nothing is known: the coordinator forgets ids that were idle for long
     return _is_older(now.transaction, transaction) or (
-        now.transaction == transaction and now.state in {"Empty", "Ongoing", *_ABORTED_STATES}
+        now.transaction == transaction and now.state in {"Ongoing", *_ABORTED_STATES}
     )
+
+
+def is_empty(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
+    """Returns True if the coordinator has the transaction's producer, and no transaction of it.
+
+    Apache Kafka keeps how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log ends
+    before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty.
+    """
+    return isinstance(now, Description) and now.transaction == transaction and now.state == "Empty"
 
 
 def before_abort(transaction: Transaction, now: Description | BrokerAnswer) -> Finished | None:

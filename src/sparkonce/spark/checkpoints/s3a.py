@@ -72,9 +72,10 @@ class S3AFiles(FileSystemFiles):
         return cls(jvm, filesystem, folder, settings)
 
     @property
-    def needs_proof(self) -> bool:
-        """True: many stores speak S3, and not all know the condition."""
-        return True
+    def endpoint(self) -> str | None:
+        """The store's address, or "s3" for Amazon's own: many stores speak S3, and not all know the condition."""
+        bucket = f"fs.s3a.bucket.{self._fs.getUri().getHost()}.endpoint"
+        return str(self._settings.get(bucket) or self._settings.get("fs.s3a.endpoint") or "s3")
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
         """See `CheckpointFiles.put`."""
