@@ -224,7 +224,8 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
 def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
     """Returns the columns of each unique index that ON CONFLICT can use.
 
-    Each comes with two flags: all columns are NOT NULL; the index and the columns take the same values for equal.
+    Each comes with two flags: nulls conflict or all columns are NOT NULL; the index and the columns take the same values
+    for equal.
     """
     rows = connection.execute(_UNIQUE, (oid,)).fetchall()
     return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]
@@ -245,7 +246,7 @@ def check_keys(connection: Connection, target: Target, table: Table) -> None:
         step = "Make a primary key or a unique index on them, or correct key_columns."
     elif not any(not_null for _, not_null, _ in fitting):
         why = "they may be null, and null keys never conflict: a row of theirs would be added with each batch"
-        step = "Set them NOT NULL, or make them the primary key."
+        step = "Set them NOT NULL, make them the primary key, or make the index NULLS NOT DISTINCT."
     elif not all(alike for _, _, alike in fitting):
         why = (
             f"a unique index of table {target} on these columns has another collation than they have, and one of both "
@@ -315,12 +316,14 @@ _CHECKS = """
 SELECT conname::text, ARRAY(
            SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = conrelid AND attnum = ANY (conkey)),
        pg_catalog.pg_get_expr(conbin, conrelid)
-FROM pg_catalog.pg_constraint
+FROM pg_catalog.pg_constraint c
 WHERE conrelid = %s AND contype = 'c' AND 0 < ALL (conkey)  -- the row as a whole, which is 0, names the table
+  AND coalesce((to_jsonb(c) ->> 'conenforced')::bool, true)  -- a column of PostgreSQL 18
 ORDER BY conname
 """
 _UNIQUE = """
-SELECT array_agg(a.attname::text), bool_and(a.attnotnull),
+SELECT array_agg(a.attname::text),
+       bool_and(a.attnotnull OR coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false)),  -- since PostgreSQL 15
        bool_and(k.coll = a.attcollation OR (SELECT bool_and(collisdeterministic) FROM pg_catalog.pg_collation l
                                                  WHERE l.oid IN (k.coll, a.attcollation)))
 FROM pg_catalog.pg_index i

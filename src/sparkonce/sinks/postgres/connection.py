@@ -134,13 +134,15 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
             "THEN set_config('synchronous_commit', 'on', true) END"
         )
     )
-    # Since PostgreSQL 17. It counts whatever the transaction does.
-    parts.append(
+    # Since PostgreSQL 17. It counts whatever the transaction does. The server starts its timer at BEGIN with the role's or
+    # database's value, and never prolongs it: only turning it off first replaces it.
+    parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
             "THEN set_config('transaction_timeout', {}, true) END"
-        ).format(_ms(2 * statement_s))
-    )
+        ).format(value)
+        for value in ("0", _ms(2 * statement_s))
+    ]
     return sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT {};").format(sql.SQL(", ").join(parts))
 
 
