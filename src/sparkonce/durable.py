@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import time
@@ -63,6 +64,26 @@ def make_folder(folder: Path) -> None:
     # Its own name in any case: its maker may have been killed before the name was durable.
     for one in dict.fromkeys((folder, folder.parent, *(each.parent for each in missing))):
         sync_folder(one)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Makes everything durable that was written to the file system of a folder (``syncfs(2)``).
+
+    Raises:
+        OSError: if something may not be durable.
+    """
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except AttributeError:  # macOS
+        os.sync()
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(folder))
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

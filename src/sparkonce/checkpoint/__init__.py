@@ -11,5 +11,6 @@
 - ``credentials``: translates Hadoop's settings of an object store for that client
 - ``opening``: opens a checkpoint without a session of Spark
 - ``proof``: proves that an object store can carry a decision log
-- ``spark``: what Spark itself keeps there: the query's id, the batches' offsets, which of them are done
+- ``spark``: what Spark itself keeps there: the query's id, the batches' offsets, which of them are done; ``offsets``
+  compares offsets
 """

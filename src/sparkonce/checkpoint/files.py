@@ -47,7 +47,7 @@ class CheckpointFiles(abc.ABC):
 
     @property
     def endpoint(self) -> str | None:
-        """The address of a store that must prove that it keeps `put`'s promise; None if every store of its kind does."""
+        """The address of a store that must prove that it keeps `put`'s promise; None if all of its kind do."""
         return None
 
     @abc.abstractmethod
@@ -114,6 +114,17 @@ class CheckpointFiles(abc.ABC):
 
     def sync(self, folder: str) -> None:  # noqa: B027 - where a name that is seen is durable, nothing is to be done
         """Makes every name durable that a reader sees in a subfolder. Nobody may act on what it read before."""
+
+    def sync_spark(self) -> None:  # noqa: B027 - where a file that is seen is durable, there is nothing to do
+        """Makes durable what Spark has written to its checkpoint, which it does not: a decision rests on these files.
+
+        Raises:
+            OSError: if a file may not be durable.
+        """
+
+    def emptied(self) -> Sequence[str]:
+        """Lists Spark's files without content, which a crash of the machine may leave on a local disk."""
+        return ()
 
     def tidy(self, folder: str) -> None:  # noqa: B027 - not every store needs temporary files
         """Deletes temporary files of writers that were killed, in a subfolder."""

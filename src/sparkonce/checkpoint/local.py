@@ -13,7 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder, temporary_file
+from sparkonce.durable import (
+    delete_stale_temporaries,
+    make_folder,
+    sync_file_system,
+    sync_folder,
+    temporary_file,
+)
 from sparkonce.errors import ConfigurationError
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
@@ -80,6 +86,16 @@ class LocalFiles(CheckpointFiles):
     def sync(self, folder: str) -> None:
         """See `CheckpointFiles.sync`."""
         sync_folder(self.folder / folder)
+
+    def sync_spark(self) -> None:
+        """See `CheckpointFiles.sync_spark`. One call for the whole file system costs less than one for each file."""
+        sync_file_system(self.folder)
+
+    def emptied(self) -> Sequence[str]:
+        """See `CheckpointFiles.emptied`."""
+        patterns = ("metadata", "offsets/[0-9]*", "commits/[0-9]*", "sources/*/[0-9]*")
+        found = [one for pattern in patterns for one in self.folder.glob(pattern) if one.stat().st_size == 0]
+        return [one.relative_to(self.folder).as_posix() for one in found]
 
     def tidy(self, folder: str) -> None:
         """See `CheckpointFiles.tidy`."""

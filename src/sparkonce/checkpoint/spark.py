@@ -8,10 +8,12 @@ lines have no order, and each begins with the source's name and a colon: ``0:`` 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import suppress
 
 from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.offsets import FILES
 from sparkonce.errors import CheckpointMismatchError
 
 _METADATA = "metadata"
@@ -69,7 +71,8 @@ class SparkCheckpoint:
                 f"{where} does not begin like one of Spark's offset logs: {version!r}.",
                 next_step="Restore the checkpoint from a copy.",
             )
-        return tuple(canonical(line) for line in _sources(version, rest.splitlines()[1:]))
+        lines = _sources(version, rest.splitlines()[1:])
+        return tuple(self._with_files(source, canonical(line)) for source, line in enumerate(lines))
 
     def is_by_place(self, batch: int) -> bool:
         """Tells if a batch's offsets are in the order of its sources, as in version 1 of Spark's offset log."""
@@ -102,6 +105,24 @@ class SparkCheckpoint:
             lines = (self._offsets(self.finished()) or b"").decode().splitlines()
             return int(json.loads(lines[1])["batchWatermarkMs"])
         return 0
+
+    def _with_files(self, source: int, line: str) -> str:
+        """Adds a digest of the files that an offset of the file source stands for, if Spark still has their list.
+
+        ``sources/0/2``, or ``2.compact`` with those of earlier batches, has a version line and a line of JSON for each
+        file, with its path and the number ``batchId``.
+        """
+        if not line.startswith('{"logOffset":'):
+            return line
+        number = json.loads(line)["logOffset"]
+        for name in (f"sources/{source}/{number}", f"sources/{source}/{number}.compact"):
+            entry = f'"batchId":{number}'.encode()
+            lines = (self.files.read(name) or b"").splitlines()
+            found = [one for one in lines if entry + b"}" in one or entry + b"," in one]
+            if found:
+                digest = hashlib.blake2b(b"\n".join(sorted(found)), digest_size=8).hexdigest()
+                return json.dumps({FILES: digest, "logOffset": number}, separators=(",", ":"))
+        return line
 
     def _offsets(self, batch: int) -> bytes | None:
         return self.files.read(f"offsets/{batch}")

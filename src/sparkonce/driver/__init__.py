@@ -2,7 +2,7 @@
 
 - ``run``: one run of a query; asks the coordinator, and ``perform`` has each effect carried out by one of these:
 - ``halves``: a run whose batches are begun in one process, and ended in another
-- ``resume``: the point at which a query resumes
+- ``resume``: the point at which a query resumes; ``mending``: repairs Spark's files after a crash of the machine
 - ``start``: the look at log and servers before the claim; ``went_back``: the check for servers that went back after it
 - ``write``: a batch is written, again if need be; ``same_target``: refuses to split a decided batch over two places
 - ``validate``: what speaks against deciding it

@@ -6,12 +6,13 @@ import abc
 import time
 from collections.abc import Sequence
 
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.files import Landed as Landed
 from sparkonce.checkpoint.files import PutUnknownError as PutUnknownError
 from sparkonce.checkpoint.files import Taken as Taken
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.protocol import codec
-from sparkonce.protocol.records import Record
+from sparkonce.protocol.records import Commit, Record
 from sparkonce.protocol.view import Floor, LogView, LogViolation
 
 FOLDER = "sparkonce"
@@ -59,10 +60,17 @@ class LogStore(abc.ABC):
 
 
 class DecisionLog:
-    """The records of one query, in a `LogStore`."""
+    """The records of one query, in a `LogStore`.
 
-    def __init__(self, store: LogStore) -> None:
+    Args:
+        store: The store.
+        checkpoint: The query's checkpoint, for a run that decides batches: Spark's files in it are made durable before
+            each decision.
+    """
+
+    def __init__(self, store: LogStore, checkpoint: CheckpointFiles | None = None) -> None:
         self.store = store
+        self._checkpoint = checkpoint
         self._known_floor: tuple[bytes | None, Floor] = (None, Floor())
 
     def read(self, view: LogView) -> LogView:
@@ -101,7 +109,12 @@ class DecisionLog:
 
         Raises:
             PutUnknownError: if it is not known whether it landed.
+            OSError: if it surely did not land.
         """
+        if self._checkpoint is not None and isinstance(record, Commit):
+            # Spark renames its files into place, and never calls fsync. A decision that outlives them in a crash of
+            # the machine would name offsets and files that nobody has any more.
+            self._checkpoint.sync_spark()
         answer = self.store.put(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
         return self._record(position, answer.standing) if isinstance(answer, Taken) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sparkonce.checkpoint.offsets import same_offsets
 from sparkonce.protocol import closing, deciding, finishing, horizon, preparing, stopping
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -125,7 +126,7 @@ def refusal(state: State) -> do.Stop | None:
             "between were run without this log, or the log was restored from an older copy",
         )
     expected = batch.offsets if newest.batch == batch.number else batch.previous_offsets
-    if expected is not None and expected != newest.offsets:
+    if expected is not None and not same_offsets(expected, newest.offsets):
         return do.Stop(
             reason=StopReason.MISMATCH,
             message=f"batch {newest.batch} was decided with input offsets {list(newest.offsets)}, and the checkpoint "

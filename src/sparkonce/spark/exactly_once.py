@@ -14,11 +14,13 @@ from sparkonce.arguments import flag, function, number, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.driver.mending import mend
 from sparkonce.driver.outage import Outage
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.driver.start import check_log, read_log, recorded_facts
+from sparkonce.driver.stops import stop_error
 from sparkonce.driver.timing import Timing
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
@@ -27,7 +29,6 @@ from sparkonce.log.files import log_store
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
-from sparkonce.protocol.view import LogView
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.arrow_batches import ArrowBatches
@@ -321,7 +322,7 @@ class ExactlyOnce:
             run=run,
             query=query,
             sinks=self._sinks,
-            log=DecisionLog(log_store(files)),
+            log=DecisionLog(log_store(files), files),
             timing=self._timing,
             listener=self._enter,
             library=__version__,
@@ -343,10 +344,14 @@ class ExactlyOnce:
     ) -> None:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         files = self._open(df)
-        query = SparkCheckpoint(files).query_id()
-        view = read_log(DecisionLog(log_store(files))) if query is not None else LogView()
+        store = log_store(files, make=False)
         check_log(files)
+        view = read_log(DecisionLog(store))
+        mend(SparkCheckpoint(files), view)
+        query = SparkCheckpoint(files).query_id()
         point = ResumePoint.of(files, view)
+        if stop := point.refusal(store.location, moved=self._moved):
+            raise stop_error(stop, point.batch)
         if point.batch < 0:
             warn_of_mode(output_mode)
         sources = check_sources(df, samples, point, self.sinks, trigger=trigger)

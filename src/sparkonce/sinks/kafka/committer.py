@@ -241,8 +241,8 @@ class KafkaCommitter(HandleCommitter[Transaction]):
             raise _unlisted(names, "start")
         if not names:
             log.warning(
-                "These brokers do not keep how a transaction ended, as Apache Kafka does. A cluster that went back to an "
-                "older state is not detected."
+                "These brokers do not keep how a transaction ended, as Apache Kafka does. A cluster that went back to "
+                "an older state is not detected."
             )
         return bool(names)
 

@@ -259,8 +259,8 @@ def is_behind(transaction: Transaction, now: Description | BrokerAnswer) -> bool
 def is_empty(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator has the transaction's producer, and no transaction of it.
 
-    Apache Kafka keeps how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log ends
-    before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty.
+    Apache Kafka keeps how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log
+    ends before the transaction. Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty.
     """
     return isinstance(now, Description) and now.transaction == transaction and now.state == "Empty"
 

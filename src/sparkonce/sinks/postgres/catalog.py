@@ -224,8 +224,8 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
 def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
     """Returns the columns of each unique index that ON CONFLICT can use.
 
-    Each comes with two flags: nulls conflict or all columns are NOT NULL; the index and the columns take the same values
-    for equal.
+    Each comes with two flags: nulls conflict or all columns are NOT NULL; the index and the columns take the same
+    values for equal.
     """
     rows = connection.execute(_UNIQUE, (oid,)).fetchall()
     return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]

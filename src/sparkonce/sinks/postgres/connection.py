@@ -134,8 +134,8 @@ def begin(limits: Limits, statement_s: float, application_name: str, idle_s: flo
             "THEN set_config('synchronous_commit', 'on', true) END"
         )
     )
-    # Since PostgreSQL 17. It counts whatever the transaction does. The server starts its timer at BEGIN with the role's or
-    # database's value, and never prolongs it: only turning it off first replaces it.
+    # Since PostgreSQL 17. It counts whatever the transaction does. The server starts its timer at BEGIN with the role's
+    # or database's value, and never prolongs it: only turning it off first replaces it.
     parts += [
         sql.SQL(
             "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkonce.checkpoint.offsets import without_files
 from sparkonce.checkpoint.spark import SparkCheckpoint, canonical
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.spark.jvm import items, jvm
@@ -45,7 +46,7 @@ def check_planned(
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
-    if planned is None or planned == tuple(recorded) or not checkpoint.is_by_place(batch):
+    if planned is None or planned == tuple(map(without_files, recorded)) or not checkpoint.is_by_place(batch):
         return
     raise CheckpointMismatchError(
         f"The running query has planned batch {batch} with the offsets {list(planned)}, and "

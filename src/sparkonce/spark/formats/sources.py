@@ -105,7 +105,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return self.of.sink({name: value for name, value in options.items() if name not in _OURS})
 
     def _log_at(self, files: CheckpointFiles) -> DecisionLog:
-        return DecisionLog(log_store(files))
+        return DecisionLog(log_store(files), files)
 
     def _refuse_overwriting(self, overwrite: bool) -> None:
         if overwrite:
