@@ -17,6 +17,8 @@ _METADATA = re.compile(r"uri: Some\(\s*https?://(169\.254\.|metadata\.google|\[f
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "FilesystemNotFound", "The specified bucket does not exist")
 _NO_ROOM = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "InsufficientAccountPermissionsQuota")
+_PASSING = frozenset({"RequestTimeout", "OperationAborted", "ConditionalRequestConflict"})
+"""S3's codes below 500 that ask for a repetition (API reference, "List of error codes")."""
 _REQUEST_TIMEOUT, _TOO_MANY, _FULL, _NOT_IMPLEMENTED = 408, 429, 507, 501
 _SERVER = 500
 _ERRNO = {
@@ -87,6 +89,8 @@ def _by_status(status: int, text: str) -> StoreAnswer:
     reason = f"HTTP {status}{f' {told}' if told else ''}"
     if is_full(status, text):
         return _refused(errno.ENOSPC, reason)
+    if code is not None and code[1] in _PASSING:
+        return _unknown(reason)
     if status in _ERRNO or (status < _SERVER and status != _REQUEST_TIMEOUT):
         return _refused(_ERRNO.get(status, errno.EINVAL), reason)
     return _unknown(reason)

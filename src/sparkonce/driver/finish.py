@@ -12,6 +12,7 @@ from sparkonce.driver.outage import Outage
 from sparkonce.driver.sinks import RunSinks
 from sparkonce.driver.stops import Trouble, advice_of, taken_away
 from sparkonce.driver.sweeper import Sweeper
+from sparkonce.driver.work import BatchWork
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -137,9 +138,9 @@ class BatchFinisher:
                 self._sweeper.leave_names(name)
         return on.Aborted()
 
-    def conclude(self, effect: do.Conclude) -> on.Event:
+    def conclude(self, effect: do.Conclude, work: BatchWork) -> on.Event:
         """Tells each sink that the whole batch is committed. Servers that are away are waited for."""
-        outage = Outage(self._patience_s)
+        outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         for name in effect.sinks:
             own = [handle for handle in effect.handles if handle.sink == name]
             doing = f"batch {effect.batch} is committed, and sink {name} cannot be told"

@@ -74,10 +74,10 @@ class Performer:
             case do.Put():
                 return self._log_writer.put(effect, state.view, work)
             case do.CheckServers():
-                check_servers(effect, self._sinks.committer, self._accept_lost, self._patience_s)
+                check_servers(effect, self._sinks.committer, self._accept_lost, self._patience_s, work.is_stopped)
                 return on.ServersChecked()
             case do.Sweep():
-                return self._sweep(effect)
+                return self._sweep(effect, work)
             case do.Write():
                 return self.writer.write(effect, state, work)
             case do.Validate():
@@ -92,7 +92,7 @@ class Performer:
             case do.RaiseFloor() | do.DeleteBelow():
                 return self._log_writer.tidy(effect, work)
             case do.Conclude():
-                return self._finisher.conclude(effect)
+                return self._finisher.conclude(effect, work)
             case do.Report(offsets=offsets):
                 self._positions.after_finish(offsets)
                 return on.Reported()
@@ -115,7 +115,7 @@ class Performer:
         message = f"a newer run has claimed the query, while this one took rows for lost: {stop.message}"
         return do.Stop(reason=do.StopReason.SUPERSEDED, message=message)
 
-    def _sweep(self, effect: do.Sweep) -> on.Event:
+    def _sweep(self, effect: do.Sweep, work: BatchWork) -> on.Event:
         if effect.optional:
             self._sweeper.batch_done(effect.runs)
         elif effect.best_effort:
@@ -125,5 +125,6 @@ class Performer:
             names = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
             names.update(self._sinks.transactional)
             known = [name for name in self._sinks.by_name if name in names]
-            self._sweeper.sweep_older(known, effect.runs, time.monotonic() + self._patience_s)
+            until_s = time.monotonic() + self._patience_s
+            self._sweeper.sweep_older(known, effect.runs, until_s, is_stopped=work.is_stopped)
         return on.Swept()

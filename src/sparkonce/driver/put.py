@@ -45,7 +45,7 @@ class LogWriter:
     def put(self, effect: do.Put, view: LogView, work: BatchWork) -> on.Event:
         """Puts a record, and reads the floor behind it: rule of the log, before anything is done."""
         if effect.contested >= CONTESTED:
-            _back_off(effect.contested)
+            _back_off(effect.contested, work.is_stopped)
         self._trouble.clear()
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         doing = f"record {effect.position} of the decision log could not be written"
@@ -122,7 +122,7 @@ class LogWriter:
         return on.Deleted()
 
 
-def _back_off(contested: int) -> None:
+def _back_off(contested: int, is_stopped: Callable[[], bool]) -> None:
     wait_s = doubled(1.0, contested - CONTESTED, LONGEST_BACK_OFF_S) * random.uniform(0.5, 1.0)  # noqa: S311
     logger.warning(
         "%d runs have claimed this query without committing a batch; waiting %.1f s before the next claim. Two "
@@ -130,4 +130,6 @@ def _back_off(contested: int) -> None:
         contested,
         wait_s,
     )
-    time.sleep(wait_s)
+    until_s = time.monotonic() + wait_s
+    while not is_stopped() and (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(min(1.0, left_s))

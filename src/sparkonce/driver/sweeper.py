@@ -10,7 +10,7 @@ from functools import partial
 
 from sparkonce import errors
 from sparkonce.driver import stops
-from sparkonce.driver.outage import Outage
+from sparkonce.driver.outage import Outage, never
 from sparkonce.protocol import sweeping as on
 from sparkonce.protocol.outcomes import FINAL, Outcome
 from sparkonce.protocol.view import Run
@@ -74,13 +74,15 @@ class Sweeper:
         """Notes that a copy of the batch at work may lose."""
         self._step(on.LosersExpected())
 
-    def sweep_older(self, names: Sequence[str], runs: Sequence[Run], until: float) -> None:
+    def sweep_older(
+        self, names: Sequence[str], runs: Sequence[Run], until: float, *, is_stopped: Callable[[], bool] = never
+    ) -> None:
         """Aborts all that these runs left open, and waits for servers that are away: it may hold back every reader.
 
         Raises:
             UnknownOutcomeError: if something is not surely aborted at the deadline, by `time.monotonic`.
         """
-        outage = Outage(until - time.monotonic(), silent_s=_SILENT_S)
+        outage = Outage(until - time.monotonic(), is_stopped=is_stopped, silent_s=_SILENT_S)
         for name in names:
             outage.retry(partial(self._sweep, name, runs), f"what was left open in sink {name!r} is to be aborted")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from sparkonce import errors
-from sparkonce.driver.outage import Outage
+from sparkonce.driver.outage import Outage, never
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
@@ -43,6 +43,7 @@ def check_servers(
     committer: Callable[[str], SinkCommitter],
     accepted: Mapping[str, int],
     patience_s: float,
+    is_stopped: Callable[[], bool] = never,
 ) -> None:
     """Checks that no server went back behind the newest batch that is surely finished there.
 
@@ -53,6 +54,7 @@ def check_servers(
         committer: Gives a sink's driver half.
         accepted: Of each sink the newest batch that may be missing.
         patience_s: How long servers that cannot be asked are waited for in all.
+        is_stopped: Returns True once the query is stopped, which ends the wait.
 
     Raises:
         ConfigurationError: if more is accepted than can be missing.
@@ -60,7 +62,7 @@ def check_servers(
         UnknownOutcomeError: if a server could not be asked.
     """
     check_accepted(accepted, effect.batch)
-    outage = Outage(patience_s)
+    outage = Outage(patience_s, is_stopped=is_stopped)
     missing: dict[str, list[int]] = {}
     for name in effect.sinks:
         finished = _finished(effect.view, effect.batch, name, accepted.get(name, -1))

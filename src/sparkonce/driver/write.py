@@ -180,6 +180,7 @@ class BatchWriter:
             self._sweeper.sweep_older([name for name in effect.sinks if name in state.transactional], own, 0.0)
         except errors.UnknownOutcomeError as error:
             logger.debug("What the failed write left open is not undone yet: %s", error.message)
+            self._trouble.cause = error  # so the next try waits, whatever made this write fail
             return on.Unready()
         return None
 

@@ -25,6 +25,8 @@ logger = logging.getLogger("sparkonce")
 
 _STDERR = 2
 _REFRESHED_PER_S = 2
+_TERMINAL_MAY_BE_GONE = suppress(OSError, ValueError)
+"""Its terminal is closed, or a pipe has no reader: the query continues."""
 _EACH_SHOWN_S = 3.0
 """The seconds for which each of several queries has the line."""
 
@@ -128,7 +130,7 @@ class ProgressDisplay:
         """Writes a line of the logger's where logging does not show it. Handlers and level are the user's to set."""
         if not _logged() if self._wanted else self._wanted is None and not logger.hasHandlers():
             at = time.strftime("%Y-%m-%d %H:%M:%S")
-            with suppress(OSError, ValueError):  # closed, or a pipe without a reader: the query continues
+            with _TERMINAL_MAY_BE_GONE:
                 sys.stderr.write(f"{at} INFO sparkonce: {line}\n")
 
 
@@ -164,7 +166,8 @@ class Screen:
                     transient=True,
                     redirect_stdout=sys.stdout.isatty(),  # else what a job prints into a file would go to the terminal
                 )
-                self._live.start()
+                with _TERMINAL_MAY_BE_GONE:
+                    self._live.start()
 
     def remove(self, display: ProgressDisplay) -> None:
         """Stops showing a query; the last one takes the line with it."""
@@ -180,16 +183,19 @@ class Screen:
             self._displays.clear()
             live, self._live = self._live, None
         if live is not None:
-            live.stop()
+            with _TERMINAL_MAY_BE_GONE:
+                live.stop()
 
     def write(self, sentence: str) -> None:
         """Writes a sentence above the line."""
-        self._the_console().print(Text(f"sparkonce: {sentence}"))
+        with _TERMINAL_MAY_BE_GONE:
+            self._the_console().print(Text(f"sparkonce: {sentence}"))
 
     def refresh(self) -> None:
         """Draws at once."""
         if self._live is not None:
-            self._live.refresh()
+            with _TERMINAL_MAY_BE_GONE:
+                self._live.refresh()
 
     def _the_console(self) -> Console:
         if self._console is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -83,6 +83,29 @@ def _listed(topics: Collection[str]) -> str:
     return f"topic{'s' if len(topics) > 1 else ''} {', '.join(map(repr, sorted(topics)))}"
 
 
+class _Ids(NamedTuple):
+    """The ids of a topic; several if its name is read on several clusters.
+
+    Attributes:
+        found: The ids that were given.
+        is_whole: True if every cluster gave one. Otherwise the ids are compared, and not recorded.
+    """
+
+    found: frozenset[str]
+    is_whole: bool
+
+
+def _agree(found: frozenset[str], recorded: str) -> bool:
+    """Returns True if these may be the recorded ids, although a cluster did not answer now or when they were recorded.
+
+    Args:
+        found: The ids.
+        recorded: Ids with commas between; empty if none are recorded.
+    """
+    before = set(recorded.split(",")) - {""}
+    return found <= before or before <= found
+
+
 class SourceTopics:
     """Compares the ids at the start of a run and before each decision; a `PositionReporter`.
 
@@ -107,7 +130,8 @@ class SourceTopics:
             read: The end offsets of the run's first batch, see `kafka_offsets`.
         """
         found = self._ask(read)
-        self._known = {name: recorded.get(name, topic_id) for name, topic_id in found.items()} or dict(recorded)
+        kept = {name: recorded[name] for name in found if name in recorded}
+        self._known = kept or ({} if found else dict(recorded))
         self._changed = self._difference(found)
         return self._known
 
@@ -127,7 +151,7 @@ class SourceTopics:
             PreflightError: if that batch is planned, naming topic, partition and offsets.
         """
         begins, ends = kafka_offsets(before), kafka_offsets(newest)
-        same = {name for name, topic_id in self._ask(newest).items() if recorded.get(name, topic_id) == topic_id}
+        same = {name for name, ids in self._ask(newest).items() if _agree(ids.found, recorded.get(name, ""))}
         for number, options in enumerate(self._sources):
             goes_on = options.get("failondataloss", "").lower() == "false"
             names = self._read_by(options, sorted(same))
@@ -172,14 +196,17 @@ class SourceTopics:
         """Returns the reason why the batch must not be decided; empty if no topic changed, or no broker answers."""
         return self._difference(self._ask(sources))
 
-    def _difference(self, found: Mapping[str, str]) -> str:
-        for name, topic_id in found.items():
-            before = self._known.setdefault(name, topic_id)
-            if before != topic_id:
+    def _difference(self, found: Mapping[str, _Ids]) -> str:
+        for name, ids in found.items():
+            before = self._known.get(name, "")
+            if ids.is_whole and not before:
+                self._known[name] = ",".join(sorted(ids.found))
+            if not _agree(ids.found, before):
+                now = ",".join(sorted(ids.found))
                 return (
-                    f"Topic {name!r}, which this query reads, was deleted and made again: it has the id {topic_id}, "
-                    f"and had {before}. The checkpoint's offsets are those of the old topic. Reading on from there "
-                    "would skip the first records of the new one."
+                    f"Topic {name!r}, which this query reads, was deleted and made again: it has the id {now}, and had "
+                    f"{before}. The checkpoint's offsets are those of the old topic. Reading on from there would skip "
+                    "the first records of the new one."
                 )
         return ""
 
@@ -192,14 +219,17 @@ class SourceTopics:
         for admin in admins.values():
             close(admin)
 
-    def _ask(self, read: Sequence[str]) -> dict[str, str]:
-        """Returns the ids of these offsets' topics; several, with commas, for a name read on several clusters."""
+    def _ask(self, read: Sequence[str]) -> dict[str, _Ids]:
+        """Returns the ids of these offsets' topics, as far as some cluster gives one."""
         found: dict[str, set[str]] = {}
+        silent: set[str] = set()
         for number, options in enumerate(self._sources):
             names = self._read_by(options, list(kafka_offsets(read)))
-            for name, topic_id in self._ask_one(number, names).items():
+            ids = self._ask_one(number, names)
+            silent.update(set(names) - ids.keys())
+            for name, topic_id in ids.items():
                 found.setdefault(name, set()).add(topic_id)
-        return {name: ",".join(sorted(ids)) for name, ids in found.items()}
+        return {name: _Ids(frozenset(ids), is_whole=name not in silent) for name, ids in found.items()}
 
     @staticmethod
     def _read_by(options: Mapping[str, str], names: Sequence[str]) -> list[str]:
