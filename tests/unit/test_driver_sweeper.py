@@ -124,7 +124,7 @@ def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_once_it_i
     driver = world.start()
     with monkeypatch.context() as patch:
         patch.setattr(_Committer, "list_lingering", lambda *_: 1 / 0)
-        patch.setattr(Sweeper, "sweep_older", lambda *_: None)
+        patch.setattr(Sweeper, "sweep_older", lambda *_, **__: None)
         run_with_a_loser(world, driver, 0)
         run_with_a_loser(world, driver, 1)
     clock.pass_by(4.0)
