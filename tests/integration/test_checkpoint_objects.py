@@ -215,6 +215,9 @@ def test_a_store_proves_itself_once(bucket: Bucket, between: Between) -> None:
     assert [one.method for one in between.seen] == ["GET"]
     prove(ObjectFiles("s3a://other", "proof", files._access))  # a moved checkpoint
     assert len(between.seen) > 2 * RACES
+    between.seen.clear()
+    prove(object_files(bucket, "proof", between.url.replace("127.0.0.1", "localhost")))  # its data, on another store
+    assert len(between.seen) > 2 * RACES
 
 
 def test_a_store_with_two_winners_is_refused(bucket: Bucket, between: Between) -> None:

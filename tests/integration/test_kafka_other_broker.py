@@ -122,9 +122,6 @@ def test_each_row_is_there_once_whatever_is_refused(
             deadline_s=60.0,
         )
         for batch in range(BATCHES):
-            if batch:
-                # Its ids are Empty after a commit, which is what a Kafka shows that went back to before it.
-                job.accept_lost = {"kafka": batch - 1}
             if dice.randrange(2):
                 kill(job, batch, dice.choice(KILLED_AT))
             run(job, batch)

@@ -167,8 +167,9 @@ def test_an_abort_is_sent_only_where_it_is_right(view: Description | BrokerAnswe
     ("view", "behind"),
     [
         *((now(state), False) for state in ("PrepareCommit", "CompleteCommit")),
-        *((now(state), True) for state in ("Empty", "Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")),
+        *((now(state), True) for state in ("Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")),
         (now("SomethingNew"), False),
+        (now("Empty"), False),  # that alone proves nothing on every broker: see `is_empty`
         (now("CompleteCommit", Transaction("id", 7, 2)), True),
         *((now(state, NEXT), False) for state in ("CompleteCommit", "Empty", "Ongoing", "CompleteAbort")),
         (now("Empty", Transaction("id", 8, 0)), False),

@@ -1,0 +1,52 @@
+"""What brokers show of a committed transaction, and when that means that it is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.sinks.kafka import committer as committer_module
+from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
+from sparkonce.sinks.kafka.outcomes import Description, Transaction
+
+IDS = "shop.0123456789ab.3-0badcafe.c0ffee123456-"
+COMMITTED = [Transaction(f"{IDS}{number}", 7, number) for number in range(2)]
+HANDLES = [
+    Handle(sink="kafka", slot=n, transaction=transaction_fields(fields_of(one))) for n, one in enumerate(COMMITTED)
+]
+
+
+def missing(monkeypatch: pytest.MonkeyPatch, states: Sequence[str], ended: Sequence[str]) -> list[int]:
+    """Returns the slots that are missing on brokers that show these states, and list these ids as ended."""
+    views = [Description(one, state, 60_000, 1) for one, state in zip(COMMITTED, states, strict=True)]
+
+    def list_transactions(states: Sequence[str], begins: Sequence[str], *, deadline_s: float) -> list[str]:
+        assert (list(states), list(begins)) == (["CompleteAbort", "CompleteCommit"], ["shop.0123456789ab."])
+        return [name for name in ended if name.startswith(begins[0])]
+
+    client: Any = SimpleNamespace(
+        describe_transactions=lambda *_, **__: views, list_transactions=list_transactions, close=lambda: None
+    )
+    monkeypatch.setattr(committer_module, "TransactionClient", lambda *_: client)
+    committer = KafkaCommitter({"bootstrap.servers": "h:1"}, "kafka")
+    return [handle.slot for handle in committer.missing(HANDLES)]
+
+
+def test_a_broker_that_forgets_how_transactions_end_has_lost_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redpanda before 24.2 and franz-go's kfake show every ended transaction as Empty."""
+    caplog.set_level(logging.WARNING)
+    assert missing(monkeypatch, ["Empty", "Empty"], ended=[]) == []
+    assert "do not keep how a transaction ended" in caplog.text
+
+
+def test_a_broker_that_keeps_how_transactions_end_has_lost_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing(monkeypatch, ["Empty", "CompleteCommit"], ended=[f"{IDS}1"]) == [0]
+    assert missing(monkeypatch, ["CompleteAbort", "CompleteCommit"], ended=[]) == [0]
+    assert missing(monkeypatch, ["CompleteCommit", "CompleteCommit"], ended=[]) == []
