@@ -29,6 +29,18 @@ def pytest_configure(config: pytest.Config) -> None:
         defaults["version"] = version
     if level := config.getoption("--transactions"):
         defaults["features"] = {"transaction.version": level}
+    _let_hypothesis_draw_the_same(config)
+
+
+def _let_hypothesis_draw_the_same(config: pytest.Config) -> None:
+    """The same examples each time, or those of ``--seed``, and no time limit for one: CI's machines are busy."""
+    from hypothesis import settings
+
+    seed = config.getoption("--seed")
+    settings.register_profile("fixed", deadline=None, derandomize=not seed)
+    settings.load_profile("fixed")
+    if seed and not config.getoption("--hypothesis-seed", None):
+        config.option.hypothesis_seed = str(seed)
 
 
 @pytest.hookimpl(tryfirst=True)

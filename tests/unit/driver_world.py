@@ -194,6 +194,10 @@ class World:
         self.timeouts_s: dict[str, float] = {}
         self.store: LogStore = LocalLogStore(folder)
 
+    def another(self) -> World:
+        """A new world, whose folder is in this one's."""
+        return type(self)(self.checkpoint / "another")
+
     @property
     def server(self) -> MemoryServer:
         return self.servers["memory"]

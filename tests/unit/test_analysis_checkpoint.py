@@ -81,11 +81,6 @@ def test_the_whole(tmp_path: Path) -> None:
     assert found.level is Guarantee.EXACTLY_ONCE
     assert any("cannot be seen" in condition for condition in found.part("engine").conditions)
     assert not (folder / "sparkonce").exists(), "reading makes nothing"
-
-
-def test_what_only_looks_like_kafka_is_a_condition(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "c", '{"orders":{"0":5}}')
-    found = explain_checkpoint(LocalFiles(folder), sink="delta")
     assert any("the source is Kafka" in condition for condition in found.part("source").conditions)
 
 

@@ -22,8 +22,6 @@ from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.spark.explain.queries import sinks_given
 
-NOWHERE = {"bootstrap.servers": "nowhere:9092"}
-
 
 def helper() -> str:
     return str(uuid.uuid4())
@@ -89,7 +87,8 @@ def test_what_a_function_uses() -> None:
 
 
 def test_our_sinks() -> None:
-    sink = KafkaSink({**NOWHERE, "transaction.timeout.ms": 60_000}, topic="t")
+    no_broker = {"bootstrap.servers": "nowhere:9092"}
+    sink = KafkaSink({**no_broker, "transaction.timeout.ms": 60_000}, topic="t")
     (found,) = sink_facts(sink)
     assert (found.format, found.name, found.guarantee, found.kafka) == (
         "sparkonce",
@@ -99,10 +98,17 @@ def test_our_sinks() -> None:
     )
     assert found.transaction_timeout == timedelta(minutes=1)
     assert kafka_settings(sink) == sink.settings
-    weak = KafkaSink(NOWHERE, name="weak", guarantee=Guarantee.AT_LEAST_ONCE)
+    weak = KafkaSink(no_broker, name="weak", guarantee=Guarantee.AT_LEAST_ONCE)
     assert kafka_settings(weak) is None
     two = sink_facts([weak, MemorySink(MemoryServer())])
     assert [(each.name, each.kafka) for each in two] == [("KafkaSink weak", True), ("MemorySink memory", False)]
+
+    sinks = {MemorySink(MemoryServer(), name=name): None for name in ("one", "other")}
+    facts, ours = sinks_given(sinks)
+    assert [each.name for each in facts] == ["MemorySink one", "MemorySink other"]
+    assert ours == tuple(sinks)
+    with pytest.raises(ConfigurationError, match="is not known"):
+        sinks_given({})
 
 
 def test_formats_and_functions() -> None:
@@ -115,6 +121,11 @@ def test_formats_and_functions() -> None:
     assert batches.function.suspects == ("now",)
     (rows,) = sink_facts(Process())
     assert (rows.format, rows.name) == ("foreach", "Process")
+
+    (found,) = sink_facts(partial(asks_a_helper, 1))
+    assert found.function is not None
+    assert (found.name, found.function.suspects) == ("asks_a_helper", ("uuid4",))
+    assert used_by(partial(stable, "a", more="b"))[:3] == [stable, "a", "b"]
 
 
 @pytest.mark.parametrize("given", [None, "", 3, [], ["kafka"]])
@@ -160,13 +171,6 @@ def test_durations_are_said(duration: timedelta, text: str) -> None:
     assert say(duration) == text
 
 
-def test_a_partial_is_looked_through() -> None:
-    (found,) = sink_facts(partial(asks_a_helper, 1))
-    assert found.function is not None
-    assert (found.name, found.function.suspects) == ("asks_a_helper", ("uuid4",))
-    assert used_by(partial(stable, "a", more="b"))[:3] == [stable, "a", "b"]
-
-
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
@@ -181,12 +185,3 @@ def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatc
     monkeypatch.setattr(servers, "_describe", lambda connect, *_: connections.append(connect) or {})
     servers.ask_about_source(SourceFacts(format="kafka", options=options), {"bootstrap.servers": "given:1"})
     assert connections == [{"bootstrap.servers": asked}]
-
-
-def test_sinks_with_views_are_sinks() -> None:
-    sinks = {MemorySink(MemoryServer(), name=name): None for name in ("one", "other")}
-    facts, ours = sinks_given(sinks)
-    assert [each.name for each in facts] == ["MemorySink one", "MemorySink other"]
-    assert ours == tuple(sinks)
-    with pytest.raises(ConfigurationError, match="is not known"):
-        sinks_given({})

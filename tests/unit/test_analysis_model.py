@@ -30,15 +30,11 @@ def test_a_part_is_as_good_as_its_worst_finding() -> None:
         Guarantee.AT_MOST_ONCE,
     ]
 
-
-def test_the_reasons_of_a_weak_part_are_what_makes_it_weak() -> None:
     assert SOURCE.reasons == ("it replays",)
     assert SINK.reasons == ("again and again",)
     assert READER.changes == ("look",)
     assert (SOURCE.conditions, SOURCE.notes) == (("nothing is deleted",), ("by the way",))
 
-
-def test_the_weakest_link() -> None:
     assert WEAK.level is Guarantee.AT_MOST_ONCE
     assert WEAK.weakest == (READER,)
     assert GOOD.weakest == ()
@@ -71,20 +67,16 @@ def test_the_table_says_all_within_the_width(width: int) -> None:
     assert "Weakest link: reader (any)." in rendered(WEAK, width)
 
 
-def test_the_way_to_exactly_once_begins_with_the_weakest() -> None:
+def test_the_last_lines_say_what_to_do() -> None:
     assert rendered(WEAK, 80).splitlines()[-3:] == [
         "at-most-once end to end. Weakest link: reader (any).",
         "To raise it: look.",
         "Then: write once.",
     ]
 
-
-def test_what_holds_only_under_conditions_says_so() -> None:
     assert rendered(GOOD, 80).splitlines()[-1] == "exactly-once end to end, if every if holds."
     alone = Explanation(query="q", parts=(Part.of(Role.ENGINE, "spark", [holds("fine")]),))
     assert rendered(alone, 80).splitlines()[-1] == "exactly-once end to end."
 
-
-def test_printing_it_gives_the_table() -> None:
     assert "Weakest link: reader (any)." in str(WEAK)
     assert "\x1b" not in str(WEAK)

@@ -74,8 +74,6 @@ def test_the_best_pipeline() -> None:
     assert found.weakest == ()
     assert [part.role.value for part in found.parts] == ["source", "engine", "sink", "reader"]
 
-
-def test_the_whole_is_as_good_as_its_weakest_part() -> None:
     found = judge(replace(BEST, sources=(KAFKA, SourceFacts(format="socket")), reader=parse_reader(None)))
     assert found.level is AT_MOST
     assert [part.name for part in found.weakest] == ["socket"]
@@ -181,20 +179,22 @@ def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: 
         assert any("kafka.isolation.level=read_committed" in condition for condition in part.conditions)
 
 
-def test_writers_of_a_topic_that_is_read_nobody_knows_how() -> None:
+def test_settings_that_are_seen_elsewhere() -> None:
     known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=True)
     found = SourceFacts(format="kafka", options=None, topics={"orders": known})
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
     assert part.level is EXACTLY
     assert "kafka.isolation.level=read_committed (not the default): orders is written in" in text(part)
 
-
-def test_a_setting_of_the_session_counts_for_files() -> None:
     conf = {"spark.sql.files.ignoreMissingFiles": "true"}
     known = replace(BEST, sources=(SourceFacts(format="json"),), engine=replace(BEST.engine, conf=conf))
     assert judge(known).part(Role.SOURCE).level is AT_MOST
     own = SourceFacts(format="json", options={"ignoremissingfiles": "false"})
     assert judge(replace(known, sources=(own,))).part(Role.SOURCE).level is EXACTLY
+
+    found = SourceFacts(format="kafka", options=MappingProxyType({"startingoffsets": "earliest"}))
+    known = replace(BEST, sources=(found,), engine=EngineFacts(temporary=True))
+    assert judge(known).part(Role.ENGINE).level is AT_LEAST
 
 
 @pytest.mark.parametrize(
@@ -253,12 +253,6 @@ def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarant
     found = judge(replace(known, engine=EngineFacts(temporary=True))).part(Role.ENGINE)
     assert found.level is level
     assert "checkpointLocation" in found.changes[0]
-
-
-def test_without_a_checkpoint_options_are_any_mapping() -> None:
-    found = SourceFacts(format="kafka", options=MappingProxyType({"startingoffsets": "earliest"}))
-    known = replace(BEST, sources=(found,), engine=EngineFacts(temporary=True))
-    assert judge(known).part(Role.ENGINE).level is AT_LEAST
 
 
 @pytest.mark.parametrize(
@@ -321,12 +315,10 @@ def test_a_plan_that_changes_and_has_state(plan: PlanFacts, sink: SinkFacts) -> 
     assert "a hash of its key" in weak.changes[0]
 
 
-def test_state_that_a_replay_makes_alike() -> None:
+def test_state_and_slots() -> None:
     assert engine(PlanFacts(stateful=("Deduplicate",), order=("dropDuplicates",))).level is EXACTLY
     assert engine(PlanFacts(stateful=("Aggregate",), batch_clock=("current_timestamp",))).level is EXACTLY
 
-
-def test_slots_that_go_by_where_rows_lie() -> None:
     merged = engine(PlanFacts(merges=True))
     assert merged.level is EXACTLY
     assert any("coalesce" in one and "beyond repair" in one for one in merged.notes)
@@ -334,6 +326,9 @@ def test_slots_that_go_by_where_rows_lie() -> None:
         engine(PlanFacts(merges=True), (SinkFacts(format="parquet"),)).notes
         == engine(PlanFacts(), (SinkFacts(format="parquet"),)).notes
     )
+
+    assert any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",), shuffles=True)).conditions)
+    assert not any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",))).conditions)
 
 
 def test_python_functions() -> None:
@@ -351,11 +346,6 @@ def test_the_right_and_the_wrong_place_of_the_clock() -> None:
     wrong = engine(PlanFacts(), (write,))
     assert wrong.level is AT_LEAST
     assert "wrong place" in wrong.reasons[0]
-
-
-def test_what_is_drawn_and_shuffled() -> None:
-    assert any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",), shuffles=True)).conditions)
-    assert not any("SPARK-38160" in each for each in engine(PlanFacts(random=("rand",))).conditions)
 
 
 @pytest.mark.parametrize(
@@ -397,10 +387,16 @@ def test_a_sink_of_ours_says_what_must_be_true(guarantee: Guarantee) -> None:
     assert found.conditions[:2] == ("the disk is fsynced", "nobody looks")
 
 
-def test_a_sink_of_ours_may_promise_less_than_the_way_it_is_run() -> None:
+def test_our_sinks_may_promise_less_and_need_less_of_readers() -> None:
     found = judge(replace(BEST, sinks=(replace(OURS, promise=AT_LEAST),)))
     assert found.part(Role.SINK).level is AT_LEAST
     assert "may apply it twice" in text(found.part(Role.SINK))
+
+    assert reader(None, replace(OURS, guarantee=AT_LEAST)).level is EXACTLY
+
+    found = judge(replace(BEST, sinks=(OURS, replace(OURS, name="second"), SinkFacts(format="delta"))))
+    assert [part.role for part in found.parts].count(Role.READER) == 2
+    assert isinstance(found, Explanation)
 
 
 @pytest.mark.parametrize(
@@ -489,18 +485,8 @@ def test_readers_of_a_folder_without_its_log(given: str | None) -> None:
     assert judge(replace(known, reader=parse_reader(given))).part(Role.READER).level is AT_LEAST
 
 
-def test_readers_of_a_weaker_kafka_sink_need_nothing() -> None:
-    assert reader(None, replace(OURS, guarantee=AT_LEAST)).level is EXACTLY
-
-
 @pytest.mark.parametrize("given", ["read_everything", {"isolation.level": "serializable"}])
 def test_a_reader_that_is_not_understood(given: object) -> None:
     with pytest.raises(ConfigurationError) as told:
         parse_reader(given)  # type: ignore[arg-type]
     assert told.value.next_step
-
-
-def test_readers_that_are_the_same_are_said_once() -> None:
-    found = judge(replace(BEST, sinks=(OURS, replace(OURS, name="second"), SinkFacts(format="delta"))))
-    assert [part.role for part in found.parts].count(Role.READER) == 2
-    assert isinstance(found, Explanation)

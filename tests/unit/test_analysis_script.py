@@ -35,11 +35,9 @@ def test_what_may_follow(tmp_path: Path, text: str, expected: bool) -> None:
     assert may_follow([(str(file), line)]) is expected
 
 
-def test_what_cannot_be_read_may_do_anything(tmp_path: Path) -> None:
+def test_what_cannot_be_read_may_do_anything_and_each_caller_counts(tmp_path: Path) -> None:
     assert may_follow([(str(tmp_path / "none.py"), 1)])
 
-
-def test_each_caller_counts(tmp_path: Path) -> None:
     file = tmp_path / "job.py"
     file.write_text("def main():\n    wait()\nmain()\nstart()\n")
     assert not may_follow([(str(file), 2)])

@@ -6,8 +6,6 @@ import pytest
 
 from sparkonce.analysis.servers import _topics
 
-KNOWN = dict.fromkeys(["orders", "orders-eu", "users"])
-
 
 @pytest.mark.parametrize(
     ("options", "chosen"),
@@ -20,4 +18,5 @@ KNOWN = dict.fromkeys(["orders", "orders-eu", "users"])
     ],
 )
 def test_topics_are_chosen_as_spark_chooses_them(options: dict[str, str], chosen: list[str]) -> None:
-    assert _topics(options, KNOWN) == chosen
+    known = dict.fromkeys(["orders", "orders-eu", "users"])
+    assert _topics(options, known) == chosen

@@ -51,6 +51,12 @@ def test_versions_latest_and_ids(server: RegistryServer, registry: SchemaRegistr
     assert json.loads((registry.find(first) or registry.latest("")).text) == V1
     assert registry.find(999) is None
 
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1.*'no-such-subject'.*40401"):
+        registry.versions("no-such-subject")
+    server.register("orders-value", V1)
+    with pytest.raises(RegistryError, match=r"version 7 of subject 'orders-value'.*40402"):
+        registry.version("orders-value", 7)
+
 
 def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer, registry: SchemaRegistry) -> None:
     server.register("orders-value", V1)
@@ -111,14 +117,6 @@ def test_other_types_are_refused_by_name(server: RegistryServer, registry: Schem
             ask()
 
 
-def test_what_is_not_there_is_named(server: RegistryServer, registry: SchemaRegistry) -> None:
-    with pytest.raises(RegistryError, match=r"127\.0\.0\.1.*'no-such-subject'.*40401"):
-        registry.versions("no-such-subject")
-    server.register("orders-value", V1)
-    with pytest.raises(RegistryError, match=r"version 7 of subject 'orders-value'.*40402"):
-        registry.version("orders-value", 7)
-
-
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
 def test_a_registry_that_fails_is_no_registry_without_the_schema(
     server: RegistryServer, registry: SchemaRegistry, status: int
@@ -150,6 +148,12 @@ def test_secrets_are_not_told(server: RegistryServer) -> None:
     for text in (str(told.value), str(told_too.value), repr(in_url), str(refused.value)):
         assert not {"wrong", "hidden", SECRET} & {word for word in ("wrong", "hidden", SECRET) if word in text}
 
+    # The client's own default is no timeout at all.
+    assert SchemaRegistry({"url": server.url})._client()._rest_client.timeout == 10
+
+    with pytest.raises(ConfigurationError, match="no url"):
+        SchemaRegistry({})
+
 
 def test_a_server_that_says_the_secret_is_not_repeated(
     server: RegistryServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
@@ -159,11 +163,6 @@ def test_a_server_that_says_the_secret_is_not_repeated(
     with pytest.raises(RegistryError, match=r"\*\*\* may not") as told:
         registry.find(1)
     assert SECRET not in str(told.value)
-
-
-def test_an_answer_is_not_waited_for_for_ever(server: RegistryServer) -> None:
-    # The client's own default is no timeout at all.
-    assert SchemaRegistry({"url": server.url})._client()._rest_client.timeout == 10
 
 
 @pytest.mark.parametrize("password", ["hid@/den", "hid%40%2Fden", "hid/den"])
@@ -205,11 +204,6 @@ def test_copies_share_one_client_even_if_a_setting_is_a_function(monkeypatch: py
         assert copy.key == registry.key
     assert len(clients) == 1
     assert SchemaRegistry(made_of_a_function).key != registry.key
-
-
-def test_a_missing_url_is_told() -> None:
-    with pytest.raises(ConfigurationError, match="no url"):
-        SchemaRegistry({})
 
 
 def test_tls(tmp_path: Path) -> None:

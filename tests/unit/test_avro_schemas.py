@@ -52,9 +52,14 @@ def written(schema: Any, value: Any) -> bytes:
     return target.getvalue()
 
 
-def test_the_header_is_confluents() -> None:
+def test_the_header_and_the_given_forms(tmp_path: Path) -> None:
     assert wire_header(1) == b"\0\0\0\0\1"
     assert wire_header(0x01020304) == b"\0\1\2\3\4"
+
+    file = tmp_path / "money.avsc"
+    file.write_text(json.dumps(MONEY))
+    for given in (json.dumps(MONEY), MONEY, file, str(file)):
+        assert json.loads(schema_text(given, "schema")) == MONEY
 
 
 def test_references_are_written_out_once_where_they_are_first_named() -> None:
@@ -65,20 +70,16 @@ def test_references_are_written_out_once_where_they_are_first_named() -> None:
     assert json.dumps(whole).count('"cents"') == 1
 
 
-def test_a_schema_may_be_nothing_but_names() -> None:
+def test_names_are_found_and_named() -> None:
     whole = inline(["com.example.Money", "com.example.Line"], {"a": MONEY, "b": LINE})
     assert [full_name(one) for one in whole] == ["com.example.Money", "com.example.Line"]
     assert inline("com.example.Money", {"a": MONEY}) == MONEY
     assert full_name("com.example.Money") is None
 
-
-def test_types_without_a_name_and_types_without_fields_are_left_as_they_are() -> None:
     suit = {"type": "enum", "name": "Suit", "namespace": "com.example", "symbols": ["HEARTS", "SPADES"]}
     dates = {"type": {"type": "int", "logicalType": "date"}}
     assert inline([suit, dates], {}) == [suit, dates]
 
-
-def test_a_type_inside_a_reference_can_be_named_too() -> None:
     nested = {"type": "record", "name": "Outer", "namespace": "o", "fields": [{"name": "m", "type": MONEY}]}
     schema = {
         "type": "record",
@@ -87,12 +88,8 @@ def test_a_type_inside_a_reference_can_be_named_too() -> None:
     }
     fastavro.parse_schema(inline(schema, {"o.Outer": nested}))
 
-
-def test_a_recursive_reference_ends() -> None:
     assert is_recursive(inline("x.Node", {"t": TREE}))
 
-
-def test_a_type_that_is_nowhere_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"'com\.example\.Line'"):
         inline(ORDER, {"m": MONEY})
 
@@ -137,13 +134,6 @@ def test_a_record_with_its_header_is_a_record_of_the_envelope(schema: Any) -> No
     assert written(writer, read) == framed
     read = fastavro.schemaless_reader(io.BytesIO(framed), fastavro.parse_schema(writer), fastavro.parse_schema(reader))
     assert read == {"value": value, **({"ok": True} if isinstance(schema, list) else {})}
-
-
-def test_a_schema_is_given_as_text_file_or_parsed(tmp_path: Path) -> None:
-    file = tmp_path / "money.avsc"
-    file.write_text(json.dumps(MONEY))
-    for given in (json.dumps(MONEY), MONEY, file, str(file)):
-        assert json.loads(schema_text(given, "schema")) == MONEY
 
 
 @pytest.mark.parametrize(

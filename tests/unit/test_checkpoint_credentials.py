@@ -12,7 +12,6 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.s3a import S3AFiles
 
 HADOOP = "org.apache.hadoop.fs.s3a"
-AMAZON = "software.amazon.awssdk.auth.credentials"
 PROVIDERS = "fs.s3a.aws.credentials.provider"
 KEYS = {"fs.s3a.access.key": "AKIA", "fs.s3a.secret.key": "hidden-secret"}
 AZURE = "abfss://box@account.dfs.core.windows.net/ck"
@@ -94,13 +93,11 @@ def test_addresses(settings: dict[str, str], endpoint: str, region: str) -> None
     assert (options["endpoint"], options["region"]) == (endpoint, region)
 
 
-def test_a_bucket_with_a_dot_is_asked_by_its_path() -> None:
+def test_whose_keys_are_taken() -> None:
     options = access_of(KEYS, "s3a://a.b/ck").options
     assert options["endpoint"] == "https://s3.us-east-1.amazonaws.com"
     assert options["virtual_hosted_style_request"] is False
 
-
-def test_a_buckets_own_settings_come_first() -> None:
     own = {"fs.s3a.bucket.bkt.access.key": "OWN", "fs.s3a.bucket.bkt.secret.key": "own-secret"}
     assert access_of({**KEYS, **own}).keys == {"access_key_id": "OWN", "secret_access_key": "own-secret"}
     assert access_of({**KEYS, **own}, "s3a://other/ck").keys == {
@@ -108,8 +105,6 @@ def test_a_buckets_own_settings_come_first() -> None:
         "secret_access_key": "hidden-secret",
     }
 
-
-def test_keys_in_a_credential_file() -> None:
     files = {"fs.s3a.access.key": "FILED", "fs.s3a.secret.key": "filed"}
     where = {"fs.s3a.security.credential.provider.path": "jceks://file/tmp/keys.jceks"}
     assert files_of("s3a://bkt/ck", where, files)._access.keys == {
@@ -119,6 +114,7 @@ def test_keys_in_a_credential_file() -> None:
 
 
 def test_providers_are_asked_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    first_provider = "software.amazon.awssdk.auth.credentials"
     token = {**KEYS, "fs.s3a.session.token": "token"}
     assert access_of(token).keys == {"access_key_id": "AKIA", "secret_access_key": "hidden-secret", "token": "token"}
     assert access_of({**token, PROVIDERS: f"{HADOOP}.SimpleAWSCredentialsProvider"}).keys == {
@@ -127,7 +123,7 @@ def test_providers_are_asked_in_their_order(monkeypatch: pytest.MonkeyPatch) -> 
     }
     anonymous = access_of({PROVIDERS: f"{HADOOP}.AnonymousAWSCredentialsProvider"})
     assert (anonymous.keys, anonymous.options["skip_signature"]) == (None, True)
-    both = f"{AMAZON}.EnvironmentVariableCredentialsProvider,\n {HADOOP}.SimpleAWSCredentialsProvider"
+    both = f"{first_provider}.EnvironmentVariableCredentialsProvider,\n {HADOOP}.SimpleAWSCredentialsProvider"
     assert access_of({**KEYS, PROVIDERS: both}).keys is not None
     assert access_of({}).keys is None, "the machine's role"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENV")
@@ -167,7 +163,7 @@ def test_encryption() -> None:
     assert "arn:key" not in repr(access_of(own))
 
 
-def test_azure() -> None:
+def test_azure_and_google() -> None:
     key = access_of({"fs.azure.account.key.account.dfs.core.windows.net": "hidden-secret"}, AZURE)
     assert (key.kind, key.bucket) == ("azure", "box")
     assert key.options == {
@@ -182,6 +178,12 @@ def test_azure() -> None:
     assert (oauth["client_id"], oauth["client_secret"], oauth["tenant_id"]) == ("client", "hidden-secret", "tenant")
     assert oauth["authority_host"] == "https://login.microsoftonline.com"
 
+    file = {"fs.gs.auth.service.account.json.keyfile": "/keys/one.json"}
+    assert access_of(file, "gs://bkt/ck").options == {"service_account": "/keys/one.json"}
+    assert access_of({}, "gs://bkt/ck").options == {}
+    with pytest.raises(ConfigurationError, match="USER_CREDENTIALS"):
+        access_of({"fs.gs.auth.type": "USER_CREDENTIALS"}, "gs://bkt/ck")
+
 
 @pytest.mark.parametrize(
     ("settings", "named"),
@@ -195,14 +197,6 @@ def test_azure() -> None:
 def test_what_azure_has_no_counterpart_for(settings: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         access_of(settings, AZURE)
-
-
-def test_google() -> None:
-    file = {"fs.gs.auth.service.account.json.keyfile": "/keys/one.json"}
-    assert access_of(file, "gs://bkt/ck").options == {"service_account": "/keys/one.json"}
-    assert access_of({}, "gs://bkt/ck").options == {}
-    with pytest.raises(ConfigurationError, match="USER_CREDENTIALS"):
-        access_of({"fs.gs.auth.type": "USER_CREDENTIALS"}, "gs://bkt/ck")
 
 
 @pytest.mark.parametrize("url", ["s3a://bkt/ck", AZURE, "gs://bkt/ck"])

@@ -55,11 +55,6 @@ def test_the_broker_has_its_old_name_beside_its_new_one() -> None:
     assert CliRunner().invoke(app, ["kafka", "status", "--dir", "/nowhere"]).stdout.startswith("No broker was ever")
 
 
-def test_errors_are_found_by_the_package_alone() -> None:
-    code = "import sparkonce; sparkonce.errors.PreflightError"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
 def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "a new" / "job"
     assert CliRunner().invoke(app, ["new", str(folder)]).exit_code == 0
@@ -72,8 +67,6 @@ def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> Non
     assert "Next: Name another folder." in again.stderr
     assert (folder / "job.py").read_text() == "mine"
 
-
-def test_a_project_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = CliRunner().invoke(app, ["new", str(tmp_path / "file" / "job")])
     assert done.exit_code == 1

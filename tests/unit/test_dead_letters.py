@@ -52,6 +52,11 @@ def test_a_row_is_told_as_json() -> None:
 
 def test_values_that_python_does_not_have_are_told() -> None:
     """They are just those that a system refuses."""
+
+    def _not_utf8() -> pa.Array:
+        raw = pa.array([b"ok", b"\xff\xfe"])
+        return pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+
     rows = pa.record_batch(
         {
             "text": _not_utf8(),
@@ -65,11 +70,6 @@ def test_values_that_python_does_not_have_are_told() -> None:
     assert second["text"] == "\\xff\\xfe"
     assert "4000000" in second["day"]
     assert second["list"]
-
-
-def _not_utf8() -> pa.Array:
-    raw = pa.array([b"ok", b"\xff\xfe"])
-    return pa.Array.from_buffers(pa.string(), 2, raw.buffers())
 
 
 def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
@@ -87,24 +87,18 @@ def test_a_sink_of_messages_takes_a_letter_as_a_message() -> None:
     }
 
 
-def test_a_sink_of_rows_takes_all_columns(tmp_path: object) -> None:
+def test_the_columns_that_sinks_take_of_a_letter(tmp_path: object) -> None:
     assert letter_columns(FilesSink(str(tmp_path))) == tuple(LETTER.names)
 
+    class _Taking(FilesSink):
+        def __init__(self) -> None:
+            super().__init__("/nowhere")
 
-def test_a_sink_that_takes_neither_says_why_it_does_not_take_the_columns() -> None:
+        def columns(self, schema: pa.Schema) -> list[str]:
+            raise SchemaError(f"Nothing takes {len(schema)} columns.", next_step="Stop.")
+
     with pytest.raises(SchemaError, match="Nothing takes 5"):
         letter_columns(_Taking())
-
-
-class _Taking(FilesSink):
-    def __init__(self) -> None:
-        super().__init__("/nowhere")
-
-    def columns(self, schema: pa.Schema) -> list[str]:
-        raise SchemaError(f"Nothing takes {len(schema)} columns.", next_step="Stop.")
-
-
-# --- Kafka ----------------------------------------------------------------------------------------------------------
 
 
 def test_kafka_refuses_what_it_cannot_store() -> None:
@@ -143,9 +137,6 @@ def test_each_topic_that_rows_name_has_its_own_limit() -> None:
     assert "max.message.bytes is 150" in found.reasons[0]
     assert "'topic' is null" in found.reasons[1]
     assert list(refused_rows(rows.slice(1, 4), None, 150, {"large": 2000}).rows) == [0, 1, 2]
-
-
-# --- halves ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [set(), {0}, {9}, {3, 4}, {0, 9}, set(range(10))])

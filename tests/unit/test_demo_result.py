@@ -30,6 +30,11 @@ def result(variant: Variant) -> Result:
 def test_it_is_well_where_all_is() -> None:
     assert result(GOOD).ok
 
+    at_least_once = replace(GOOD, title="Spark's own sink", count=replace(COUNT, doubled=5))
+    assert replace(result(GOOD), without=at_least_once).ok
+
+    assert len({point.words for point in CrashPoint}) == len(CrashPoint)
+
 
 @pytest.mark.parametrize(
     "variant",
@@ -45,12 +50,3 @@ def test_it_is_well_where_all_is() -> None:
 )
 def test_it_is_not_where_one_thing_is_not(variant: Variant) -> None:
     assert not result(variant).ok
-
-
-def test_what_others_do_is_no_fault_of_sparkonces() -> None:
-    at_least_once = replace(GOOD, title="Spark's own sink", count=replace(COUNT, doubled=5))
-    assert replace(result(GOOD), without=at_least_once).ok
-
-
-def test_each_point_of_a_kill_has_words_of_its_own() -> None:
-    assert len({point.words for point in CrashPoint}) == len(CrashPoint)

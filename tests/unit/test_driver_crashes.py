@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce import errors
+from sparkonce.protocol import horizon
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.records import Amend, Commit
 from sparkonce.protocol.state import Phase
@@ -123,14 +124,16 @@ def test_a_crash_in_the_middle_of_a_slot(world: World, call: str) -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.RAISING_FLOOR, Phase.TIDYING])
-def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, phase: Phase) -> None:
+def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
+    monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
+    monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
     world = World(tmp_path)
-    world.run(world.start(), *range(119))
+    world.run(world.start(), *range(11))
     with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase)), 119)
-    world.run(world.start(), *range(119, 145))
-    assert world.visible() == numbers(*range(145))
-    assert len(world.kinds()) <= 125
+        world.run(world.start(crash_at(phase)), 11)
+    world.run(world.start(), *range(11, 25))
+    assert world.visible() == numbers(*range(25))
+    assert len(world.kinds()) <= 15
 
 
 @pytest.mark.parametrize("phase", [Phase.RESOLVING, Phase.ABORTING])
@@ -180,7 +183,7 @@ def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> N
     check(world)
 
 
-def test_the_disk_is_read_only_at_an_amendment(world: World) -> None:
+def test_failures_while_a_batch_is_healed(world: World) -> None:
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
     with pytest.raises(errors.LogError):
@@ -188,8 +191,8 @@ def test_the_disk_is_read_only_at_an_amendment(world: World) -> None:
     assert world.unfinished() == []
     check(world)
 
-
-def test_slots_are_not_prepared_when_a_batch_is_healed(world: World) -> None:
+    world = world.another()
+    world.run(world.start(), 0)
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
     world.server.fail("prepare", RuntimeError("no"))
@@ -198,8 +201,8 @@ def test_slots_are_not_prepared_when_a_batch_is_healed(world: World) -> None:
     assert world.unfinished() == []
     check(world)
 
-
-def test_the_server_is_away_when_a_run_recovers(world: World) -> None:
+    world = world.another()
+    world.run(world.start(), 0)
     world.crash(1, Phase.FINISHING)
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY)] * 20)
     check(world)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from sparkonce import errors
@@ -22,11 +20,6 @@ from unit.driver_world import NEVER, QUERY, SLOTS, Clock, Crash, Work, World, as
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return stopped_clock(monkeypatch)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 def expire(server: MemoryServer, *numbers_: int) -> None:
@@ -67,11 +60,22 @@ def test_a_batch_that_is_wholly_lost_is_written_again(world: World) -> None:
     assert world.visible() == numbers(0, 1)
 
 
-def test_a_wholly_lost_batch_may_have_other_rows_the_second_time(world: World) -> None:
+def test_a_batch_that_is_wholly_lost_may_have_other_rows_and_slots_the_second_time(world: World) -> None:
     """Nobody has seen the first ones."""
     decided(world, committed=0)
     heal(world, shift=5)
     assert world.visible() == [number + 5 for number in numbers(0)]
+
+    world = world.another()
+    decided(world, committed=0)
+    heal(world, together=True)
+    assert world.visible() == numbers(0)
+
+    world = world.another()
+    decided(world, committed=0)
+    heal(world)
+    states = list(world.server.transactions().values())
+    assert states == [TransactionState.ABORTED] * SLOTS + [TransactionState.COMMITTED] * SLOTS
 
 
 def test_slots_in_another_order_are_found_again_and_the_lost_ones_written(world: World) -> None:
@@ -116,12 +120,6 @@ def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are
     assert "the batch had other slots" in caught.value.next_step
     assert (world.visible(), world.unfinished()) == (numbers(0, slots=[0]), [])
     heal(world)
-    assert world.visible() == numbers(0)
-
-
-def test_a_wholly_lost_batch_may_have_other_slots_the_second_time(world: World) -> None:
-    decided(world, committed=0)
-    heal(world, together=True)
     assert world.visible() == numbers(0)
 
 
@@ -174,14 +172,13 @@ def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_the_second_time(world:
     assert world.visible() == world.visible("other") == numbers(0)
 
 
-def test_slots_that_only_change_places_among_the_committed_cost_nothing(world: World) -> None:
+def test_slots_that_change_places(world: World) -> None:
     decided(world, committed=2)
     work = heal(world, orders=[[1, 0, 2]])
     assert [only for _, only in work.written] == [{("memory", 2)}]
     assert world.visible() == numbers(0)
 
-
-def test_slots_in_another_order_each_time_stop_the_query_and_the_next_start_heals(world: World) -> None:
+    world = world.another()
     decided(world, committed=2)
     with pytest.raises(errors.PrepareError, match="another order each time"):
         heal(world, orders=[[2, 0, 1], [1, 2, 0]])
@@ -198,8 +195,7 @@ def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
     assert world.visible() == numbers(0)
     assert world.kinds() == ["Claim", "Commit", "Amend"]
 
-
-def test_an_amendment_may_be_lost_and_is_healed_again(world: World) -> None:
+    world = world.another()
     decided(world, committed=0)
     losses = []
 
@@ -211,6 +207,20 @@ def test_an_amendment_may_be_lost_and_is_healed_again(world: World) -> None:
     world.run(world.start(lose), 0)
     assert world.visible() == numbers(0)
     assert world.kinds() == ["Claim", "Commit", "Claim", "Amend", "Amend", "Amend"]
+
+    world = world.another()
+
+    def lose(phase: Phase, batch: int) -> None:
+        if phase is Phase.FINISHING:
+            expire(world.server)
+
+    with pytest.raises(errors.TransactionTooOldError, match="written 3 times and its transactions were lost each time"):
+        world.run(world.start(listener=lose), 0)
+    assert world.kinds() == ["Claim", "Commit", "Amend", "Amend", "Amend"]
+    assert world.visible() == []
+    # Nothing is lost for good: a run whose transactions live long enough writes it.
+    world.run(world.start(), 0)
+    assert world.visible() == numbers(0)
 
 
 @pytest.mark.parametrize("committed", [1, 2])
@@ -275,7 +285,7 @@ def test_what_is_lost_is_said_exactly(world: World) -> None:
     assert "repair" in error.next_step
 
 
-def test_an_unknown_outcome_forbids_healing(world: World) -> None:
+def test_unknown_outcomes_forbid_healing(world: World) -> None:
     decided(world, committed=0)
     world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="no permission")] * NEVER)
     work = world.work(0)
@@ -284,8 +294,7 @@ def test_an_unknown_outcome_forbids_healing(world: World) -> None:
     assert work.written == []
     assert world.kinds() == ["Claim", "Commit", "Claim"]
 
-
-def test_one_unknown_among_losses_forbids_healing(world: World) -> None:
+    world = world.another()
     decided(world, committed=0)
     lost = Finished(outcome=Outcome.LOST)
     world.server.fail("commit", lost, lost, *[Finished(outcome=Outcome.UNKNOWN)] * NEVER)
@@ -296,7 +305,7 @@ def test_one_unknown_among_losses_forbids_healing(world: World) -> None:
     assert work.written == []
 
 
-def test_a_loss_is_not_judged_by_a_run_that_was_deposed(world: World) -> None:
+def test_a_run_that_is_deposed_heals_nothing(world: World) -> None:
     """What it takes for a loss may be that the newer run has gone beyond the batch."""
     decided(world, committed=0)
     newer = world.start()
@@ -307,8 +316,7 @@ def test_a_loss_is_not_judged_by_a_run_that_was_deposed(world: World) -> None:
     assert work.written == []
     assert world.visible() == numbers(0, 1)
 
-
-def test_a_healing_run_that_is_deposed_aborts_what_it_wrote_again(world: World) -> None:
+    world = world.another()
     decided(world, committed=0)
     newer = world.start(call_at(Phase.FINISHING, lambda: None))
     older, work = world.start(), world.work(0)
@@ -317,9 +325,8 @@ def test_a_healing_run_that_is_deposed_aborts_what_it_wrote_again(world: World) 
         older.run_batch(asked(0), work)
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
-
-def test_a_run_that_a_newer_one_has_healed_past_calls_nothing_lost(world: World) -> None:
-    """It stood still while its replay ran, and the replay gave other slots."""
+    world = world.another()
+    # It stood still while its replay ran, and the replay gave other slots.
     decided(world, committed=1)
     newer, older, work = world.start(), world.start(), world.work(0)
     work.together, work.before = True, lambda: world.run(newer, 0)
@@ -338,26 +345,25 @@ def test_a_batch_that_is_healed_too_slowly_is_not_decided(world: World, clock: C
     assert world.visible() == numbers(0)
 
 
-def test_weaker_sinks_are_not_written_again_when_the_others_are_healed(world: World) -> None:
+def test_weaker_sinks_and_empty_slots_take_no_part_in_healing(world: World) -> None:
     world.add("least", Guarantee.AT_LEAST_ONCE)
     decided(world, committed=0)
     work = heal(world)
     assert work.written == [(("memory",), None)]
     assert world.visible("least") == world.visible() == numbers(0)
 
-
-def test_slots_without_rows_are_neither_lost_nor_kept(world: World) -> None:
+    world = world.another()
     driver, work = world.start(call_at(Phase.FINISHING, lambda: expire(world.server))), world.work(0)
     work.empty = frozenset({1})
     assert driver.run_batch(asked(0), work).healed == 2
     assert world.visible() == numbers(0, slots=[0, 2])
 
-
-def test_what_was_lost_stays_aborted(world: World) -> None:
-    decided(world, committed=0)
-    heal(world)
-    states = list(world.server.transactions().values())
-    assert states == [TransactionState.ABORTED] * SLOTS + [TransactionState.COMMITTED] * SLOTS
+    world = world.another()
+    world.add("other")
+    world.crash(0, Phase.FINISHING)
+    world.guarantees["other"] = Guarantee.AT_LEAST_ONCE
+    world.run(world.start(), 0, 1)
+    assert world.visible() == world.visible("other") == numbers(0, 1)
 
 
 @pytest.mark.parametrize("weaker", [Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE])
@@ -377,28 +383,6 @@ def test_a_sink_that_is_weaker_after_a_restart_cannot_be_healed(
     world.guarantees["other"] = Guarantee.EXACTLY_ONCE
     world.run(world.start(), 0)
     assert world.visible() == world.visible("other") == numbers(0)
-
-
-def test_a_sink_that_is_weaker_after_a_restart_is_still_finished(world: World) -> None:
-    world.add("other")
-    world.crash(0, Phase.FINISHING)
-    world.guarantees["other"] = Guarantee.AT_LEAST_ONCE
-    world.run(world.start(), 0, 1)
-    assert world.visible() == world.visible("other") == numbers(0, 1)
-
-
-def test_a_batch_is_not_healed_for_ever(world: World) -> None:
-    def lose(phase: Phase, batch: int) -> None:
-        if phase is Phase.FINISHING:
-            expire(world.server)
-
-    with pytest.raises(errors.TransactionTooOldError, match="written 3 times and its transactions were lost each time"):
-        world.run(world.start(listener=lose), 0)
-    assert world.kinds() == ["Claim", "Commit", "Amend", "Amend", "Amend"]
-    assert world.visible() == []
-    # Nothing is lost for good: a run whose transactions live long enough writes it.
-    world.run(world.start(), 0)
-    assert world.visible() == numbers(0)
 
 
 @pytest.mark.parametrize("committed", [0, 1])
@@ -425,9 +409,6 @@ def test_late_comers_of_older_runs_are_swept_again(world: World) -> None:
     driver.run_batch(asked(1), work)
     assert world.server.transactions()[opened[0]] is TransactionState.ABORTED
     assert world.visible() == numbers(0, 1)
-
-
-# --- the target was changed ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fact", ["topic", "table", "schema"])
@@ -459,8 +440,6 @@ def test_a_batch_that_is_lost_as_a_whole_may_be_written_elsewhere(
     heal(world)
     assert world.visible() == numbers(0)
 
-
-def test_it_is_the_place_of_the_run_that_wrote_the_rest_whoever_amended_the_decision() -> None:
     runs = [
         Run(token=token, query=QUERY, sinks=(("s", (("topic", topic),)),))
         for token, topic in ((Token(0, "00000001"), "old"), (Token(2, "00000002"), "new"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,11 +33,6 @@ class Watched(Lookout):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-@pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     made, before = Watched(), set(threading.enumerate())
     monkeypatch.setattr(MemorySink, "lookout", lambda *_: made)
@@ -59,14 +53,12 @@ def test_a_run_looks_at_its_start_and_again_and_not_after_its_end(world: World, 
     assert watched.threads == {THREAD}
 
 
-def test_a_run_without_it_looks_at_nothing(world: World, watched: Watched) -> None:
+def test_a_run_without_it_looks_at_nothing(world: World, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     driver = world.start()
     world.run(driver, 0)
     driver.close()
     assert watched.looked == []
 
-
-def test_a_sink_that_cannot_look_costs_nothing(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> list[Lookout]:
         raise RuntimeError("no settings")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,16 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-
-
-# --- the loop -------------------------------------------------------------------------------------------------------
 
 
 class Call:
@@ -61,16 +52,24 @@ def test_a_call_is_repeated_until_it_succeeds(clock: Clock, caplog: pytest.LogCa
     assert waits == "Waiting for at most 60 s: the batch waits: the server is away"
     assert goes_on.startswith("Going on after 4 s, in which it was tried 4 times")
 
-
-def test_a_call_that_succeeds_at_once_says_nothing(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
+    clock.slept.clear()
     assert Outage(60.0).retry(Call()) == 1
     assert (clock.slept, warnings(caplog)) == ([], [])
 
-
-def test_what_does_not_pass_by_itself_is_raised_at_once(clock: Clock) -> None:
+    clock.slept.clear()
     with pytest.raises(errors.PrepareError, match="a NUL"):
         Outage(60.0).retry(Call(errors.PrepareError("a NUL")))
     assert clock.slept == []
+
+    caplog.clear()
+    clock.slept.clear()
+    outage = Outage(60.0, first_pause_s=0.1, longest_pause_s=1.0, silent_s=2.0)
+    outage.retry(Call(AWAY, AWAY, AWAY))
+    assert warnings(caplog) == []
+    outage.retry(Call(*[AWAY] * 9))
+    assert max(clock.slept) == 1.0
+    assert len(warnings(caplog)) == 2
 
 
 def test_several_calls_share_one_patience(clock: Clock) -> None:
@@ -90,18 +89,6 @@ def test_without_patience_or_once_stopped_a_call_is_made_once(
     with pytest.raises(errors.OutageError):
         Outage(**ends).retry(call)
     assert (call.tries, clock.slept, warnings(caplog)) == (1, [], [])
-
-
-def test_a_short_wait_may_stay_unsaid(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    outage = Outage(60.0, first_pause_s=0.1, longest_pause_s=1.0, silent_s=2.0)
-    outage.retry(Call(AWAY, AWAY, AWAY))
-    assert warnings(caplog) == []
-    outage.retry(Call(*[AWAY] * 9))
-    assert max(clock.slept) == 1.0
-    assert len(warnings(caplog)) == 2
-
-
-# --- a batch is written ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
@@ -151,16 +138,7 @@ def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world
     assert not driver._sinks.live_long
 
 
-def test_an_outage_that_turns_into_a_refusal_is_not_said_to_be_over(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.server.fail("write", AWAY, errors.PrepareError("a NUL"))
-    with pytest.raises(errors.PrepareError, match="a NUL"):
-        world.run(world.start(), 0)
-    assert len(warnings(caplog)) == 1
-
-
-def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World) -> None:
+def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World, clock: Clock) -> None:
     """Its locks would be in the way, and so would its prepared transactions, of which a server may have few."""
     world.server.fail("prepare", *[errors.OutageError("away")])
     open_at_begin: list[int] = []
@@ -171,8 +149,8 @@ def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World
     world.start().run_batch(asked(0), work)
     assert open_at_begin == [0, 0]
 
-
-def test_a_batch_whose_rows_are_larger_than_expected_is_undone_and_written_at_once(world: World, clock: Clock) -> None:
+    world = world.another()
+    clock.slept.clear()
     world.server.fail("prepare", LargerRowsError("a row is larger"))
     open_at_begin: list[int] = []
     work = world.work(0)
@@ -183,13 +161,8 @@ def test_a_batch_whose_rows_are_larger_than_expected_is_undone_and_written_at_on
     assert clock.slept == []
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
-
-def lose_aborts(world: World, count: int) -> None:
-    """The next aborts, of writers, do not arrive."""
-    world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)
-
-
-def test_the_plan_is_not_run_while_the_server_cannot_even_be_swept(world: World, clock: Clock) -> None:
+    world = world.another()
+    clock.slept.clear()
     world.server.fail("prepare", AWAY)
     lose_aborts(world, 1 + 5)
     work = world.work(0)
@@ -197,6 +170,11 @@ def test_the_plan_is_not_run_while_the_server_cannot_even_be_swept(world: World,
     assert len(work.written) == 2
     assert len(clock.slept) == 6
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
+def lose_aborts(world: World, count: int) -> None:
+    """The next aborts, of writers, do not arrive."""
+    world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)
 
 
 def test_a_run_that_is_superseded_while_it_waits_stops(
@@ -261,15 +239,26 @@ def test_what_the_driver_asks_before_the_decision_waits_too(world: World, monkey
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
-def test_a_sink_that_is_at_most_once_is_not_written_again(world: World, clock: Clock) -> None:
+def test_a_refused_write_is_not_waited_for_and_keeps_its_advice(
+    world: World, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     world.add("once", Guarantee.AT_MOST_ONCE).fail("write", AWAY)
     with pytest.raises(errors.PrepareError, match="will not be written again") as caught:
         world.run(world.start(), 0)
     assert "goes on behind this batch" in caught.value.next_step
     assert clock.slept == []
 
+    world = world.another()
+    world.server.fail("write", errors.PrepareError("a NUL", next_step="take it out with regexp_replace."))
+    with pytest.raises(errors.PrepareError) as caught:
+        world.run(world.start(), 0)
+    assert caught.value.next_step.startswith("take it out with regexp_replace. Then start the query again")
 
-# --- the decision is put --------------------------------------------------------------------------------------------
+    world = world.another()
+    world.server.fail("write", AWAY, errors.PrepareError("a NUL"))
+    with pytest.raises(errors.PrepareError, match="a NUL"):
+        world.run(world.start(), 0)
+    assert len(warnings(caplog)) == 1
 
 
 def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,6 +269,11 @@ def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.
     assert "record 1 of the decision log could not be written" in waits
     assert "No space left" in waits
     assert "10 times" in goes_on
+
+    world = world.another()
+    inner = FlakyStore(world.store, Claim, "none", "full", "full")
+    world.run(world.start(store=FlakyStore(inner, Commit, "landed")), 0, 1)
+    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
 def test_a_disk_that_stays_full_undoes_what_was_prepared(world: World, clock: Clock) -> None:
@@ -300,21 +294,15 @@ def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(w
     assert (world.visible(), world.unfinished()) == ([], [])
 
 
-def test_a_run_that_is_superseded_while_the_disk_is_full_says_so(world: World, clock: Clock) -> None:
+def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: World, clock: Clock) -> None:
     newer = call_at(Phase.DECIDING, lambda: world.run(world.start(), 0))
     with pytest.raises(errors.SupersededError):
         world.run(world.start(newer, store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
     assert sum(clock.slept) < 1
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
-
-def test_a_decision_in_doubt_is_waited_for_and_found(world: World) -> None:
-    inner = FlakyStore(world.store, Claim, "none", "full", "full")
-    world.run(world.start(store=FlakyStore(inner, Commit, "landed")), 0, 1)
-    assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
-
-
-def test_a_query_that_is_stopped_does_not_wait_for_its_disk(world: World, clock: Clock) -> None:
+    world = world.another()
+    clock.slept.clear()
     work = world.work(0)
     work.stopped = True
     with pytest.raises(errors.LogError, match="No space left"):
@@ -350,9 +338,6 @@ def test_a_quota_that_is_used_up_when_the_log_is_tidied(
     assert clock.slept
 
 
-# --- it is finished -------------------------------------------------------------------------------------------------
-
-
 def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="no answer")] * 90)
     world.run(world.start(), 0)
@@ -361,8 +346,8 @@ def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptur
     assert waits.endswith("no answer")
     assert "Going on after" in goes_on
 
-
-def test_a_moments_patience_is_no_warning(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world = world.another()
+    caplog.clear()
     world.server.fail("commit", *[Finished(outcome=Outcome.RETRY, reason="not yet")] * 9)
     world.run(world.start(), 0)
     assert warnings(caplog) == []
@@ -385,16 +370,6 @@ def test_a_conclusion_waits(
     world.run(world.start(), 0)
     assert sum(clock.slept) > 40
     assert len(warnings(caplog)) == 2
-
-
-# --- what a stop says -----------------------------------------------------------------------------------------------
-
-
-def test_the_cause_of_a_failed_write_keeps_its_advice(world: World) -> None:
-    world.server.fail("write", errors.PrepareError("a NUL", next_step="take it out with regexp_replace."))
-    with pytest.raises(errors.PrepareError) as caught:
-        world.run(world.start(), 0)
-    assert caught.value.next_step.startswith("take it out with regexp_replace. Then start the query again")
 
 
 @pytest.mark.parametrize(

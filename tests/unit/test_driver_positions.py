@@ -46,8 +46,6 @@ def test_one_that_fails_is_told_of_and_the_others_are_still_told(caplog: pytest.
         "A position could not be reported: RuntimeError: no way"
     ] * 2
 
-
-def test_settings_that_do_not_fit_stop_the_start() -> None:
     with pytest.raises(ConfigurationError):
         Positions([Reporter(ConfigurationError("wrong"))]).check({})
 

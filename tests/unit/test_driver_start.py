@@ -20,11 +20,6 @@ from sparkonce.sinks.memory.sink import MemorySink, _Committer
 from unit.driver_world import NEVER, SLOTS, World, numbers, stopped_clock
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def keep_copy(world: World) -> Path:
     copy = world.checkpoint.with_name(f"{world.checkpoint.name}-copy")
     shutil.copytree(world.checkpoint, copy)
@@ -76,8 +71,7 @@ def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
     world.run(world.start(), 1, 2)
     assert world.visible() == numbers(0, 1, 2)
 
-
-def test_a_log_that_was_deleted_is_refused(world: World) -> None:
+    world = world.another()
     world.run(world.start(), 0)
     shutil.rmtree(world.checkpoint / "sparkonce")
     world.store = LocalLogStore(world.checkpoint)

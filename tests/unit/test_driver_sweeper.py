@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,6 @@ from sparkonce.sinks.memory.sink import _Committer
 from unit.driver_world import World, asked, numbers, owner_of, stopped_clock
 
 THREAD = "sparkonce-sweeper"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 @pytest.fixture

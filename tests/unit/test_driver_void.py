@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -26,11 +25,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return stopped_clock(monkeypatch)
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def crash_when_void() -> Callable[[Phase, int], None]:
     """The driver dies when it is about to abort what a record has made void."""
     finishing = iter((False, True))
@@ -49,15 +43,22 @@ def test_it_is_written_again(world: World) -> None:
     assert world.kinds() == ["Claim", "Commit", "Void", "Amend", "Commit"]
     assert world.unfinished() == []
 
-
-def test_what_is_damaged_later_is_void_beside_what_was_before(world: World) -> None:
-    """Slot 0 of a recovered batch is void already when rows of slot 1 are found to be gone."""
+    world = world.another()
+    # Slot 0 of a recovered batch is void already when rows of slot 1 are found to be gone.
     world.server.fail("commit", DAMAGED)
     with pytest.raises(Crash):
         world.run(world.start(crash_when_void()), 0)
     world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="not now"))
     world.run(world.start(), 0, 1)
     assert world.visible() == numbers(0, 1)
+
+    world = world.another()
+    world.server.fail("commit", DAMAGED)
+    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="no answer", in_flight=True))
+    driver = world.start()
+    world.run(driver, 0)
+    assert owner_of(driver).generation == 1
+    assert world.visible() == numbers(0)
 
 
 @pytest.mark.parametrize("others", [(), ("b",)])
@@ -75,15 +76,6 @@ def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(
     world.guarantees["memory"] = Guarantee.EXACTLY_ONCE
     world.run(world.start(), 0, 1)
     assert world.visible() == numbers(0, 1)
-
-
-def test_an_abort_of_it_that_may_still_arrive_makes_workers_begin_with_new_names(world: World) -> None:
-    world.server.fail("commit", DAMAGED)
-    world.server.fail("abort", Finished(outcome=Outcome.RETRY, reason="no answer", in_flight=True))
-    driver = world.start()
-    world.run(driver, 0)
-    assert owner_of(driver).generation == 1
-    assert world.visible() == numbers(0)
 
 
 def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_transactions(
@@ -110,6 +102,13 @@ def test_a_disk_that_has_room_again_is_no_cause_of_what_comes_later(world: World
         world.run(world.start(store=FlakyStore(world.store, Commit, "full")), 0)
     assert raised.value.__cause__ is None
 
+    world = world.another()
+    world.server.fail("commit", DAMAGED)
+    world.server.fail("abort", Finished(outcome=Outcome.ALREADY_COMMITTED))
+    with pytest.raises(errors.TransactionLostError, match="an earlier request has committed what was left") as raised:
+        world.run(world.start(), 0)
+    assert "nothing writes them again" in raised.value.next_step
+
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
 def test_rows_that_go_again_and_again_are_no_matter_of_timeouts(world: World, timeout_s: float | None) -> None:
@@ -119,11 +118,3 @@ def test_rows_that_go_again_and_again_are_no_matter_of_timeouts(world: World, ti
     with pytest.raises(errors.TransactionTooOldError) as raised:
         world.run(world.start(), 0)
     assert raised.value.next_step.endswith("then start the query again: Keep rows for longer.")
-
-
-def test_what_was_committed_before_the_abort_is_said_to_be_beyond_repair(world: World) -> None:
-    world.server.fail("commit", DAMAGED)
-    world.server.fail("abort", Finished(outcome=Outcome.ALREADY_COMMITTED))
-    with pytest.raises(errors.TransactionLostError, match="an earlier request has committed what was left") as raised:
-        world.run(world.start(), 0)
-    assert "nothing writes them again" in raised.value.next_step

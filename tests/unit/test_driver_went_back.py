@@ -84,28 +84,27 @@ class Log:
         check_servers(effect, lambda _: server, accepted or {}, patience_s)
 
 
-def test_the_newest_finished_batch_is_asked_for_and_no_other() -> None:
+def test_which_batches_are_asked_for() -> None:
     server = Server("abc")
     Log().batch(0, "a").batch(1, "b", "c").run().check(2, server)
     assert server.asked == ["b", "c"]
 
-
-def test_the_batch_that_is_asked_for_may_be_unfinished() -> None:
     server = Server("a")
     Log().batch(0, "a").batch(1, "b").run().check(1, server)
     assert server.asked == ["a"]
 
-
-def test_a_first_batch_and_batches_without_rows_ask_nothing() -> None:
     server = Server()
     Log().check(0, server)
     Log().batch(0, "").batch(1).batch(2, "x", sink="gone").run().check(3, server)
     assert server.asked == []
 
-
-def test_behind_batches_without_rows_stands_the_newest_that_has_some() -> None:
     with pytest.raises(StaleServerError, match="does not have batch 0 any more"):
         Log().batch(0, "a").batch(1, "").batch(2).run().check(3, Server())
+
+    server, log = Server(), Log().batch(0, "a").run()
+    log.view = replace(log.view, runs=log.view.runs[1:])
+    log.check(1, server)
+    assert server.asked == []
 
 
 @pytest.mark.parametrize("between", [None, {}, {"prefix": "other"}])
@@ -119,14 +118,7 @@ def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between: Facts |
         log.batch(2, "c").run().check(3, server)
 
 
-def test_a_run_that_the_log_has_forgotten_says_nothing() -> None:
-    server, log = Server(), Log().batch(0, "a").run()
-    log.view = replace(log.view, runs=log.view.runs[1:])
-    log.check(1, server)
-    assert server.asked == []
-
-
-def test_all_batches_that_are_missing_are_named() -> None:
+def test_lost_batches_are_named_and_may_be_accepted() -> None:
     log = Log().batch(0, "a").batch(1, "b").batch(2, "c").batch(3, "d").run()
     with pytest.raises(StaleServerError, match="batches 2 and 3 any more") as caught:
         log.check(4, Server("ab"))
@@ -135,8 +127,6 @@ def test_all_batches_that_are_missing_are_named() -> None:
         log.check(4, Server("a"))
     assert "accept_lost_batches={'s': 3}" in caught.value.next_step
 
-
-def test_what_is_accepted_is_not_asked_for_again() -> None:
     server, log = Server("a"), Log().batch(0, "a").batch(1, "b").run()
     log.check(2, server, {"s": 1})
     assert server.asked == []
@@ -144,8 +134,6 @@ def test_what_is_accepted_is_not_asked_for_again() -> None:
         log.batch(2, "c").run().check(3, server, {"s": 1})
     assert caught.value.details["missing"] == {"s": [2]}
 
-
-def test_more_cannot_be_accepted_than_is_finished() -> None:
     with pytest.raises(ConfigurationError, match="batch 1 is next"):
         Log().batch(0, "a").run().check(1, Server("a"), {"s": 1})
 

@@ -17,7 +17,7 @@ def kafka(*arguments):
     return CliRunner().invoke(app, ["kafka", *map(str, arguments)])
 
 
-def test_every_listener_of_every_node_has_a_port_of_its_own(tmp_path):
+def test_ports_and_overrides(tmp_path) -> None:
     cluster = Cluster(nodes=3, folder=tmp_path, listeners={"SASL": "SASL_PLAINTEXT"})
     ports = [port for broker in cluster.brokers for port in broker.ports.values()]
     assert len(set(ports)) == 9
@@ -25,8 +25,6 @@ def test_every_listener_of_every_node_has_a_port_of_its_own(tmp_path):
     # Outgoing connections are given higher ports, and would take the port of a broker that is down.
     assert max(ports) < 32_000
 
-
-def test_a_port_that_was_asked_for_is_the_first_nodes(tmp_path):
     cluster = Cluster(nodes=2, folder=tmp_path, port=19092)
     assert cluster.bootstrap == "127.0.0.1:19092,127.0.0.1:19093"
 
@@ -60,21 +58,25 @@ def test_data_of_another_number_of_nodes_is_refused(tmp_path):
         cluster.launch()
 
 
-def test_an_unused_temporary_folder_goes_with_close():
+def test_an_unused_temporary_folder_goes_with_close(tmp_path) -> None:
     cluster = Cluster()
     assert cluster.folder.is_dir()
     cluster.close()
     cluster.close()
     assert not cluster.folder.exists()
 
-
-def test_nothing_runs_where_nothing_was_started(tmp_path):
     missing = tmp_path / "missing"
     assert kafka("status", "--dir", missing).exit_code == 1
     ended = kafka("down", "--dir", missing, "--json")
     assert ended.exit_code == 0
     assert json.loads(ended.stdout)["ended"] == []
     assert not missing.exists()
+
+    (tmp_path / "cluster.json").write_text("{")
+    result = kafka("status", "--dir", tmp_path)
+    assert result.exit_code == 1
+    assert "cluster.json cannot be read" in result.stderr
+    assert "Next:" in result.stderr
 
 
 @pytest.fixture
@@ -97,15 +99,13 @@ def record(folder, *nodes):
     (folder / "cluster.json").write_text(json.dumps(state))
 
 
-def test_a_stranger_with_the_recorded_number_is_left_alone(tmp_path, stranger):
+def test_another_process_with_the_recorded_number_is_left_alone(tmp_path, stranger) -> None:
     pid, mark = stranger
     record(tmp_path, (pid, "/another" + mark))
     assert json.loads(kafka("status", "--dir", tmp_path, "--json").stdout)["state"] == "stopped"
     assert "Nothing is running" in kafka("down", "--dir", tmp_path).stdout
     assert is_running(pid, mark)
 
-
-def test_a_cluster_of_which_a_part_is_gone_is_not_called_running(tmp_path, stranger):
     record(tmp_path, stranger, (stranger[0], "/gone"))
     assert detached.status(tmp_path).state == "partly running"
     result = kafka("up", "--dir", tmp_path)
@@ -120,14 +120,6 @@ def test_delete_takes_only_what_is_ours(tmp_path):
     (folder / "notes.txt").write_text("mine")
     assert kafka("down", "--dir", folder, "--delete").exit_code == 0
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-
-
-def test_an_unreadable_record_is_named(tmp_path):
-    (tmp_path / "cluster.json").write_text("{")
-    result = kafka("status", "--dir", tmp_path)
-    assert result.exit_code == 1
-    assert "cluster.json cannot be read" in result.stderr
-    assert "Next:" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_two_who_need_the_same_at_once_fetch_it_once(java):
     assert runs.read_text() == "run\n"
 
 
-def test_what_cannot_be_had_is_named_with_ivys_own_words_and_leaves_nothing(java, tmp_path):
+def test_what_cannot_be_had_is_named_with_ivys_own_words_and_leaves_nothing(java, tmp_path) -> None:
     java(FINDS_NOTHING)
     with pytest.raises(PreflightError) as caught:
         jars.resolve([COORDINATE])
@@ -79,8 +79,6 @@ def test_what_cannot_be_had_is_named_with_ivys_own_words_and_leaves_nothing(java
     assert "SPARKONCE_IVY_SETTINGS" in caught.value.next_step
     assert list((tmp_path / "cache" / "jars").iterdir()) == []
 
-
-def test_after_a_failure_the_next_call_tries_again(java):
     java(FINDS_NOTHING)
     with pytest.raises(PreflightError):
         jars.resolve([COORDINATE])
@@ -108,20 +106,6 @@ def test_a_malformed_coordinate_is_refused(java, coordinate):
         jars.resolve([coordinate])
 
 
-def test_missing_java_is_said_with_what_to_do(java, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(ConfigurationError, match="no java on PATH") as caught:
-        jars.resolve([COORDINATE])
-    assert "Java 17" in caught.value.next_step
-
-
-def test_java_home_counts_before_path(java, tmp_path, monkeypatch):
-    java()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "empty"))
-    with pytest.raises(ConfigurationError, match="JAVA_HOME"):
-        jars.find_java()
-
-
 @pytest.mark.parametrize(("version", "major"), [("1.8.0_402", 8), ("11.0.2", 11), ("16", 16)])
 def test_java_that_is_too_old_is_refused(java, version, major):
     java(version=version)
@@ -129,11 +113,22 @@ def test_java_that_is_too_old_is_refused(java, version, major):
         jars.find_java()
 
 
-def test_java_that_does_not_run_is_refused(java, tmp_path):
+def test_java_that_is_missing_or_does_not_run(java, tmp_path, monkeypatch) -> None:
     java()
     (tmp_path / "bin" / "java").write_text("#!/no/such/interpreter\n")
     with pytest.raises(ConfigurationError, match="does not run"):
         jars.find_java()
+
+    java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "empty"))
+    with pytest.raises(ConfigurationError, match="JAVA_HOME"):
+        jars.find_java()
+
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(ConfigurationError, match="no java on PATH") as caught:
+        jars.resolve([COORDINATE])
+    assert "Java 17" in caught.value.next_step
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from sparkonce.rig.process import ServerProcess, end_process, freeze, is_running, last_lines
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
-IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
 
 
 def wait_until(holds):
@@ -47,11 +46,18 @@ def test_a_process_is_itself_only_with_its_mark(start):
     assert not is_running(process.pid, process.mark)
 
 
-def test_a_paused_process_can_be_killed(start):
+def test_signals_reach_a_process_that_is_paused_and_none_that_has_ended(start) -> None:
     process = start(dies_with_parent=True)
     process.signal(signal.SIGSTOP)
     process.kill()
     assert process.exit_code == -signal.SIGKILL
+
+    process = start()
+    process.kill()
+    process.signal(signal.SIGTERM)
+    assert process.wait(1)
+
+    assert not start().wait(0.05)
 
 
 BUSY = """
@@ -85,17 +91,6 @@ def test_what_does_not_stop_is_named(start, monkeypatch):
     monkeypatch.undo()
 
 
-def test_a_signal_after_the_end_does_nothing(start):
-    process = start()
-    process.kill()
-    process.signal(signal.SIGTERM)
-    assert process.wait(1)
-
-
-def test_waiting_for_what_does_not_end_gives_false(start):
-    assert not start().wait(0.05)
-
-
 def end_and_reap(process, timeout_s):
     """Ends it by its number as another program would, whose parent (here: we) collects the dead."""
     reaper = subprocess.Popen(
@@ -111,19 +106,16 @@ def end_and_reap(process, timeout_s):
     assert reaper.wait(30) == 0
 
 
-def test_another_program_ends_it_by_its_number(start):
+def test_another_program_ends_it_by_its_number(start) -> None:
     process = start()
     end_and_reap(process, 30)
     assert process.exit_code == -signal.SIGTERM
 
-
-def test_what_ignores_sigterm_is_killed(start):
-    process = start(IGNORE_SIGTERM)
+    ignore_sigterm = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
+    process = start(ignore_sigterm)
     end_and_reap(process, 0.1)
     assert process.exit_code == -signal.SIGKILL
 
-
-def test_a_process_that_only_has_the_same_number_is_spared(start):
     process = start()
     end_process(process.pid, process.mark + "-other", 1)
     assert process.exit_code is None

@@ -6,7 +6,6 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.rig.kafka.properties import render, server_properties
 
 ONE = {1: {"PLAINTEXT": 9092, "CONTROLLER": 9093}}
-THREE = {node: {"PLAINTEXT": 9090 + node, "CONTROLLER": 9190 + node, "SASL": 9290 + node} for node in (1, 2, 3)}
 
 
 def settings(node=1, ports=ONE, listeners=None, overrides=None):
@@ -26,22 +25,18 @@ def test_one_node_needs_no_other_for_any_topic():
     assert {found[name] for name in wanted} == {"1"}
 
 
-def test_three_nodes_know_each_other_and_survive_the_loss_of_one():
-    found = settings(2, THREE, {"SASL": "SASL_PLAINTEXT"})
+def test_three_nodes_know_each_other_and_survive_the_loss_of_one() -> None:
+    three = {node: {"PLAINTEXT": 9090 + node, "CONTROLLER": 9190 + node, "SASL": 9290 + node} for node in (1, 2, 3)}
+    found = settings(2, three, {"SASL": "SASL_PLAINTEXT"})
     assert found["node.id"] == "2"
     assert found["controller.quorum.voters"] == "1@127.0.0.1:9191,2@127.0.0.1:9192,3@127.0.0.1:9193"
     assert found["transaction.state.log.replication.factor"] == "3"
     assert found["transaction.state.log.min.isr"] == "2"
 
-
-def test_more_listeners_are_served_and_advertised_with_their_protocol():
-    found = settings(2, THREE, {"SASL": "SASL_PLAINTEXT"})
     assert found["listeners"] == "PLAINTEXT://127.0.0.1:9092,SASL://127.0.0.1:9292,CONTROLLER://127.0.0.1:9192"
     assert found["advertised.listeners"] == "PLAINTEXT://127.0.0.1:9092,SASL://127.0.0.1:9292"
     assert found["listener.security.protocol.map"] == "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT"
 
-
-def test_overrides_win_over_everything():
     assert settings(overrides={"node.id": "7", "num.partitions": "3"})["node.id"] == "7"
 
 

@@ -47,8 +47,6 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
     real = [(kind.__name__, kind.__bases__[0].__name__) for kind in ALL]
     assert sorted(drawn) == sorted(real)
 
-
-def test_every_error_is_told_apart_in_the_docstring() -> None:
     docstrings = [kind.__doc__ for kind in ALL]
     assert None not in docstrings
     assert len(set(docstrings)) == len(ALL)

@@ -104,9 +104,6 @@ def write(rows: Iterable[pa.RecordBatch], given: SlotTask, attempt: int = 0) -> 
     return write_slot(rows, given, slot=2, copy="3.17.1", attempt=attempt)
 
 
-# --- what goes well -------------------------------------------------------------------------------------------------
-
-
 def test_a_slot_is_begun_written_prepared_and_closed(a: Recorder, calls: list[str]) -> None:
     (handle,) = write([piece([1, 2]), piece([3])], task(a))
     assert calls == ["a.writer", "a.begin", "a.write", "a.write", "a.prepare", "a.close"]
@@ -149,36 +146,22 @@ def test_a_transaction_is_begun_once_whatever_the_clock_says(
     assert calls.count("a.begin") == 1
 
 
-# --- the fingerprint ------------------------------------------------------------------------------------------------
-
-
-def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Recorder) -> None:
+def test_the_fingerprint_is_the_sum_of_the_hashes_modulo_two_to_the_64(a: Recorder, b: Recorder) -> None:
     hashes = [-1, 2**63 - 1, -(2**63), 5]
     (handle,) = write([piece([1, 2, 3, 4], hashes)], task(a))
     assert handle.fingerprint == sum(value % FINGERPRINT_MODULUS for value in hashes) % FINGERPRINT_MODULUS
 
-
-def test_the_fingerprint_stays_below_two_to_the_64_over_many_pieces(a: Recorder) -> None:
     (handle,) = write([piece([1], [-1]), piece([2], [-2]), piece([3], [-3])], task(a))
     assert handle.fingerprint == FINGERPRINT_MODULUS - 6
 
-
-def test_the_fingerprint_does_not_depend_on_order_or_pieces(a: Recorder) -> None:
     one = write([piece([1, 2, 3], [-9, 2**62, 77])], task(a))
     other = write([piece([3], [77]), piece([2, 1], [2**62, -9])], task(a))
     assert one[0].evidence == other[0].evidence
 
-
-def test_the_fingerprint_tells_rows_apart(a: Recorder) -> None:
     assert write([piece([1, 2])], task(a))[0].evidence != write([piece([1, 3])], task(a))[0].evidence
 
-
-def test_each_sink_has_a_fingerprint_of_its_own(a: Recorder, b: Recorder) -> None:
     handles = write([piece([1, 2])], task(a, b))
     assert [handle.fingerprint for handle in handles] == [3, 14]
-
-
-# --- writing some slots again ---------------------------------------------------------------------------------------
 
 
 def test_what_is_not_written_again_is_counted(a: Recorder, b: Recorder, calls: list[str]) -> None:
@@ -194,9 +177,6 @@ def test_nothing_of_a_slot_is_written_again(a: Recorder, calls: list[str]) -> No
     (handle,) = write([piece([1, 2])], task(a, only=frozenset()))
     assert calls == []
     assert (handle.rows, handle.opened_ms, handle.transaction) == (2, 0, ())
-
-
-# --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["begin", "write", "prepare"])
@@ -268,9 +248,6 @@ def test_a_retry_does_not_write_to_an_at_most_once_sink(a: Recorder, calls: list
     assert calls == ["a.writer", "a.abort"]
 
 
-# --- all handles of a batch -----------------------------------------------------------------------------------------
-
-
 def handles(*keys: tuple[str, int]) -> list[Handle]:
     return [Handle(sink=sink, slot=slot) for sink, slot in keys]
 
@@ -280,6 +257,8 @@ def test_every_slot_of_every_sink() -> None:
     assert check_handles([], ["a", "b"]) == ""
     views_differ = handles(("a", 0), ("b", 0), ("b", 1))
     assert check_handles(views_differ, ["a", "b"]) == ""
+
+    assert check_handles(handles(("a", 0), ("x", 0)), ["a"]) == "handles came back for ['x'], which were not written to"
 
 
 @pytest.mark.parametrize(
@@ -296,17 +275,10 @@ def test_slots_that_are_missing_or_doubled(keys: list[tuple[str, int]]) -> None:
     assert "the slots that returned a handle" in check_handles(handles(*keys), sorted({sink for sink, _ in keys}))
 
 
-def test_handles_of_a_sink_that_was_not_written_to() -> None:
-    assert check_handles(handles(("a", 0), ("x", 0)), ["a"]) == "handles came back for ['x'], which were not written to"
-
-
 def test_nothing_is_logged_when_all_goes_well(a: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         write([piece([1])], task(a))
     assert caplog.records == []
-
-
-# --- rows that a system refuses -------------------------------------------------------------------------------------
 
 
 class Choosy(Recorder):
@@ -368,8 +340,6 @@ def test_a_part_that_is_only_counted_counts_what_is_accepted(calls: list[str], b
     assert "a.abort" in calls
     assert "a.prepare" not in calls
 
-
-def test_letters_that_are_only_counted_are_not_written(calls: list[str], b: Recorder) -> None:
     whole = write([piece([1, 2, 3, 4])], with_letters(Choosy("a", calls), b))
     calls.clear()
     counted = write([piece([1, 2, 3, 4])], with_letters(Choosy("a", calls), b, only=frozenset({("a", 2)})))

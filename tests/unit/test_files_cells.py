@@ -28,11 +28,6 @@ def parsed(column: pa.Array) -> list[Any]:
     return [json.loads(line, parse_float=str)["x"] for line in text.split("\n")[:-1]]
 
 
-def test_strings_are_escaped() -> None:
-    assert parsed(pa.array(STRINGS)) == STRINGS
-    assert parsed(pa.array(STRINGS, pa.large_string())) == STRINGS
-
-
 @pytest.mark.parametrize(
     ("column", "wanted"),
     [
@@ -56,7 +51,7 @@ def test_values_are_read_back(column: pa.Array, wanted: list[Any]) -> None:
     assert parsed(column.slice(1)) == wanted[1:], "an array that begins in the middle of its memory"
 
 
-def test_floats_have_the_shortest_digits_that_give_them_again() -> None:
+def test_numbers_are_read_back_with_all_their_digits() -> None:
     values = [1.0, -0.0, 0.1, 1e300, 5e-324, 123456789012345680.0, 1e16]
     told = parsed(pa.array(values))
     assert [float(one) for one in told] == values
@@ -67,13 +62,14 @@ def test_floats_have_the_shortest_digits_that_give_them_again() -> None:
         pa.scalar(3.4e38, pa.float32()).as_py(),
     ]
 
-
-def test_decimals_have_all_digits_and_no_exponent() -> None:
     values = ["0.0000000001", "-0.0000000001", "-9999999999999999999999999999.9999999999", "0", "12.5"]
     column = pa.array([Decimal(one) for one in values], pa.decimal128(38, 10))
     told = parsed(column)
     assert [Decimal(one) for one in told] == column.to_pylist()
     assert not any("E" in one or "e" in one for one in told)
+
+    assert parsed(pa.array(STRINGS)) == STRINGS
+    assert parsed(pa.array(STRINGS, pa.large_string())) == STRINGS
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
@@ -103,16 +99,17 @@ def test_csv_tells_null_from_an_empty_string() -> None:
     assert lines[0].startswith('"";'), "an empty string is quoted"
     assert lines[1].startswith(";"), "a null is nothing"
 
-
-def test_csv_tells_null_from_no_bytes() -> None:
     rows = pa.record_batch({"x": [1, 2, 3], "b": pa.array([b"", None, b"a"])})
     assert bytes(csv_lines(rows, ",")) == b'1,""\n2,\n3,"YQ=="\n'
 
-
-def test_csv_of_one_column_has_no_empty_lines() -> None:
     assert bytes(csv_lines(pa.record_batch({"b": pa.array([b""])}), ",")) == b'""\n'
     with pytest.raises(PrepareError, match=r"'n'.*null.*empty line"):
         csv_lines(pa.record_batch({"n": pa.array([1, None])}), ",")
+
+    assert csv_header(['a"b', "c,d"], ",") == b'"a""b","c,d"\n'
+
+    rows = pa.record_batch({"value": ["one", "", "é"]})
+    assert bytes(text_lines(rows)).decode() == "one\n\né\n"
 
 
 @pytest.mark.parametrize("delimiter", [".", "-", "+", ":", "7", "T", "e", '"', "\0", ";;"])
@@ -124,15 +121,6 @@ def test_a_delimiter_that_stands_in_values_without_quotes_is_refused(delimiter: 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|", " ", "\x01", "~"])
 def test_other_delimiters_are_taken(delimiter: str) -> None:
     assert dict(choose("csv", None, {"delimiter": delimiter}).options)["delimiter"] == delimiter
-
-
-def test_csv_quotes_names() -> None:
-    assert csv_header(['a"b', "c,d"], ",") == b'"a""b","c,d"\n'
-
-
-def test_a_line_of_text_is_a_row() -> None:
-    rows = pa.record_batch({"value": ["one", "", "é"]})
-    assert bytes(text_lines(rows)).decode() == "one\n\né\n"
 
 
 @pytest.mark.parametrize(("value", "said"), [("a\nb", "line's end"), ("a\r", "line's end"), (None, "null")])

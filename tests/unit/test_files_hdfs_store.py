@@ -20,48 +20,6 @@ SEALED = {"path": "p=1/f.parquet", "held": "f.parquet.held", "size": 3, "checksu
 HELD, FINAL = "/out/.sparkonce/held/f.parquet.held", "/out/p=1/f.parquet"
 
 
-class EmptyCluster:
-    def get_file_info(self, path: str) -> Any:
-        raise FileNotFoundError(path)
-
-
-class PublishedAll:
-    def __init__(self) -> None:
-        self.reads: list[str] = []
-
-    def get_file_info(self, path: str) -> Any:
-        if path.endswith(".held"):
-            raise FileNotFoundError(path)
-        return SimpleNamespace(isdir=False, length=3)
-
-    def read(self, path: str) -> Any:
-        self.reads.append(path)
-        return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
-
-
-class Overtaken:
-    """The folder is not there, so the first rename fails; another driver makes it and publishes after the next look."""
-
-    def __init__(self) -> None:
-        self.there = self.then = {"/out/.sparkonce/held", HELD}
-
-    def mkdirs(self, path: str, mode: int, parents: bool) -> None:
-        pass
-
-    def rename(self, path: str, to: str, overwrite: bool) -> None:
-        self.then = {"/out/.sparkonce/held", FINAL}
-        raise FileNotFoundError(to)
-
-    def get_file_info(self, path: str) -> Any:
-        before, self.there = self.there, self.then
-        if path not in before:
-            raise FileNotFoundError(path)
-        return SimpleNamespace(isdir=False, length=3)
-
-    def read(self, path: str) -> Any:
-        return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
-
-
 class Cluster:
     """Names and lengths, behind a name node that takes its time, and after some renames says nothing any more."""
 
@@ -110,21 +68,22 @@ def store_with(client: object, deadline_s: float = 20.0) -> HdfsStore:
     return store
 
 
-def test_where_the_folder_itself_is_missing_no_file_is_gone() -> None:
-    with pytest.raises(UnknownOutcomeError, match=r"/out/\.sparkonce/held"):
-        store_with(EmptyCluster()).look([SEALED])
-
-
-def test_a_folder_that_cannot_be_made_is_refused_at_prepare() -> None:
-    name = TransactionName(
-        prefix="files", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
-    )
-    with pytest.raises(PrepareError, match="has 256 bytes"):
-        store_with(EmptyCluster()).stage(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")
-
-
 def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
     """Or a commit whose files take longer to read than a deadline would be asked again for ever."""
+
+    class PublishedAll:
+        def __init__(self) -> None:
+            self.reads: list[str] = []
+
+        def get_file_info(self, path: str) -> Any:
+            if path.endswith(".held"):
+                raise FileNotFoundError(path)
+            return SimpleNamespace(isdir=False, length=3)
+
+        def read(self, path: str) -> Any:
+            self.reads.append(path)
+            return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
+
     cluster = PublishedAll()
     store = store_with(cluster)
     assert [*store.look([SEALED]), *store.look([SEALED])] == [FileState.PUBLISHED] * 2
@@ -133,6 +92,28 @@ def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
 
 
 def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
+    class Overtaken:
+        """The folder is missing, so the first rename fails; another driver makes it and then publishes."""
+
+        def __init__(self) -> None:
+            self.there = self.then = {"/out/.sparkonce/held", HELD}
+
+        def mkdirs(self, path: str, mode: int, parents: bool) -> None:
+            pass
+
+        def rename(self, path: str, to: str, overwrite: bool) -> None:
+            self.then = {"/out/.sparkonce/held", FINAL}
+            raise FileNotFoundError(to)
+
+        def get_file_info(self, path: str) -> Any:
+            before, self.there = self.there, self.then
+            if path not in before:
+                raise FileNotFoundError(path)
+            return SimpleNamespace(isdir=False, length=3)
+
+        def read(self, path: str) -> Any:
+            return SimpleNamespace(read_range_stream=lambda _start, _size: iter([b"abc"]))
+
     store = store_with(Overtaken())
     assert [one.outcome for one in store.publish([SEALED])] == [Outcome.RETRY]
     assert [one.outcome for one in store.publish([SEALED])] == [Outcome.ALREADY_COMMITTED]
@@ -161,9 +142,19 @@ def test_what_was_published_before_a_cluster_fell_silent_stays_published() -> No
 
 
 def test_a_path_that_the_name_node_refuses_is_refused_at_prepare() -> None:
+    class EmptyCluster:
+        def get_file_info(self, path: str) -> Any:
+            raise FileNotFoundError(path)
+
     name = TransactionName(
         prefix="files", query="0123456789ab", token=Token(7, "deadbeef"), batch=3, slot=4, copy="a" * 12
     )
     folders = "/".join(f"p{number}={'x' * 240}" for number in range(33))
     with pytest.raises(PrepareError, match=r"path of a file would be .* allows 8000"):
         store_with(EmptyCluster()).stage(name, f"{folders}/part-{name}-0.parquet")
+
+    with pytest.raises(PrepareError, match="has 256 bytes"):
+        store_with(EmptyCluster()).stage(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")
+
+    with pytest.raises(UnknownOutcomeError, match=r"/out/\.sparkonce/held"):
+        store_with(EmptyCluster()).look([SEALED])

@@ -16,12 +16,14 @@ from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
 from sparkonce.sinks.files.partitions import escape, folder_of, split, values_of
 from sparkonce.sinks.files.store import FileState
 
-ODD = "a/b=c:d%e'f\"g*h?i\\j{k[l]m^n#o\n"
-
 
 def test_odd_characters_are_escaped_as_spark_does() -> None:
-    assert escape(ODD) == "a%2Fb%3Dc%3Ad%25e%27f%22g%2Ah%3Fi%5Cj%7Bk%5Bl%5Dm%5En%23o%0A"
+    odd = "a/b=c:d%e'f\"g*h?i\\j{k[l]m^n#o\n"
+    assert escape(odd) == "a%2Fb%3Dc%3Ad%25e%27f%22g%2Ah%3Fi%5Cj%7Bk%5Bl%5Dm%5En%23o%0A"
     assert escape("plain é 😀 + & ~ } ,") == "plain é 😀 + & ~ } ,"
+
+    folder = folder_of(["a=b", "c", "d"], [odd, None, 3])
+    assert values_of(folder) == {"a=b": odd, "c": None, "d": "3"}
 
 
 @pytest.mark.parametrize(
@@ -38,11 +40,6 @@ def test_odd_characters_are_escaped_as_spark_does() -> None:
 )
 def test_values_name_folders(value: object, text: str) -> None:
     assert folder_of(["x"], [value]) == f"x={text}"
-
-
-def test_folders_are_read_back() -> None:
-    folder = folder_of(["a=b", "c", "d"], [ODD, None, 3])
-    assert values_of(folder) == {"a=b": ODD, "c": None, "d": "3"}
 
 
 def test_rows_are_split_and_keep_their_order() -> None:
@@ -77,9 +74,6 @@ def test_a_files_name_says_whose_it_is() -> None:
         assert name_in(path) == name
     assert name_in("part-00000-1234.parquet") is None
     assert name_in(str(name)) is None
-
-
-# --- outcomes -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

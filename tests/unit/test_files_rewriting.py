@@ -53,10 +53,9 @@ def contents(folder: Path) -> list[bytes]:
     return found
 
 
-LINES = [(one, codec) for one in ("csv", "json", "text") for codec in FORMATS[one].codecs]
-
-
-@pytest.mark.parametrize(("format", "codec"), LINES)
+@pytest.mark.parametrize(
+    ("format", "codec"), [(one, codec) for one in ("csv", "json", "text") for codec in FORMATS[one].codecs]
+)
 def test_lines_are_copied(format: str, codec: str, tmp_path: Path) -> None:  # noqa: A002
     table = TEXT if format == "text" else WIDE
     folder = folder_of(tmp_path, [table, table.slice(1), table.slice(2)], format=format, compression=codec)

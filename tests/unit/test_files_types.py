@@ -12,21 +12,6 @@ from sparkonce.sinks.files.places import local_folder, open_store, scheme_of
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.types import file_schema
 
-PLAIN = {
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "decimal": pa.decimal128(38, 18),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "Europe/Berlin"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
 NESTED = {"array": pa.list_(pa.int32()), "struct": pa.struct({"a": pa.string(), "b": pa.list_(pa.float64())})}
 MAP = pa.map_(pa.string(), pa.int32())
 
@@ -37,7 +22,22 @@ def columns(format: str, **types: pa.DataType) -> list[str]:  # noqa: A002
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "text"])
 def test_plain_types_are_taken(format: str) -> None:  # noqa: A002
-    assert columns(format, **PLAIN) == list(PLAIN)
+    plain = {
+        "boolean": pa.bool_(),
+        "byte": pa.int8(),
+        "short": pa.int16(),
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "decimal": pa.decimal128(38, 18),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", "Europe/Berlin"),
+        "timestamp_ntz": pa.timestamp("us"),
+    }
+    assert columns(format, **plain) == list(plain)
 
 
 @pytest.mark.parametrize("format", ["parquet", "json", "arrow"])
@@ -72,19 +72,6 @@ def test_a_map_deep_inside_is_refused_too(kind: pa.DataType) -> None:
         columns("parquet", x=kind)
 
 
-def test_a_variant_is_refused() -> None:
-    """As Spark hands it over, see ``pyspark.sql.pandas.types``."""
-    metadata = pa.field("metadata", pa.binary(), False, metadata={b"variant": b"true"})
-    with pytest.raises(SchemaError, match=r"'x' is .*variant"):
-        columns("parquet", x=pa.struct([pa.field("value", pa.binary(), False), metadata]))
-
-
-def test_only_arrow_keeps_intervals() -> None:
-    assert columns("arrow", x=pa.duration("us")) == ["x"]
-    with pytest.raises(SchemaError, match="parquet files have no intervals"):
-        columns("parquet", x=pa.duration("us"))
-
-
 def test_text_takes_one_string() -> None:
     assert columns("text", x=pa.string()) == ["x"]
     for types in ({"x": pa.int32()}, {"x": pa.string(), "y": pa.string()}):
@@ -92,6 +79,22 @@ def test_text_takes_one_string() -> None:
             columns("text", **types)
     sink = FilesSink("/out", format="text", partition_by="day")
     assert sink.columns(pa.schema({"value": pa.string(), "day": pa.date32()})) == ["value", "day"]
+
+    assert columns("arrow", x=pa.duration("us")) == ["x"]
+    with pytest.raises(SchemaError, match="parquet files have no intervals"):
+        columns("parquet", x=pa.duration("us"))
+
+    # As Spark hands it over, see ``pyspark.sql.pandas.types``.
+    metadata = pa.field("metadata", pa.binary(), False, metadata={b"variant": b"true"})
+    with pytest.raises(SchemaError, match=r"'x' is .*variant"):
+        columns("parquet", x=pa.struct([pa.field("value", pa.binary(), False), metadata]))
+
+    zoned = pa.timestamp("us", "Europe/Berlin")
+    inside = pa.struct({"l": pa.list_(zoned)})
+    found = file_schema(pa.schema({"at": zoned, "in": inside, "local": pa.timestamp("us")}))
+    assert found.field("at").type == pa.timestamp("us", "UTC")
+    assert found.field("in").type.field("l").type.value_type == pa.timestamp("us", "UTC")
+    assert found.field("local").type == pa.timestamp("us")
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("us", "UTC"), pa.list_(pa.int32())])
@@ -108,15 +111,6 @@ def test_partition_columns_must_be_there_and_leave_something() -> None:
         FilesSink("/out", partition_by="x").columns(schema)
     with pytest.raises(SchemaError, match="more than once"):
         FilesSink("/out").columns(pa.schema([("x", pa.int32()), ("x", pa.int32())]))
-
-
-def test_instants_are_in_utc_in_files() -> None:
-    zoned = pa.timestamp("us", "Europe/Berlin")
-    inside = pa.struct({"l": pa.list_(zoned)})
-    found = file_schema(pa.schema({"at": zoned, "in": inside, "local": pa.timestamp("us")}))
-    assert found.field("at").type == pa.timestamp("us", "UTC")
-    assert found.field("in").type.field("l").type.value_type == pa.timestamp("us", "UTC")
-    assert found.field("local").type == pa.timestamp("us")
 
 
 @pytest.mark.parametrize(
@@ -147,24 +141,18 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], said: str)
         FilesSink(**{"path": "/out", **settings})
 
 
-def test_credentials_in_a_path_are_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigurationError, match="credentials") as caught:
-        FilesSink("s3://KEY:SECRET@bucket/x")
-    assert "SECRET" not in str(caught.value)
-
-
-def test_a_local_place_has_no_options() -> None:
-    with pytest.raises(ConfigurationError, match="endpoint"):
-        open_store("/out", {"endpoint": "x"})
-
-
 def test_paths_and_urls() -> None:
     assert str(local_folder("file:///a%20b/c")) == "/a b/c"
     assert str(local_folder("/a%20b")) == "/a%20b"
     assert [scheme_of(path) for path in ("x", "file:/x", "s3a://b/p", "hdfs://h:1/p")] == ["file", "file", "s3", "hdfs"]
 
+    with pytest.raises(ConfigurationError, match="credentials") as caught:
+        FilesSink("s3://KEY:SECRET@bucket/x")
+    assert "SECRET" not in str(caught.value)
 
-def test_conditions_are_for_exactly_once() -> None:
+    with pytest.raises(ConfigurationError, match="endpoint"):
+        open_store("/out", {"endpoint": "x"})
+
     assert FilesSink("/out", guarantee=Guarantee.AT_LEAST_ONCE).conditions() == []
     assert any("fsync" in one for one in FilesSink("/out").conditions())
     assert any("datanodes" in one for one in FilesSink("hdfs://h:1/out").conditions())

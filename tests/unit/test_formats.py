@@ -81,7 +81,6 @@ CLAIM = Claim(
     sources=TOPICS,
     renews=Token(0, "aa"),
 )
-RUN = Run(token=TOKEN, query=QUERY, location="/checkpoint/sparkonce", sinks=FACTS, sources=TOPICS)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +117,7 @@ def test_a_record(record: Record, version: int, body: str) -> None:
 
 
 def test_a_floor() -> None:
+    run = Run(token=TOKEN, query=QUERY, location="/checkpoint/sparkonce", sinks=FACTS, sources=TOPICS)
     runs = (
         '[{"location":"/checkpoint/sparkonce","query":"60a1de00-0000-4000-8000-000000000001",'
         '"sinks":{"kafka":{"cluster_id":"czPmb","topic":"totals"},"once":{}},"sources":{"orders":"0aa23acf"},'
@@ -129,11 +129,11 @@ def test_a_floor() -> None:
     )
     decided, void = (Decision(position=2, **DECIDED, void=lost) for lost in ((), (("kafka", 1),)))
     for number, floor, body in (
-        (1, Floor(position=3, runs=(RUN,)), f'{{"position":3,"runs":{runs}}}'),
-        (2, Floor(position=3, runs=(RUN,), newest=decided), f'{{"newest":{newest}}},"position":3,"runs":{runs}}}'),
+        (1, Floor(position=3, runs=(run,)), f'{{"position":3,"runs":{runs}}}'),
+        (2, Floor(position=3, runs=(run,), newest=decided), f'{{"newest":{newest}}},"position":3,"runs":{runs}}}'),
         (
             3,
-            Floor(position=3, runs=(RUN,), newest=void),
+            Floor(position=3, runs=(run,), newest=void),
             f'{{"newest":{newest},"void":[["kafka",1]]}},"position":3,"runs":{runs}}}',
         ),
     ):
@@ -159,9 +159,6 @@ def test_files_of_the_log_and_a_newer_one_among_them(kind: str, tmp_path: Path) 
     with pytest.raises(NewerFormatError, match=rf"(?i:{kind} .*) has format {newer}") as refused:
         DecisionLog(LocalLogStore(tmp_path)).read(LogView())
     assert "upgrade this one" in refused.value.next_step
-
-
-# --- handles ---------------------------------------------------------------------------------------------------------
 
 
 def test_handles() -> None:
@@ -230,9 +227,6 @@ def test_a_handle_with_a_field_of_a_newer_version_is_left_alone() -> None:
             )
 
 
-# --- on servers ------------------------------------------------------------------------------------------------------
-
-
 def test_names_on_servers() -> None:
     assert (str(NAME), TransactionName.parse(TEXT)) == (TEXT, NAME)
     assert NAME.belongs_to("shop.eu", "60a1de000000", frozenset({TOKEN}))
@@ -290,9 +284,6 @@ def test_tables_and_entries_on_servers() -> None:
     entry = redis.LedgerEntry(state="P", begun_ms=7, seen=5, prepared_ms=9, slots="a")
     assert redis.LedgerEntry.parse("P:7:5:9:a:term") == entry
     assert (Ids.of(4, 0, 14), Ids.of(4, 1, 14).first) == (Ids(42949672960, 42949672973), 43218108416)
-
-
-# --- beside the rows -------------------------------------------------------------------------------------------------
 
 
 def test_a_manifest() -> None:

@@ -23,12 +23,10 @@ def test_a_whole_is_as_good_as_its_weakest_part(parts: list[Guarantee], whole: G
     assert weakest(reversed(parts)) is whole
 
 
-def test_nothing_has_no_guarantee() -> None:
-    with pytest.raises(ValueError, match="without parts"):
-        weakest([])
-
-
 def test_guarantees_are_given_as_text_too() -> None:
     assert [Guarantee(text) for text in ("at-most-once", "at-least-once", "exactly-once")] == [MOST, LEAST, EXACTLY]
     with pytest.raises(ValueError, match="once-more"):
         Guarantee("once-more")
+
+    with pytest.raises(ValueError, match="without parts"):
+        weakest([])

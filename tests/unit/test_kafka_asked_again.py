@@ -163,6 +163,18 @@ def test_what_stays_refused_is_said_at_the_deadline(brokers: Brokers, client: Tr
     assert clock.monotonic() < 10.0
 
 
+def test_a_broker_that_stays_away_is_named_and_leaves_the_views_of_the_others(
+    brokers: Brokers, client: TransactionClient, clock: Clock
+) -> None:
+    brokers.refuse[2] = [SILENT] * 1000
+    assert listed(client) == SILENT
+    assert clock.monotonic() < 10.0
+    assert brokers.count("ListTransactions").count(1) == 1
+
+    brokers.refuse[2] = [SILENT] * 1000
+    assert survey(client) == ([ONE.transactional_id], SILENT)
+
+
 def test_a_final_answer_is_not_asked_again(brokers: Brokers, client: TransactionClient) -> None:
     brokers.refuse[1] = [FENCED]
     assert [one.code for one in client.end_transactions([ONE], commit=True, deadline_s=10.0)] == [FENCED]
@@ -219,6 +231,10 @@ def test_a_broker_that_is_loading_is_asked_again_and_no_other(brokers: Brokers, 
     assert listed(client) == BOTH
     assert brokers.count("ListTransactions") == [1, 2, 2, 2, 2]
 
+    brokers.holds[1] = [ONE.transactional_id, "p.other.x", "p+q.x", "x.p.q.one"]
+    assert listed(client) == BOTH
+    assert brokers.patterns == {r"p\.q\..*"}
+
 
 def test_after_a_silence_those_are_asked_again_who_may_have_taken_over(
     brokers: Brokers, client: TransactionClient
@@ -245,23 +261,6 @@ def test_a_broker_that_is_gone_is_not_waited_for_and_what_it_had_is_found_elsewh
     assert brokers.count("ListTransactions") == [1, 2, 2, 1]
 
 
-def test_a_broker_that_stays_away_is_named_and_costs_no_more_than_the_deadline(
-    brokers: Brokers, client: TransactionClient, clock: Clock
-) -> None:
-    brokers.refuse[2] = [SILENT] * 1000
-    assert listed(client) == SILENT
-    assert clock.monotonic() < 10.0
-    assert brokers.count("ListTransactions").count(1) == 1
-
-
-def test_brokers_are_asked_for_the_ids_that_begin_so_and_older_ones_that_tell_all_are_not_believed(
-    brokers: Brokers, client: TransactionClient
-) -> None:
-    brokers.holds[1] = [ONE.transactional_id, "p.other.x", "p+q.x", "x.p.q.one"]
-    assert listed(client) == BOTH
-    assert brokers.patterns == {r"p\.q\..*"}
-
-
 def survey(client: TransactionClient) -> tuple[list[str], BrokerAnswer | None]:
     views, missing = client.survey(["Ongoing"], "p.q.", attempt_s=10.0, deadline_s=100.0)
     return sorted(view.transaction.transactional_id for view in views), missing
@@ -274,14 +273,6 @@ def test_a_view_that_was_refused_is_asked_for_again_and_no_other(
     brokers.refuse[2] = [0, refusal]
     assert survey(client) == (BOTH, None)
     assert brokers.count("DescribeTransactions") == [1, 2, 2]
-
-
-def test_a_broker_that_stays_away_leaves_the_views_of_the_others(brokers: Brokers, client: TransactionClient) -> None:
-    brokers.refuse[2] = [SILENT] * 1000
-    assert survey(client) == ([ONE.transactional_id], SILENT)
-
-
-# --- what a start makes of it -----------------------------------------------------------------------------------------
 
 
 def committed_ids(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -332,9 +323,6 @@ def test_a_coordinator_that_never_works_is_named_by_its_answer(brokers: Brokers,
     brokers.refuse["EndTxn"] = [TIMED_OUT] * 1000
     with pytest.raises(PreflightError, match=r"coordinator within 15 s: REQUEST_TIMED_OUT\."):
         preflight._check_permission(preflight._Cluster(client, 10.0, "h:1"), "p", QUERY)
-
-
-# --- how long it is remembered, and said ------------------------------------------------------------------------------
 
 
 def test_coordinators_are_remembered_of_a_bounded_number_of_ids(

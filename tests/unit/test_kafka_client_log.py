@@ -8,8 +8,6 @@ from eventually import eventually
 from sparkonce.sinks.kafka.client_log import OncePerBroker
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
-REFUSED = "FAIL [rdkafka#producer-%d] [thrd:%s/bootstrap]: %s: Connect failed: Connection refused (after %dms)"
-
 
 def shown(each: OncePerBroker, text: str) -> str:
     """What is written of a line; empty if nothing is."""
@@ -18,11 +16,12 @@ def shown(each: OncePerBroker, text: str) -> str:
 
 
 def test_a_line_a_second_for_each_broker_and_kind_whichever_producer_says_it() -> None:
+    refused_line = "FAIL [rdkafka#producer-%d] [thrd:%s/bootstrap]: %s: Connect failed: Connection refused (after %dms)"
     now = [0.0]
     each = OncePerBroker(lambda: now[0])
     for step in range(300):
         now[0] = step / 100
-        lines = [shown(each, REFUSED % (step % 7, broker, broker, step)) for broker in ("a:1", "b:2")]
+        lines = [shown(each, refused_line % (step % 7, broker, broker, step)) for broker in ("a:1", "b:2")]
         assert all(lines) is any(lines) is (step % 100 == 0)
         if step == 100:
             assert lines[0].endswith("(after 100ms) (99 like it left out)")

@@ -30,6 +30,21 @@ def test_a_report_gives_back_the_oldest_memory_of_its_partition() -> None:
     loans.give_back(first + 12, 3)
     assert (loans.kept_bytes, loans.in_order) == (0, True)
 
+    loans = Loans(10 * SIZE)
+    number = loans.lend(HERE, memory(), 3)
+    loans.lend(THERE, memory(), 3)
+    loans.give_back(number, 4)
+    assert not loans.in_order
+    assert loans.kept_bytes == SIZE
+
+    loans, shared = Loans(10 * SIZE), memory()
+    here, there = loans.lend(HERE, shared, 2), loans.lend(THERE, shared, 2)
+    assert loans.kept_bytes == SIZE
+    loans.give_back(here, 2)
+    assert loans.kept_bytes == SIZE
+    loans.give_back(there, 2)
+    assert loans.kept_bytes == 0
+
 
 @pytest.mark.parametrize("reported", [1, 30, 100, 0, 999], ids=["told before", "later", "next loan", "copied", "never"])
 def test_a_report_that_does_not_begin_with_the_oldest_row_keeps_all_memory(reported: int) -> None:
@@ -41,25 +56,6 @@ def test_a_report_that_does_not_begin_with_the_oldest_row_keeps_all_memory(repor
     assert not loans.in_order
     loans.give_back(11, 190)
     assert loans.kept_bytes == 2 * SIZE
-
-
-def test_a_report_of_more_rows_than_were_lent_keeps_all_memory() -> None:
-    loans = Loans(10 * SIZE)
-    number = loans.lend(HERE, memory(), 3)
-    loans.lend(THERE, memory(), 3)
-    loans.give_back(number, 4)
-    assert not loans.in_order
-    assert loans.kept_bytes == SIZE
-
-
-def test_memory_that_several_rows_lie_in_is_counted_once_and_kept_for_the_last_of_them() -> None:
-    loans, shared = Loans(10 * SIZE), memory()
-    here, there = loans.lend(HERE, shared, 2), loans.lend(THERE, shared, 2)
-    assert loans.kept_bytes == SIZE
-    loans.give_back(here, 2)
-    assert loans.kept_bytes == SIZE
-    loans.give_back(there, 2)
-    assert loans.kept_bytes == 0
 
 
 def test_once_enough_is_kept_rows_are_to_be_copied_and_their_order_goes_on() -> None:
@@ -87,13 +83,6 @@ def test_of_a_batch_from_spark_the_memory_of_all_columns_is_counted() -> None:
     assert room.size > 5 * SIZE
 
 
-def test_a_producer_whose_rows_may_pass_each_other_lends_nothing() -> None:
-    loans = Loans(SIZE, in_order=False)
-    assert not loans.in_order
-    loans.renew()
-    assert not loans.in_order
-
-
 def test_an_end_to_the_order_holds_until_all_begins_anew() -> None:
     loans = Loans(10 * SIZE)
     loans.lend(HERE, memory(), 1)
@@ -103,6 +92,11 @@ def test_an_end_to_the_order_holds_until_all_begins_anew() -> None:
     assert (loans.kept_bytes, loans.in_order) == (0, True)
     loans.give_back(loans.lend(HERE, memory(), 1), 1)
     assert (loans.kept_bytes, loans.in_order) == (0, True)
+
+    loans = Loans(SIZE, in_order=False)
+    assert not loans.in_order
+    loans.renew()
+    assert not loans.in_order
 
 
 @pytest.mark.parametrize("seed", range(20))

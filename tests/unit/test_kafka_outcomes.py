@@ -22,25 +22,10 @@ from sparkonce.sinks.kafka.outcomes import (
 OURS = Transaction("id", 7, 3)
 NEXT = Transaction("id", 7, 4)
 LOST = Finished(outcome=Outcome.LOST, reason="PRODUCER_FENCED: gone.")
-PATIENCE = (7, 14, 15, 16, 51)
 
 
 def now(state: str, owner: Transaction = OURS) -> Description:
     return Description(transaction=owner, state=state, timeout_ms=60_000, started_ms=-1)
-
-
-COMMIT = {
-    0: Outcome.COMMITTED,
-    **dict.fromkeys(PATIENCE, Outcome.RETRY),
-    **dict.fromkeys((47, 48, 90), Outcome.LOST),
-    **dict.fromkeys((-1, 31, 49, 53), Outcome.UNKNOWN),
-}
-ABORT = {
-    0: Outcome.ABORTED,
-    **dict.fromkeys((*PATIENCE, 48, 49), Outcome.RETRY),
-    **dict.fromkeys((47, 90), Outcome.ABORTED),
-    **dict.fromkeys((-1, 31, 53), Outcome.UNKNOWN),
-}
 
 
 CODES = range(-2, 150)
@@ -48,6 +33,19 @@ CODES = range(-2, 150)
 
 
 def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
+    patience = (7, 14, 15, 16, 51)
+    abort = {
+        0: Outcome.ABORTED,
+        **dict.fromkeys((*patience, 48, 49), Outcome.RETRY),
+        **dict.fromkeys((47, 90), Outcome.ABORTED),
+        **dict.fromkeys((-1, 31, 53), Outcome.UNKNOWN),
+    }
+    commit = {
+        0: Outcome.COMMITTED,
+        **dict.fromkeys(patience, Outcome.RETRY),
+        **dict.fromkeys((47, 48, 90), Outcome.LOST),
+        **dict.fromkeys((-1, 31, 49, 53), Outcome.UNKNOWN),
+    }
     said = {
         code: (
             commit_outcome(BrokerAnswer(code)).outcome,
@@ -57,7 +55,7 @@ def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
         for code in CODES
     }
     assert said == {
-        code: (COMMIT.get(code, Outcome.UNKNOWN), ABORT.get(code, Outcome.UNKNOWN), code in PATIENCE) for code in CODES
+        code: (commit.get(code, Outcome.UNKNOWN), abort.get(code, Outcome.UNKNOWN), code in patience) for code in CODES
     }
 
 
@@ -65,14 +63,10 @@ def test_every_refusal_has_a_reason() -> None:
     finished = {(code, of): of(BrokerAnswer(code)) for code in CODES if code for of in (commit_outcome, abort_outcome)}
     assert [key for key, one in finished.items() if not one.reason] == []
 
-
-def test_no_answer_is_asked_again_and_names_the_reason() -> None:
     for finished in (commit_outcome(BrokerAnswer(None, "no route")), abort_outcome(BrokerAnswer(None, "no route"))):
         assert finished == Finished(outcome=Outcome.RETRY, reason="No answer: no route")
     assert not is_retriable(BrokerAnswer(None))
 
-
-def test_an_unlisted_code_is_named() -> None:
     assert commit_outcome(BrokerAnswer(999)).reason.startswith("error code 999. Unlisted answer")
     assert commit_outcome(BrokerAnswer(120, "abortable")).reason == (
         "TRANSACTION_ABORTABLE: abortable. Unlisted answer, so the outcome is unknown."

@@ -151,11 +151,9 @@ def test_after_a_long_pause_none_is_kept_until_a_task_waits(bench: Bench, monkey
     assert all(pooled.ended for pooled in bench.made)
 
 
-def test_lanes_are_used_again(bench: Bench) -> None:
+def test_lanes_are_used_again_two_batches_later(bench: Bench) -> None:
     assert max(bench.carry(batch).lane for batch in range(100)) < 5
 
-
-def test_no_lane_is_initialised_again_before_two_batches_later(bench: Bench) -> None:
     lanes = [bench.carry(7).lane for _ in range(20)]
     assert len(set(lanes)) == 20
 
@@ -333,14 +331,13 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
     assert ["SystemError" in lanes[number].reports.fatal for number in (0, 1)] == [True, False]
 
 
-class Silent:
-    """A producer whose exception another thread's call was given."""
-
-    def flush(self, timeout_s: float) -> None:
-        raise SystemError("returned NULL without setting an exception")
-
-
 def test_a_fatal_error_without_a_reason_is_fatal_all_the_same() -> None:
+    class Silent:
+        """A producer whose exception another thread's call was given."""
+
+        def flush(self, timeout_s: float) -> None:
+            raise SystemError("returned NULL without setting an exception")
+
     pooled = object.__new__(PooledProducer)
     pooled.transactional_id, pooled.reports, pooled.producer = "", Reports(), Silent()  # type: ignore[assignment]
     pooled.flush(1.0)

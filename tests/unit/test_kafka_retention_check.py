@@ -138,8 +138,6 @@ def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence() -> N
     cluster.held(check, of_1=1_000, of_2=-2 * MINUTE_MS)
     assert cluster.described == [[2]], "a clock that is far ahead hides how old it is"
 
-
-def test_what_was_damaged_is_looked_at_again_however_young() -> None:
     cluster = Cluster(1)
     cluster.starts[1] = cluster.stable[1] = 9
     check = check_on(cluster)

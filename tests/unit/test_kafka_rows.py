@@ -12,17 +12,6 @@ from sparkonce.sinks.kafka.rows import select_columns, to_arguments, to_chunks
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", "UTC")
-SPARK = pa.schema(
-    {
-        "key": pa.string(),
-        "value": pa.binary(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "headers": HEADERS,
-        "timestamp": INSTANT,
-        "offset": pa.int64(),
-    }
-)
 
 
 def arguments(rows: pa.RecordBatch, topic: str | None = "t") -> dict[str, list[Any]]:
@@ -32,17 +21,30 @@ def arguments(rows: pa.RecordBatch, topic: str | None = "t") -> dict[str, list[A
 
 
 def test_columns_are_those_of_sparks_kafka_sink_and_others_are_ignored() -> None:
-    assert select_columns(SPARK, None) == ["key", "value", "topic", "partition", "headers", "timestamp"]
+    spark = pa.schema(
+        {
+            "key": pa.string(),
+            "value": pa.binary(),
+            "topic": pa.string(),
+            "partition": pa.int32(),
+            "headers": HEADERS,
+            "timestamp": INSTANT,
+            "offset": pa.int64(),
+        }
+    )
+    assert select_columns(spark, None) == ["key", "value", "topic", "partition", "headers", "timestamp"]
 
-
-def test_the_sinks_topic_wins_over_the_column_which_may_then_have_any_type() -> None:
     schema = pa.schema({"topic": pa.int64(), "value": pa.large_string()})
     assert select_columns(schema, "t") == ["value"]
 
-
-def test_a_missing_value_names_the_columns_that_are_there() -> None:
     with pytest.raises(SchemaError, match=r"'value'.*missing.*\['key', 'text'\]"):
         select_columns(pa.schema({"key": pa.string(), "text": pa.string()}), "t")
+
+    with pytest.raises(SchemaError, match=r"'value' appears more than once"):
+        select_columns(pa.schema([("value", pa.string()), ("value", pa.string())]), "t")
+
+    with pytest.raises(ConfigurationError, match="which topic"):
+        select_columns(pa.schema({"value": pa.string()}), None)
 
 
 @pytest.mark.parametrize(
@@ -70,16 +72,6 @@ def test_a_wrong_type_names_the_column_its_type_and_what_is_accepted(
         assert part in str(refused.value)
 
 
-def test_a_doubled_column_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"'value' appears more than once"):
-        select_columns(pa.schema([("value", pa.string()), ("value", pa.string())]), "t")
-
-
-def test_no_topic_at_all_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="which topic"):
-        select_columns(pa.schema({"value": pa.string()}), None)
-
-
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
 def test_strings_and_binaries_become_bytes_and_null_is_not_empty(kind: pa.DataType) -> None:
     rows = pa.record_batch(
@@ -88,17 +80,13 @@ def test_strings_and_binaries_become_bytes_and_null_is_not_empty(kind: pa.DataTy
     assert arguments(rows) == {"key": ["ä".encode(), b"", None], "value": [None, b"", b"v"]}
 
 
-def test_rows_of_nulls_alone_are_still_rows() -> None:
+def test_rows_of_nulls_and_slices() -> None:
     rows = pa.record_batch({"key": pa.nulls(3, pa.string()), "value": pa.nulls(3, pa.string())})
     assert arguments(rows) == {}
 
-
-def test_sliced_batches_give_their_own_rows_only() -> None:
     rows = pa.record_batch({"value": [str(number) for number in range(10)]})
     assert arguments(rows.slice(3, 2)) == {"value": [b"3", b"4"]}
 
-
-def test_nulls_leave_partition_and_time_open() -> None:
     rows = pa.record_batch(
         {
             "value": ["a", "b"],
@@ -114,8 +102,6 @@ def test_nulls_leave_partition_and_time_open() -> None:
         "timestamp": [0, 1_700_000_000_123],
     }
 
-
-def test_columns_of_nulls_alone_do_not_make_rows_slow() -> None:
     rows = pa.record_batch(
         {
             "value": ["a"],
@@ -125,6 +111,10 @@ def test_columns_of_nulls_alone_do_not_make_rows_slow() -> None:
         }
     )
     assert arguments(rows) == {"value": [b"a"]}
+
+    rows = pa.record_batch({"value": ["a", "b"], "topic": ["t", None]})
+    with pytest.raises(PrepareError, match=r"'topic' is null"):
+        arguments(rows, None)
 
 
 @pytest.mark.parametrize("instant", [0, -1_000])
@@ -139,12 +129,6 @@ def test_a_header_without_a_key_is_named(headers: list[object]) -> None:
     rows = pa.record_batch({"value": ["a"], "headers": pa.array([headers], HEADERS)})
     with pytest.raises(PrepareError, match="'headers'"):
         arguments(rows)
-
-
-def test_a_null_topic_is_named() -> None:
-    rows = pa.record_batch({"value": ["a", "b"], "topic": ["t", None]})
-    with pytest.raises(PrepareError, match=r"'topic' is null"):
-        arguments(rows, None)
 
 
 @given(

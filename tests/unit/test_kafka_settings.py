@@ -35,10 +35,13 @@ def test_other_names_of_a_setting_count_as_it() -> None:
         producer_settings({**SERVERS, "metadata.broker.list": "a:1"}, Guarantee.EXACTLY_ONCE)
     assert producer_settings({"metadata.broker.list": "a:1"}, Guarantee.EXACTLY_ONCE)["bootstrap.servers"] == "a:1"
 
-
-def test_bootstrap_servers_are_needed() -> None:
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is missing"):
         producer_settings({}, Guarantee.EXACTLY_ONCE)
+
+    with pytest.raises(ConfigurationError) as refused:
+        producer_settings({**SERVERS, "transactional.id": "mine"}, Guarantee.EXACTLY_ONCE)
+    assert "transactional.id='mine'" in str(refused.value)
+    assert "prefix" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +70,6 @@ def test_what_contradicts_the_guarantee_is_refused(name: str, value: Any, refuse
         assert refused.value.next_step
 
 
-def test_the_message_names_the_setting_its_value_and_what_to_do() -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        producer_settings({**SERVERS, "transactional.id": "mine"}, Guarantee.EXACTLY_ONCE)
-    assert "transactional.id='mine'" in str(refused.value)
-    assert "prefix" in str(refused.value)
-
-
 def test_without_idempotence_rows_must_not_be_lost_or_sent_twice() -> None:
     plain = {**SERVERS, "enable.idempotence": False}
     assert producer_settings({**plain, "retries": 0, "acks": 0}, Guarantee.AT_MOST_ONCE)["acks"] == 0
@@ -81,11 +77,6 @@ def test_without_idempotence_rows_must_not_be_lost_or_sent_twice() -> None:
         producer_settings({**plain, "message.send.max.retries": 5}, Guarantee.AT_MOST_ONCE)
     with pytest.raises(ConfigurationError, match="acks=1"):
         producer_settings({**plain, "acks": 1}, Guarantee.AT_LEAST_ONCE)
-
-
-def test_the_driver_needs_little_of_it() -> None:
-    mine = {**SERVERS, "linger.ms": 5, "batch.size": 1, "partitioner": "random", "compression.type": "lz4"}
-    assert admin_settings(mine) == {"client_id": "sparkonce", "bootstrap_servers": ["a:1", "b:2"]}
 
 
 def test_how_to_connect_is_translated() -> None:
@@ -113,6 +104,9 @@ def test_how_to_connect_is_translated() -> None:
         "sasl_plain_username": "u",
         "sasl_plain_password": "p",
     }
+
+    mine = {**SERVERS, "linger.ms": 5, "batch.size": 1, "partitioner": "random", "compression.type": "lz4"}
+    assert admin_settings(mine) == {"client_id": "sparkonce", "bootstrap_servers": ["a:1", "b:2"]}
 
 
 @pytest.mark.parametrize(
@@ -190,22 +184,21 @@ def test_what_cannot_be_read_is_named(name: str, value: str) -> None:
     assert refused.value.details["setting"] == name.replace(".pem", ".location")
 
 
-class Tokens:
-    def __init__(self, life_s: float) -> None:
-        self.life_s = life_s
-        self.asked: list[str] = []
-
-    def __call__(self, config: str) -> tuple[str, float, str, dict[str, str]]:
-        self.asked.append(config)
-        return f"token {len(self.asked)}", time.time() + self.life_s, "principal", {"k": "v"}
-
-
 def provider(**settings: Any) -> Any:
     mine = {name.replace("__", "."): value for name, value in settings.items()}
     return admin_settings({**SASL, "sasl.mechanism": "OAUTHBEARER", **mine})["sasl_oauth_token_provider"]
 
 
 def test_a_token_is_kept_until_most_of_its_life_is_over() -> None:
+    class Tokens:
+        def __init__(self, life_s: float) -> None:
+            self.life_s = life_s
+            self.asked: list[str] = []
+
+        def __call__(self, config: str) -> tuple[str, float, str, dict[str, str]]:
+            self.asked.append(config)
+            return f"token {len(self.asked)}", time.time() + self.life_s, "principal", {"k": "v"}
+
     lasting, brief = Tokens(life_s=600), Tokens(life_s=0)
     tokens = provider(oauth_cb=lasting, sasl__oauthbearer__config="scope=x")
     assert [tokens.token(), tokens.token()] == ["token 1", "token 1"]
@@ -213,6 +206,11 @@ def test_a_token_is_kept_until_most_of_its_life_is_over() -> None:
     assert lasting.asked == ["scope=x"]
     tokens = provider(oauth_cb=brief)
     assert [tokens.token(), tokens.token()] == ["token 1", "token 2"]
+
+    with pytest.raises(ConfigurationError, match="oauth_cb=None"):
+        provider()
+    with pytest.raises(ConfigurationError, match=r"sasl\.oauthbearer\.method='oidc'"):
+        provider(sasl__oauthbearer__method="OIDC")
 
 
 @pytest.mark.parametrize("broken", [lambda _: 1 / 0, lambda _: None, lambda _: ("token", "soon")])
@@ -222,13 +220,6 @@ def test_a_callback_that_fails_is_a_failed_authentication(broken: Any) -> None:
 
     with pytest.raises(SaslAuthenticationFailedError, match="oauth_cb failed"):
         tokens.token()
-
-
-def test_tokens_need_a_callback_of_ones_own() -> None:
-    with pytest.raises(ConfigurationError, match="oauth_cb=None"):
-        provider()
-    with pytest.raises(ConfigurationError, match=r"sasl\.oauthbearer\.method='oidc'"):
-        provider(sasl__oauthbearer__method="OIDC")
 
 
 @pytest.mark.parametrize("prefix", ["", "x" * 181, "é" * 91, "a\nb", 7])

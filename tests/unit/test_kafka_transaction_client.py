@@ -19,7 +19,6 @@ from sparkonce.sinks.kafka.waiting import Waiting
 
 ONE, OTHER = Transaction("one", 7, 3), Transaction("other", 8, 0)
 SOON = 0.0
-INVALID_TXN_STATE = 48
 
 
 class Brokers:
@@ -128,10 +127,19 @@ def test_a_coordinator_that_has_moved_is_looked_up_again_and_no_other(
 
 
 def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Brokers) -> None:
+    invalid_txn_state = 48
     client = TransactionClient({})
-    brokers.refusals = [BrokerAnswer(INVALID_TXN_STATE), BrokerAnswer(INVALID_TXN_STATE)]
-    assert [commit(client), commit(client)] == [[INVALID_TXN_STATE] * 2, [0, 0]]
+    brokers.refusals = [BrokerAnswer(invalid_txn_state), BrokerAnswer(invalid_txn_state)]
+    assert [commit(client), commit(client)] == [[invalid_txn_state] * 2, [0, 0]]
     assert len(brokers.looked_up) == 1
+
+    # New connections look up anew.
+    client, brokers.looked_up = TransactionClient({}), []
+    commit(client)
+    brokers.coordinators["one"] = 3
+    brokers.manager = SimpleNamespace(cluster=brokers.manager.cluster)
+    assert commit(client) == [0, 0]
+    assert brokers.looked_up == [["one", "other"]] * 2
 
 
 def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None:
@@ -143,15 +151,6 @@ def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None
     assert mistaken.code is None
     assert mistaken.reason == "asked for the transactional id ' one', and the broker describes 'one'"
     assert isinstance(right, Description)
-
-
-def test_new_connections_look_up_anew(brokers: Brokers) -> None:
-    client = TransactionClient({})
-    commit(client)
-    brokers.coordinators["one"] = 3
-    brokers.manager = SimpleNamespace(cluster=brokers.manager.cluster)
-    assert commit(client) == [0, 0]
-    assert brokers.looked_up == [["one", "other"]] * 2
 
 
 class Cluster:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from sparkonce.checkpoint import local as local_files
-from sparkonce.errors import CorruptRecordError, NewerFormatError
+from sparkonce.errors import CorruptRecordError
 from sparkonce.log import base as base_module
 from sparkonce.log.base import DecisionLog, Landed, PutUnknownError, Taken
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
-from sparkonce.protocol.codec import decode_floor, encode_floor, encode_record
+from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.view import Floor, LogView, LogViolation
@@ -53,9 +53,6 @@ def filled(store: LocalLogStore, batches: int) -> DecisionLog:
     for batch in range(batches):
         assert log.put(batch + 1, commit(batch)) is None
     return log
-
-
-# --- put and get ----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_put_is_got(store: LocalLogStore, tmp_path: Path) -> None:
@@ -136,9 +133,6 @@ def test_files_are_not_for_everybody(store: LocalLogStore, tmp_path: Path) -> No
     assert [stat.S_IMODE(path.stat().st_mode) & 0o007 for path in files] == [0, 0]
 
 
-# --- durability -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The system calls that durability depends on, in order: fsync of a file or folder, link, read."""
@@ -176,6 +170,13 @@ def test_a_floor_is_as_durable_as_a_record(store: LocalLogStore, calls: list[str
     assert calls == ["fsync file", "link 7 with 5 bytes", "fsync floors"]
 
 
+def test_whoever_comes_second_makes_the_first_durable(store: LocalLogStore, calls: list[str]) -> None:
+    store.put(7, b"first")
+    calls.clear()
+    store.put(7, b"second")
+    assert calls == ["fsync file", "link 7 with 6 bytes", "read 7", "fsync records"]
+
+
 def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(store: LocalLogStore, calls: list[str]) -> None:
     store.put(7, b"record")
     store.put(8, b"record")
@@ -189,22 +190,12 @@ def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(store: LocalL
     assert calls == [], "it is the one that was made durable before"
 
 
-def test_whoever_comes_second_makes_the_first_durable(store: LocalLogStore, calls: list[str]) -> None:
-    store.put(7, b"first")
-    calls.clear()
-    store.put(7, b"second")
-    assert calls == ["fsync file", "link 7 with 6 bytes", "read 7", "fsync records"]
-
-
 def test_new_folders_are_durable(tmp_path: Path, calls: list[str]) -> None:
     checkpoint = tmp_path / "checkpoint"
     LocalLogStore(checkpoint)
     folders = ("records", "floors", "sparkonce", "checkpoint", tmp_path.name)
     assert set(calls) == {f"fsync {folder}" for folder in folders}
     assert calls[-2:] == ["fsync floors", "fsync sparkonce"], "after the last was made"
-
-
-# --- errors of the disk ---------------------------------------------------------------------------------------------
 
 
 def failing(error: int, name: str) -> Callable[..., None]:
@@ -308,19 +299,19 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
         LocalLogStore(tmp_path)
 
 
-# --- floors and clean-up --------------------------------------------------------------------------------------------
-
-
-def test_there_is_no_floor_at_first(store: LocalLogStore) -> None:
+def test_floors_only_rise(store: LocalLogStore) -> None:
     assert store.floor() is None
     assert DecisionLog(store).floor() == Floor()
 
-
-def test_floors_only_rise(store: LocalLogStore) -> None:
     for position in (5, 9, 7):
         store.raise_floor(position, str(position).encode())
     assert store.floor() == b"9"
     store.raise_floor(9, b"again")
+    assert store.floor() == b"9"
+
+    store.raise_floor(9, b"9")
+    store.delete_below(9)
+    store.raise_floor(5, b"5")
     assert store.floor() == b"9"
 
 
@@ -340,13 +331,6 @@ def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(asked) == 2
 
 
-def test_a_lower_floor_that_comes_late_changes_nothing(store: LocalLogStore) -> None:
-    store.raise_floor(9, b"9")
-    store.delete_below(9)
-    store.raise_floor(5, b"5")
-    assert store.floor() == b"9"
-
-
 def test_clean_up_deletes_below_and_nothing_else(store: LocalLogStore, tmp_path: Path) -> None:
     for position in range(6):
         store.put(position, b"record")
@@ -358,16 +342,12 @@ def test_clean_up_deletes_below_and_nothing_else(store: LocalLogStore, tmp_path:
     store.delete_below(4)
     assert store.floor() == b"4"
 
-
-def test_clean_up_leaves_foreign_files_alone(store: LocalLogStore, tmp_path: Path) -> None:
     foreign = tmp_path / "sparkonce" / "records" / "README"
     foreign.write_text("not ours")
     store.put(0, b"record")
     store.delete_below(1)
     assert foreign.exists()
 
-
-def test_clean_up_takes_temporary_files_of_the_dead_and_not_of_the_living(store: LocalLogStore, tmp_path: Path) -> None:
     records = tmp_path / "sparkonce" / "records"
     dead, living = records / ".dead.tmp", records / ".living.tmp"
     for path in (dead, living):
@@ -378,15 +358,18 @@ def test_clean_up_takes_temporary_files_of_the_dead_and_not_of_the_living(store:
     assert temporaries(tmp_path) == [".living.tmp"]
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
-
-
 def test_reading_goes_on_from_a_view(store: LocalLogStore) -> None:
     log = filled(store, 2)
     view = log.read(LogView())
     assert (view.end, [decision.batch for decision in view.decisions]) == (3, [0, 1])
     log.put(3, commit(2))
     assert [decision.batch for decision in log.read(view).decisions] == [0, 1, 2]
+
+
+def test_a_put_says_what_stands_there(store: LocalLogStore) -> None:
+    log = filled(store, 1)
+    assert log.put(1, commit(7)) == commit(0)
+    assert log.put(2, commit(1)) is None
 
 
 def test_reading_begins_at_the_floor(store: LocalLogStore) -> None:
@@ -460,9 +443,6 @@ def test_a_record_that_no_correct_run_can_have_written(store: LocalLogStore) -> 
         log.read(LogView())
 
 
-# --- records that cannot be read ------------------------------------------------------------------------------------
-
-
 def damaged(data: bytes, how: str) -> bytes:
     if how == "torn":
         return data[:-5]
@@ -498,32 +478,6 @@ def test_a_damaged_floor_is_refused(store: LocalLogStore, how: str) -> None:
     store.raise_floor(1, damaged(encode_floor(Floor(position=1)), how))
     with pytest.raises(CorruptRecordError, match="The floor of the decision log"):
         DecisionLog(store).floor()
-
-
-def test_a_newer_record_is_refused(store: LocalLogStore, tmp_path: Path) -> None:
-    log = filled(store, 1)
-    path = record_file(tmp_path, 1)
-    path.write_bytes(path.read_bytes().replace(b"record 1 ", b"record 3 ", 1))
-    with pytest.raises(NewerFormatError, match=r"Record 1 of the decision log .* format 3") as caught:
-        log.read(LogView())
-    assert "upgrade" in caught.value.next_step
-
-
-def test_a_newer_floor_is_refused(store: LocalLogStore) -> None:
-    data = encode_floor(Floor(position=1))
-    assert decode_floor(data) == Floor(position=1)
-    store.raise_floor(1, data.replace(b"floor 1 ", b"floor 4 ", 1))
-    with pytest.raises(NewerFormatError, match="The floor"):
-        DecisionLog(store).floor()
-
-
-def test_a_put_says_what_stands_there(store: LocalLogStore) -> None:
-    log = filled(store, 1)
-    assert log.put(1, commit(7)) == commit(0)
-    assert log.put(2, commit(1)) is None
-
-
-# --- where the log is -----------------------------------------------------------------------------------------------
 
 
 def test_the_location_is_the_same_through_a_link(tmp_path: Path) -> None:

@@ -66,8 +66,6 @@ def test_a_staging_table_is_read_back() -> None:
     ]:
         assert StagingTable.parse(other, comment) is None
 
-
-def test_identifiers_are_quoted() -> None:
     assert quote("a`b") == "`a``b`"
 
 
@@ -90,11 +88,11 @@ def test_versions_that_lose_prepared_transactions_are_too_old() -> None:
     assert numbers_of("5.7.44") < MYSQL.oldest < numbers_of("8.4.0")
     assert numbers_of("unheard of") < MYSQL.oldest
 
-
-def test_upserts_name_the_new_row_in_each_servers_way() -> None:
     assert upsert_tail(MARIADB, ["k", "v"], ["K"]) == " ON DUPLICATE KEY UPDATE `v` = VALUES(`v`)"
     assert upsert_tail(MYSQL, ["k"], ["k"]) == " AS sparkonce_new ON DUPLICATE KEY UPDATE `k` = sparkonce_new.`k`"
     assert "ON DUPLICATE" not in merge("s", "t", ["k"], [])
+
+    assert {outcome_of(number, "").outcome for number in range(5000)} == {Outcome.RETRY, Outcome.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,3 @@ def test_what_errors_mean(number: int | None, outcome: Outcome) -> None:
     found = outcome_of(number, "its words")
     assert found.outcome is outcome
     assert "its words" in found.reason
-
-
-def test_no_error_alone_says_that_rows_are_lost_or_committed() -> None:
-    assert {outcome_of(number, "").outcome for number in range(5000)} == {Outcome.RETRY, Outcome.UNKNOWN}

@@ -54,8 +54,6 @@ def test_also_where_the_rows_are_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="/one'"):
         sink.use_checkpoint(PlainStore(tmp_path / "two"))
 
-
-def test_also_behind_another_sink(tmp_path: Path) -> None:
     sink = WriteAheadSink(print, applies=Applies.NEITHER)
     ForwardingSink(sink).use_checkpoint(LocalFiles(tmp_path / "one"))
     with pytest.raises(ConfigurationError, match="/one'"):

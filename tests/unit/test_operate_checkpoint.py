@@ -131,8 +131,6 @@ def test_the_history_has_every_record_in_order(decided: Path) -> None:
     assert "process 4711 on driver.example, sparkonce 0.1.0" in shown
     assert "kafka.direct: 0" in shown
 
-
-def test_a_batch_is_listed_with_the_handle_of_each_slot(decided: Path) -> None:
     found = told("batch", decided, "3")
     kafka = [one for one in found if one["sink"] == "kafka"]
     assert [(one["slot"], one["rows"]) for one in kafka] == [(0, 3), (1, 3)]
@@ -194,18 +192,15 @@ def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> No
         assert run(command, decided).exit_code == 1
 
 
-class _Growing(LocalFiles):
-    """A listing that misses a record which was put while it was made, and shows the one after it."""
+def test_a_record_that_is_not_listed_or_below_the_floor_is_not_missed(decided: Path) -> None:
+    class _Growing(LocalFiles):
+        """A listing that misses a record which was put while it was made, and shows the one after it."""
 
-    def names(self, folder: str) -> Sequence[str]:
-        return [name for name in super().names(folder) if name != f"{2:020d}"]
+        def names(self, folder: str) -> Sequence[str]:
+            return [name for name in super().names(folder) if name != f"{2:020d}"]
 
-
-def test_a_record_that_was_put_while_the_names_were_listed_is_there(decided: Path) -> None:
     check_whole(_Growing(decided))
 
-
-def test_what_is_below_the_floor_is_not_missed(decided: Path) -> None:
     folder = decided / "sparkonce"
     (folder / "floors").mkdir(exist_ok=True)
     (folder / "floors" / f"{2:020d}").touch()
@@ -227,14 +222,12 @@ def test_an_older_spark_part_is_refused_as_the_start_refuses_it(decided: Path, m
     assert (last["ok"], said in last["says"]) == (False, True), last
 
 
-def test_offsets_that_differ_from_the_decided_ones_are_refused(decided: Path) -> None:
+def test_a_part_of_spark_that_differs_from_the_log_is_refused(decided: Path) -> None:
     offsets = decided / "offsets" / "3"
     offsets.write_text(offsets.read_text().replace('"1":4', '"1":5'))
     last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
     assert (last["ok"], "was decided with input offsets" in last["says"]) == (False, True), last
 
-
-def test_a_batch_that_spark_has_not_planned_is_beyond(decided: Path) -> None:
     (decided / "offsets" / "3").unlink()
     found = told("show", decided, "--moved")
     assert (found["newest"]["batch"], found["newest"]["state"]) == (

@@ -56,20 +56,6 @@ def of_transaction(**changes: Any) -> list[Alarm]:
     return alarms_of(state(QUERY, kafka, config="systems.yaml"))
 
 
-def test_a_quiet_query_has_none() -> None:
-    assert of_query() == []
-    assert of_query(state=QueryState.AT_WORK, phase=WRITING, since_ms=NOW_MS - 3000) == []
-    assert of_transaction() == []
-
-
-def test_a_stopped_run_has_its_errors_next_step() -> None:
-    (alarm,) = of_query(state=QueryState.STOPPED, says="LogError: it is so.", next_step="Start it again.")
-    assert (alarm.urgent, alarm.says, alarm.next_step) == (True, "LogError: it is so.", "Start it again.")
-    assert shlex.split(alarm.command) == ["sparkonce", "checkpoint", "show", "/c/my totals"]
-    (bare,) = of_query(state=QueryState.STOPPED)
-    assert bare.next_step
-
-
 @pytest.mark.parametrize(
     ("takes_ms", "usual", "says"),
     [
@@ -97,10 +83,18 @@ def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
     assert of_query(**at_work, looked_ms=NOW_MS - 39_000) == []
     assert len(of_query(**at_work, looked_ms=NOW_MS - 10_000)) == 1
 
-
-def test_a_driver_that_is_not_heard_of_is_said_with_its_host() -> None:
     (alarm,) = of_query(state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS - 300_000, says="It was at it.")
     assert (alarm.urgent, "That is 5 min ago." in alarm.says, "driver-3" in alarm.next_step) == (True, True, True)
+
+    (alarm,) = of_query(state=QueryState.STOPPED, says="LogError: it is so.", next_step="Start it again.")
+    assert (alarm.urgent, alarm.says, alarm.next_step) == (True, "LogError: it is so.", "Start it again.")
+    assert shlex.split(alarm.command) == ["sparkonce", "checkpoint", "show", "/c/my totals"]
+    (bare,) = of_query(state=QueryState.STOPPED)
+    assert bare.next_step
+
+    assert of_query() == []
+    assert of_query(state=QueryState.AT_WORK, phase=WRITING, since_ms=NOW_MS - 3000) == []
+    assert of_transaction() == []
 
 
 @pytest.mark.parametrize(
@@ -232,14 +226,12 @@ def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
     assert all(one.title and one.says and one.next_step for one in found)
 
 
-def test_of_two_copies_of_a_query_a_command_names_the_one_with_the_newest_log() -> None:
+def test_which_checkpoint_a_command_names() -> None:
     copies = [replace(QUERY, location=name, log_end=end) for name, end in (("/c/a", 5), ("/c/b", 7), ("/c/c", 6))]
     kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, age_s=95.0)])
     (alarm,) = alarms_of(PageState(now_ms=NOW_MS, queries=copies, systems=[kafka]))
     assert alarm.command.endswith("--checkpoint /c/b")
 
-
-def test_commands_ask_about_a_moved_checkpoint_as_the_page_does() -> None:
     refused = replace(QUERY, next_start="is refused", next_says="B.", next_start_step="C.")
     (alarm,) = alarms_of(replace(state(refused), moved=True))
     assert alarm.command == "sparkonce checkpoint check '/c/my totals' --moved"

@@ -89,7 +89,7 @@ def test_a_batch_at_work_is_shown_with_its_phase_and_since_when() -> None:
     assert (shown.next_start, shown.next_says) == ("resumes", "Resuming after batch 6.")
 
 
-def test_a_stop_has_its_error_and_next_step() -> None:
+def test_what_a_driver_tells_of_its_end() -> None:
     events = [
         WatchedEvent(at_ms=1, kind="stopped", batch=6, text="An older one."),
         WatchedEvent(at_ms=2, kind="stopped", batch=7, text="LogError: it is so.", next_step="start it again."),
@@ -101,6 +101,10 @@ def test_a_stop_has_its_error_and_next_step() -> None:
         "LogError: it is so.",
         "Start it again.",
     )
+
+    ended = [WatchedEvent(at_ms=n, kind=kind, batch=7, text=f"{kind}.") for n, kind in enumerate(("started", "ended"))]
+    shown = show_query(look(segment(*STEADY, written_ms=0, events=ended)), NOW_MS)
+    assert (shown.state, shown.since_ms, shown.says) == (QueryState.ENDED, 1, "ended.")
 
 
 @pytest.mark.parametrize(
@@ -118,10 +122,30 @@ def test_a_driver_without_a_sign_for_minutes_is_not_heard_of(phase: Phase, silen
     assert shown.state is state
 
 
-def test_a_driver_is_no_more_silent_than_its_timeline_was_looked_at() -> None:
+def test_when_a_driver_was_heard_of_last() -> None:
     silent = segment(*STEADY, phase=Phase.WRITING, written_ms=NOW_MS - 190_000)
     assert show_query(look(silent, looked_ms=NOW_MS - 50_000), NOW_MS).state is QueryState.AT_WORK
     assert show_query(look(silent, looked_ms=NOW_MS - 1000), NOW_MS).state is QueryState.NOT_HEARD
+
+    silent = segment(*STEADY, phase=Phase.FINISHING, written_ms=NOW_MS - 300_000)
+    entries = (entry("commit", NOW_MS - 5000, number=7), entry("commit", NOW_MS - 1, run=NEWER, number=7))
+    shown = show_query(look(silent, entries=entries), NOW_MS)
+    assert (shown.state, shown.heard_ms) == (QueryState.AT_WORK, NOW_MS - 5000)
+
+    stopped = segment(phase=Phase.STOPPED)
+    shown = show_query(look(stopped, status=status(NEWER)), NOW_MS)
+    assert (shown.state, shown.run, shown.host, shown.since_ms) == (
+        QueryState.NOT_KNOWN,
+        NEWER,
+        "driver-4",
+        NOW_MS - 9000,
+    )
+    assert show_query(look(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
+
+    entries, seen = (entry("claim", NOW_MS - 190_000, run=NEWER),), status(NEWER)
+    assert show_query(look(status=seen, entries=entries, looked_ms=NOW_MS - 50_000), NOW_MS).state is (
+        QueryState.NOT_KNOWN
+    )
 
 
 DECIDED = status(newest=NewestBatch(batch=8, state=BatchState.DECIDED))
@@ -148,31 +172,6 @@ def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
         assert (shown.state, shown.in_doubt.transactions) == (QueryState.AT_WORK, 1)
 
 
-def test_a_query_that_has_ended_in_order_is_not_missed() -> None:
-    ended = [WatchedEvent(at_ms=n, kind=kind, batch=7, text=f"{kind}.") for n, kind in enumerate(("started", "ended"))]
-    shown = show_query(look(segment(*STEADY, written_ms=0, events=ended)), NOW_MS)
-    assert (shown.state, shown.since_ms, shown.says) == (QueryState.ENDED, 1, "ended.")
-
-
-def test_a_record_of_the_log_is_a_sign_of_the_driver_too() -> None:
-    silent = segment(*STEADY, phase=Phase.FINISHING, written_ms=NOW_MS - 300_000)
-    entries = (entry("commit", NOW_MS - 5000, number=7), entry("commit", NOW_MS - 1, run=NEWER, number=7))
-    shown = show_query(look(silent, entries=entries), NOW_MS)
-    assert (shown.state, shown.heard_ms) == (QueryState.AT_WORK, NOW_MS - 5000)
-
-
-def test_a_newer_run_of_the_log_counts_more_than_an_older_timeline() -> None:
-    stopped = segment(phase=Phase.STOPPED)
-    shown = show_query(look(stopped, status=status(NEWER)), NOW_MS)
-    assert (shown.state, shown.run, shown.host, shown.since_ms) == (
-        QueryState.NOT_KNOWN,
-        NEWER,
-        "driver-4",
-        NOW_MS - 9000,
-    )
-    assert show_query(look(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
-
-
 @pytest.mark.parametrize(
     ("silent_ms", "more", "state"),
     [
@@ -197,13 +196,6 @@ def test_a_run_that_dies_after_its_claim_is_not_heard_of(
         ]
 
 
-def test_a_claim_is_no_older_than_the_last_look() -> None:
-    entries, seen = (entry("claim", NOW_MS - 190_000, run=NEWER),), status(NEWER)
-    assert show_query(look(status=seen, entries=entries, looked_ms=NOW_MS - 50_000), NOW_MS).state is (
-        QueryState.NOT_KNOWN
-    )
-
-
 def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
     shown = show_query(look(entries=(entry("commit", NOW_MS - 4000, number=6),)), NOW_MS)
     assert (shown.state, shown.name, shown.has_timeline, shown.heard_ms) == (
@@ -216,13 +208,13 @@ def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
     fresh = show_query(look(status=status(None, newest=None, next_start=NextStart.BEGINS)), NOW_MS)
     assert (fresh.state, fresh.newest) == (QueryState.NEW, None)
 
-
-def test_a_checkpoint_that_cannot_be_read_keeps_what_was_known() -> None:
     error = LogError("the log is damaged.", next_step="restore it.")
     shown = show_query(look(segment(*STEADY), error=error), NOW_MS)
     assert (shown.state, shown.error, shown.error_step) == (QueryState.IDLE, "The log is damaged.", "Restore it.")
     never = show_query(Look(location="/c/totals", error=error), NOW_MS)
     assert (never.state, never.says, never.read_ms) == (QueryState.NOT_KNOWN, "It cannot be read.", None)
+
+    assert show_query(replace(look(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"
 
 
 def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
@@ -233,9 +225,7 @@ def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
     assert show_query(look(young), NOW_MS).rates == {"kafka": 60.0}
     assert show_query(look(segment()), NOW_MS).rates == {}
 
-
-def test_a_batch_that_two_runs_have_counts_once() -> None:
-    """Its run had committed it and died before Spark recorded that; the next run found it decided."""
+    # Its run had committed it and died before Spark recorded that; the next run found it decided.
     first = segment(batch(0, NOW_MS - 10_000), batch(1, NOW_MS - 5000), run="5-0badcafe")
     again = segment(batch(1, NOW_MS - 2000, recovered=True))
     assert show_query(look(first, again), NOW_MS).rates == {"kafka": 120.0}
@@ -270,8 +260,6 @@ def test_each_batch_and_event_is_given_once() -> None:
     assert numbers(kept, first["last"]) == [4]
     assert numbers(kept, 4) == []
 
-
-def test_a_batch_is_given_with_the_names_that_it_refers_to() -> None:
     kept = KeptTimeline()
     kept.add([segment(batch(4, 10, rows={"a": 1, "b": 2}, recovered=True, healed=3))], ())
     found = kept.newer(0)
@@ -294,9 +282,7 @@ def test_the_log_has_what_is_older_than_the_timeline() -> None:
     assert (by_log[3], by_log[9]) == (90, [found["phases"].index(BY_THE_LOG), 11])
     assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, by the log."]
 
-
-def test_what_the_log_told_first_does_not_come_again_with_the_timeline() -> None:
-    """A new run claims and decides a moment before it writes its first segment."""
+    # A new run claims and decides a moment before it writes its first segment.
     kept, began = KeptTimeline(), WatchedEvent(at_ms=11, kind="started", batch=None, text="Run r begins.")
     log = [entry("claim", 10), entry("commit", 20, number=0)]
     kept.add([], log)
@@ -336,7 +322,3 @@ def test_no_more_than_the_newest_are_kept() -> None:
         kept.add([segment(*(batch(number + i, 1000 * (number + i)) for i in range(250)))], ())
     found = kept.newer(0)["batches"]
     assert (len(found), found[-1][2], kept.last) == (MOST_KEPT, MOST_KEPT + 499, MOST_KEPT + 500)
-
-
-def test_a_query_without_a_name_is_called_like_its_checkpoint() -> None:
-    assert show_query(replace(look(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"

@@ -43,16 +43,6 @@ def written(arrays: list[pa.Array], types: list[str]) -> list[list[bytes | None]
     return rows_of(b"".join(map(bytes, encode_rows(batch, encoders))))
 
 
-def decimal_of(value: bytes) -> Decimal:
-    """As the server's ``numeric_recv`` reads it."""
-    count, weight, sign, scale = struct.unpack_from(">hhHh", value)
-    groups = struct.unpack_from(f">{count}h", value, 8)
-    assert all(0 <= group < 10_000 for group in groups)
-    units = sum(group * 10_000 ** (count - 1 - place) for place, group in enumerate(groups))
-    whole = _EXACT.scaleb(Decimal(-units if sign else units), 4 * (weight - count + 1))
-    return _EXACT.quantize(whole, Decimal(1).scaleb(-scale))
-
-
 @st.composite
 def decimals(draw: Any) -> tuple[pa.Array, list[Decimal | None]]:
     precision = draw(st.integers(1, 38))
@@ -66,6 +56,15 @@ def decimals(draw: Any) -> tuple[pa.Array, list[Decimal | None]]:
 
 @given(decimals())
 def test_decimals_keep_every_digit(given_: tuple[pa.Array, list[Decimal | None]]) -> None:
+    def decimal_of(value: bytes) -> Decimal:
+        """As the server's ``numeric_recv`` reads it."""
+        count, weight, sign, scale = struct.unpack_from(">hhHh", value)
+        groups = struct.unpack_from(f">{count}h", value, 8)
+        assert all(0 <= group < 10_000 for group in groups)
+        units = sum(group * 10_000 ** (count - 1 - place) for place, group in enumerate(groups))
+        whole = _EXACT.scaleb(Decimal(-units if sign else units), 4 * (weight - count + 1))
+        return _EXACT.quantize(whole, Decimal(1).scaleb(-scale))
+
     array, values = given_
     found = [row[0] for row in written([array], ["numeric"])]
     assert [None if one is None else decimal_of(one) for one in found] == values
@@ -104,10 +103,8 @@ def test_nulls_texts_and_slices_stand_where_they_belong(
     assert found == wanted
 
 
-def test_rows_of_no_columns_but_fixed_ones_need_no_join() -> None:
-    assert written([pa.array([1, 2], pa.int32())], ["int4"]) == [[b"\0\0\0\1"], [b"\0\0\0\2"]]
-
-
 def test_types_that_nobody_has_heard_of_are_refused() -> None:
     with pytest.raises(SchemaError, match="Column 'x' is uint8, and in the table int4"):
         encoder("x", pa.uint8(), ServerType(shown="int4", name="int4"))
+
+    assert written([pa.array([1, 2], pa.int32())], ["int4"]) == [[b"\0\0\0\1"], [b"\0\0\0\2"]]

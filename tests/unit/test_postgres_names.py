@@ -20,8 +20,6 @@ def test_the_longest_names_fit_what_the_server_keeps() -> None:
     assert len(str(BackendName.of(LONGEST))) == 63
     assert len(staging_table(LONGEST)) <= 63
 
-
-def test_a_session_shows_whose_it_is() -> None:
     name = BackendName.parse(str(BackendName.of(LONGEST)))
     assert name == BackendName.of(LONGEST)
     tokens = frozenset({LONGEST.token})
@@ -44,8 +42,6 @@ def test_a_target_is_read_back_as_it_was_written_down() -> None:
         with pytest.raises(ValueError, match=r"Expecting|not the description"):
             Target.from_text(broken)
 
-
-def test_the_handle_is_where_and_what() -> None:
     one = Transaction(kind="staged", name=LONGEST, location=Location(system="1", database="d", commits="c"))
     assert Transaction.of(one.fields()) == one
     assert Transaction.of(dict(one.handle("s").transaction)) == one

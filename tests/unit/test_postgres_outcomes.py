@@ -6,23 +6,6 @@ import pytest
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.postgres.outcomes import FINISHING, code_of, finished, prepare_error
 
-RETRY = [
-    "08006",
-    "25006",
-    "25P03",
-    "25P04",
-    "40001",
-    "40P01",
-    "53100",
-    "53200",
-    "53300",
-    "55000",
-    "55P03",
-    "57014",
-    "57P01",
-    "57P03",
-]
-UNKNOWN = ["0A000", "22P03", "23505", "23514", "28P01", "3D000", "42501", "42703", "42P01", "57P04", "P0001"]
 NOT_LISTED = ["XX000", "58030", "42601", "2F002"]
 
 
@@ -33,8 +16,35 @@ def error(code: str) -> psycopg.Error:
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
-        *((code, Outcome.RETRY) for code in ["", *RETRY]),
-        *((code, Outcome.UNKNOWN) for code in [*UNKNOWN, *NOT_LISTED]),
+        *(
+            (code, Outcome.RETRY)
+            for code in [
+                "",
+                *[
+                    "08006",
+                    "25006",
+                    "25P03",
+                    "25P04",
+                    "40001",
+                    "40P01",
+                    "53100",
+                    "53200",
+                    "53300",
+                    "55000",
+                    "55P03",
+                    "57014",
+                    "57P01",
+                    "57P03",
+                ],
+            ]
+        ),
+        *(
+            (code, Outcome.UNKNOWN)
+            for code in [
+                *["0A000", "22P03", "23505", "23514", "28P01", "3D000", "42501", "42703", "42P01", "57P04", "P0001"],
+                *NOT_LISTED,
+            ]
+        ),
     ],
 )
 def test_each_code_has_its_outcome_and_a_sentence(code: str, outcome: Outcome) -> None:

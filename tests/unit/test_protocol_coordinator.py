@@ -102,9 +102,6 @@ def finishing(*handles: Handle, view: LogView | None = None) -> State:
     return state
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("asked", "view", "reason", "says"),
     [
@@ -125,7 +122,13 @@ def test_a_batch_that_the_log_contradicts_is_refused_before_any_claim(
     assert (state.phase, state.token) == (Phase.STOPPED, None)
 
 
-def test_a_log_of_another_query_is_refused_before_any_claim() -> None:
+def test_what_a_log_may_begin_with() -> None:
+    _, effect = begun(asks(2, previous=None), log(0, 1))
+    assert isinstance(effect, do.Put)
+
+    _, effect = begun(asks(17), LogView())
+    assert effect == do.Put(position=0, record=MINE, contested=0)
+
     other = LogView().apply(0, Claim(nonce="aaaaaaaa", run="run-a", query="11111111-0000-4000-8000-000000000000"))
     state, effect = begun(asks(0), other)
     assert isinstance(effect, do.Stop)
@@ -133,16 +136,6 @@ def test_a_log_of_another_query_is_refused_before_any_claim() -> None:
     assert "belongs to query 11111111-" in effect.message
     assert QUERY in effect.message
     assert state.token is None
-
-
-def test_a_batch_whose_predecessor_spark_no_longer_has_is_not_refused() -> None:
-    _, effect = begun(asks(2, previous=None), log(0, 1))
-    assert isinstance(effect, do.Put)
-
-
-def test_a_new_log_may_begin_with_any_batch() -> None:
-    _, effect = begun(asks(17), LogView())
-    assert effect == do.Put(position=0, record=MINE, contested=0)
 
 
 def test_what_was_refused_by_the_first_look_is_refused_by_the_second() -> None:
@@ -153,9 +146,6 @@ def test_what_was_refused_by_the_first_look_is_refused_by_the_second() -> None:
     state, effect = step(state, on.LogRead(view=log(0, 1, 2, 3)))
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.STALE
-
-
-# --- claiming ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> None:
@@ -169,8 +159,6 @@ def test_a_run_sweeps_all_older_runs_and_only_those_once_it_has_claimed() -> Non
     assert not effect.best_effort
     assert state.token == Token(3, "bbbbbbbb")
 
-
-def test_drivers_that_depose_each_other_are_counted() -> None:
     _, effect = begun(asks(0), log().apply(1, Claim(nonce="cccccccc", run="run-c", query=QUERY)))
     assert isinstance(effect, do.Put)
     assert effect.contested == 2
@@ -184,15 +172,11 @@ def test_a_claim_whose_reply_was_lost_is_put_again_and_found() -> None:
     assert isinstance(effect, do.CheckServers)
     assert state.token == Token(1, "bbbbbbbb")
 
-
-def test_a_claim_below_the_floor_is_void() -> None:
     state, _ = begun(asks(0), log())
     state, effect = step(state, on.PutLanded(position=1, floor=Floor(5)))
     assert effect == do.ReadLog(view=LogView())
     assert state.token is None
 
-
-def test_a_claim_that_cannot_be_written_stops_the_run() -> None:
     state, _ = begun(asks(0), log())
     _, effect = step(state, on.PutRefused(position=1, reason="No space left on device"))
     assert isinstance(effect, do.Stop)
@@ -211,15 +195,10 @@ def test_a_decided_batch_is_finished_and_run_into_nothing() -> None:
     _, effect = step(state, on.Concluded())
     assert effect == do.Done(batch=1, handles=(handle(0), handle(1)), recovered=True)
 
-
-def test_a_decided_batch_without_rows_has_nothing_to_finish() -> None:
     view = log().apply(1, decided(0, empty(0), empty(1)))
     state, _ = begun(asks(0), view)
     _, effect = claimed(state, 2)
     assert effect == do.RunIntoNothing(batch=0)
-
-
-# --- preparing and deciding -------------------------------------------------------------------------------------------
 
 
 def test_the_decision_holds_every_handle_in_order() -> None:
@@ -229,16 +208,6 @@ def test_the_decision_holds_every_handle_in_order() -> None:
     assert effect.position == 2
     assert effect.record.handles == (handle(0), handle(1), empty(2))
     assert (effect.record.batch, effect.record.offsets) == (0, ("end 0",))
-
-
-def test_what_is_too_old_is_undone_and_not_decided() -> None:
-    state, effect = through(
-        writing(log(), 0), on.Prepared(handles=(handle(0), empty(1))), on.TooOld(reason="it is 900 s old")
-    )
-    assert effect == do.Abort(handles=(handle(0),))
-    _, effect = step(state, on.Aborted())
-    assert isinstance(effect, do.Stop)
-    assert (effect.reason, effect.message) == (StopReason.TOO_OLD, "it is 900 s old")
 
 
 def test_a_slot_that_cannot_prepare_stops_the_run_after_a_sweep_of_its_own() -> None:
@@ -251,8 +220,6 @@ def test_a_slot_that_cannot_prepare_stops_the_run_after_a_sweep_of_its_own() -> 
     assert effect.reason is StopReason.PREPARE_FAILED
     assert effect.message == "the disk of the broker is full"
 
-
-def test_an_objection_sweeps_and_stops_the_run_as_a_slot_that_failed() -> None:
     state, effect = step(writing(log(), 0), on.Prepared(handles=(handle(0),)))
     assert effect == do.Validate(sinks=("out",), handles=(handle(0),), offsets=("end 0",))
     state, effect = step(state, on.Objected(reason="the topic is another one"))
@@ -282,13 +249,19 @@ def test_what_took_too_long_is_undone_and_written_again() -> None:
     _, effect = step(state, on.Aborted())
     assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
 
-
-def test_what_took_too_long_before_it_was_prepared_is_swept_and_written_again() -> None:
     state, effect = step(writing(log(), 0), on.Unready(undo=True))
     assert isinstance(effect, do.Sweep)
     assert [run.token for run in effect.runs] == [Token(1, "bbbbbbbb")]
     _, effect = step(state, on.Swept())
     assert effect == do.Write(batch=0, sinks=("out",), attempt=Attempt.AGAIN)
+
+    state, effect = through(
+        writing(log(), 0), on.Prepared(handles=(handle(0), empty(1))), on.TooOld(reason="it is 900 s old")
+    )
+    assert effect == do.Abort(handles=(handle(0),))
+    _, effect = step(state, on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert (effect.reason, effect.message) == (StopReason.TOO_OLD, "it is 900 s old")
 
 
 def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() -> None:
@@ -308,7 +281,46 @@ def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() 
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}), attempt=Attempt.ELSEWHERE)
 
 
-def test_a_superseded_run_undoes_its_own_handles_and_says_who_came() -> None:
+def test_a_decision_in_doubt_is_settled_or_undoes_nothing() -> None:
+    state, put = prepared(writing(log(), 0), handle(0))
+    assert isinstance(put, do.Put)
+    state, effect = step(state, on.PutUnknown(position=2))
+    assert isinstance(effect, do.Put)
+    assert isinstance(effect.record, Claim)
+    assert (effect.position, effect.record.renews) == (2, Token(1, "bbbbbbbb"))
+    found, effect = step(state, on.PutTaken(position=2, standing=put.record, floor=NONE))
+    assert isinstance(effect, do.Finish)
+    assert found.finishing is not None
+    _, effect = step(state, on.PutLanded(position=2, floor=NONE))
+    assert effect == do.Put(position=3, record=put.record)
+
+    state, _ = prepared(writing(log(), 0), handle(0))
+    for _ in range(MOST_DOUBTS):
+        state, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
+        assert isinstance(effect, do.Put)
+    _, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNKNOWN
+
+    state, _ = prepared(writing(log(), 0), handle(0))
+    _, effect = through(state, on.PutUnknown(position=2), on.PutRefused(position=2, reason="read-only"))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNKNOWN
+
+
+def test_a_decision_that_does_not_stand_is_undone() -> None:
+    state, _ = prepared(writing(log(), 0), handle(0))
+    state, effect = step(state, on.PutRefused(position=2, reason="No space left on device"))
+    assert effect == do.Abort(handles=(handle(0),))
+    _, effect = step(state, on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.UNWRITABLE
+
+    state, _ = prepared(writing(log(), 0), handle(0))
+    _, effect = through(state, on.PutLanded(position=2, floor=Floor(9)), on.Aborted())
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.SUPERSEDED
+
     newer = Claim(nonce="cccccccc", run="run-c", query=QUERY, host="elsewhere", process=99)
     state, _ = prepared(writing(log(), 0), handle(0))
     state, effect = step(state, on.PutTaken(position=2, standing=newer, floor=NONE))
@@ -318,64 +330,10 @@ def test_a_superseded_run_undoes_its_own_handles_and_says_who_came() -> None:
     assert effect.reason is StopReason.SUPERSEDED
     assert "run run-c on elsewhere, process 99" in effect.message
 
-
-def test_a_decision_whose_reply_was_lost_is_settled_by_a_renewal_at_the_same_key() -> None:
-    state, put = prepared(writing(log(), 0), handle(0))
-    assert isinstance(put, do.Put)
-    state, effect = step(state, on.PutUnknown(position=2))
-    assert isinstance(effect, do.Put)
-    assert isinstance(effect.record, Claim)
-    assert (effect.position, effect.record.renews) == (2, Token(1, "bbbbbbbb"))
-
-    found, effect = step(state, on.PutTaken(position=2, standing=put.record, floor=NONE))
-    assert isinstance(effect, do.Finish)
-    assert found.finishing is not None
-
-    _, effect = step(state, on.PutLanded(position=2, floor=NONE))
-    assert effect == do.Put(position=3, record=put.record)
-
-
-def test_a_decision_that_stays_unknown_stops_the_run_and_undoes_nothing() -> None:
-    state, _ = prepared(writing(log(), 0), handle(0))
-    for _ in range(MOST_DOUBTS):
-        state, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
-        assert isinstance(effect, do.Put)
-    _, effect = step(state, on.PutUnknown(position=2, reason="timed out"))
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.UNKNOWN
-
-
-def test_a_decision_in_doubt_that_cannot_be_settled_undoes_nothing() -> None:
-    state, _ = prepared(writing(log(), 0), handle(0))
-    _, effect = through(state, on.PutUnknown(position=2), on.PutRefused(position=2, reason="read-only"))
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.UNKNOWN
-
-
-def test_a_decision_that_surely_was_not_written_is_undone() -> None:
-    state, _ = prepared(writing(log(), 0), handle(0))
-    state, effect = step(state, on.PutRefused(position=2, reason="No space left on device"))
-    assert effect == do.Abort(handles=(handle(0),))
-    _, effect = step(state, on.Aborted())
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.UNWRITABLE
-
-
-def test_a_decision_below_the_floor_is_void() -> None:
-    state, _ = prepared(writing(log(), 0), handle(0))
-    _, effect = through(state, on.PutLanded(position=2, floor=Floor(9)), on.Aborted())
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.SUPERSEDED
-
-
-def test_what_can_never_stand_in_the_log_stops_the_run() -> None:
     state, _ = begun(asks(0), log())
     _, effect = step(state, on.PutLanded(position=7, floor=NONE))
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.LOG_VIOLATION
-
-
-# --- finishing and healing --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
@@ -478,9 +436,6 @@ def test_if_all_is_lost_any_rows_will_do() -> None:
     assert effect.record.handles == again  # type: ignore[union-attr]
 
 
-# --- rows that are gone from what is open -----------------------------------------------------------------------------
-
-
 def damaged_once(*others: Outcome) -> tuple[State, Effect]:
     """Slot 1's rows are gone."""
     state = finishing(handle(0), handle(1))
@@ -513,20 +468,25 @@ def test_what_has_lost_rows_is_made_void_before_it_is_aborted_and_healed() -> No
     assert effect == do.Finish(batch=0, handles=(handle(1, epoch=5),), attempt=0)
 
 
-def test_others_are_waited_for_before_anything_is_void() -> None:
-    state, effect = damaged_once(Outcome.RETRY)
-    assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=1)
-    _, effect = step(state, on.Finished(outcomes=(Outcome.UNKNOWN, Outcome.DAMAGED), deadline_passed="after 300 s"))
-    assert isinstance(effect, do.Stop)
-    assert (effect.reason, dict(effect.details)) == (StopReason.UNKNOWN, {"handles": (("out", 0),)})
-
-
 def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
     state, effect = damaged_once(Outcome.COMMITTED)
     view = state.view.apply(state.view.end, effect.record)  # type: ignore[union-attr]
     state, _ = begun(asks(0), view)
     _, effect = claimed(state, view.end)
     assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=0, void=(("out", 1),))
+
+    state, put = damaged_once(Outcome.COMMITTED)
+    state, _ = step(state, on.PutLanded(position=put.position, floor=NONE))  # type: ignore[union-attr]
+    _, effect = step(state, on.Finished(outcomes=(Outcome.ALREADY_COMMITTED,)))
+    assert isinstance(effect, do.Stop)
+    assert effect.reason is StopReason.LOST
+    assert dict(effect.details)["lost"] == (("out", 1, 3),)
+
+    state, effect = damaged_once(Outcome.RETRY)
+    assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=1)
+    _, effect = step(state, on.Finished(outcomes=(Outcome.UNKNOWN, Outcome.DAMAGED), deadline_passed="after 300 s"))
+    assert isinstance(effect, do.Stop)
+    assert (effect.reason, dict(effect.details)) == (StopReason.UNKNOWN, {"handles": (("out", 0),)})
 
 
 def test_a_void_record_in_doubt_aborts_nothing() -> None:
@@ -545,18 +505,6 @@ def test_a_void_record_in_doubt_aborts_nothing() -> None:
     assert effect.reason is StopReason.SUPERSEDED
 
 
-def test_a_commit_that_comes_before_the_abort_stops_the_run() -> None:
-    state, put = damaged_once(Outcome.COMMITTED)
-    state, _ = step(state, on.PutLanded(position=put.position, floor=NONE))  # type: ignore[union-attr]
-    _, effect = step(state, on.Finished(outcomes=(Outcome.ALREADY_COMMITTED,)))
-    assert isinstance(effect, do.Stop)
-    assert effect.reason is StopReason.LOST
-    assert dict(effect.details)["lost"] == (("out", 1, 3),)
-
-
-# --- sinks without transactions ---------------------------------------------------------------------------------------
-
-
 def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
     state = writing(log(), 0, after=("mail",))
     state, effect = through(
@@ -573,8 +521,6 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
     _, effect = through(state, on.Prepared(handles=()), on.Swept(), on.Concluded())
     assert effect == do.Done(batch=0, handles=(handle(0),))
 
-
-def test_at_most_once_sinks_are_not_written_by_a_recovery() -> None:
     state, _ = begun(asks(1), log(0, 1), after=("mail",))
     _, effect = through(
         state,
@@ -584,9 +530,6 @@ def test_at_most_once_sinks_are_not_written_by_a_recovery() -> None:
         on.PlanRun(),
     )
     assert isinstance(effect, do.Sweep)
-
-
-# --- the batch is done ------------------------------------------------------------------------------------------------
 
 
 def test_positions_are_reported_last_and_only_if_somebody_is_told() -> None:
@@ -602,26 +545,17 @@ def test_positions_are_reported_last_and_only_if_somebody_is_told() -> None:
     assert (state.phase, state.batch, state.finishing) == (Phase.IDLE, None, None)
 
 
-def test_sinks_without_a_slot_or_a_transaction_in_the_batch_are_not_told() -> None:
+def test_which_sinks_are_told_of_a_batch() -> None:
     state = writing(log(), 0, direct=("mail",))
     state, _ = prepared(state, Handle(sink="mail", slot=0, rows=3))
     _, effect = through(state, on.PutLanded(position=2, floor=NONE), on.Swept())
     assert effect == do.Done(batch=0, handles=(Handle(sink="mail", slot=0, rows=3),))
 
-
-def test_a_sink_that_was_transactional_when_the_batch_was_decided_is_told() -> None:
     view = log().apply(1, decided(0, handle(0), handle(0, sink="was")))
     state, _ = begun(asks(0), view)
     state, _ = claimed(state, 2)
     _, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,) * 2), on.PlanRun(), on.Swept())
     assert effect == do.Conclude(batch=0, sinks=("out", "was"), handles=(handle(0), handle(0, sink="was")))
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-def test_every_phase_but_the_last_is_left_by_some_event() -> None:
-    assert {phase for phase, _ in TRANSITIONS} == set(Phase)
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -662,8 +596,8 @@ def test_a_run_that_has_stopped_stays_stopped() -> None:
     assert effect.reason is StopReason.STOPPED
     assert state.phase is Phase.STOPPED
 
+    assert {phase for phase, _ in TRANSITIONS} == set(Phase)
 
-def test_a_run_that_is_asked_again_does_not_claim_again() -> None:
     state = finishing(handle(0))
     state, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept(), on.Concluded())
     assert effect == do.Done(batch=0, handles=(handle(0),))

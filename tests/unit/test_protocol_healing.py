@@ -34,16 +34,11 @@ def of(plan: Plan | HealingRefusal) -> Plan:
     return plan
 
 
-# --- what is written first --------------------------------------------------------------------------------------------
-
-
-def test_all_is_written_if_nothing_is_visible_and_else_what_is_lost() -> None:
+def test_what_is_written_first() -> None:
     record = recorded((2, 7), (0, 0), (2, 8))
     assert first_write(record, {("a", 0), ("a", 2)}) is None
     assert first_write(record, {("a", 2)}) == {("a", 2)}
 
-
-def test_if_nothing_is_visible_any_rows_in_any_slots_will_do() -> None:
     record = [*recorded((2, 7), (2, 8)), *replayed((4, 9), sink="without transactions")]
     again = replayed((9, 9), (1, 1), (3, 5), written=range(3))
     plan = of(heal(record, again, {("a", 0), ("a", 1)}, ["a"]))
@@ -51,40 +46,34 @@ def test_if_nothing_is_visible_any_rows_in_any_slots_will_do() -> None:
     assert plan.handles == (*again, *record[2:]), "what another sink was given is not written again"
 
 
-# --- slots are found again --------------------------------------------------------------------------------------------
-
-RECORDED = ((2, 7), (2, 8), (0, 0), (2, 7))
-
-
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 @pytest.mark.parametrize("lost", [0, 1, 3])
 def test_lost_rows_are_found_in_every_order(order: tuple[int, ...], lost: int) -> None:
-    record, keys = recorded(*RECORDED), {("a", lost)}
-    counted = replayed(*(RECORDED[place] for place in order))
+    recorded_handles = ((2, 7), (2, 8), (0, 0), (2, 7))
+    record, keys = recorded(*recorded_handles), {("a", lost)}
+    counted = replayed(*(recorded_handles[place] for place in order))
     (where,) = of(heal(record, counted, keys, ["a"])).write or ()
-    assert RECORDED[order[where[1]]] == RECORDED[lost]
-    again = replayed(*(RECORDED[place] for place in order), written=[where[1]])
+    assert recorded_handles[order[where[1]]] == recorded_handles[lost]
+    again = replayed(*(recorded_handles[place] for place in order), written=[where[1]])
     plan = of(heal(record, again, keys, ["a"]))
     assert plan.write == {where}, "once the right slots are written, it stays at that"
     assert sorted(one.slot for one in plan.replayed) == [0, 1, 2, 3]
-    assert [one.evidence for one in plan.handles] == list(RECORDED)
+    assert [one.evidence for one in plan.handles] == list(recorded_handles)
     assert [one == other for one, other in zip(plan.handles, record, strict=True)] == [s != lost for s in range(4)]
     assert plan.handles[lost]["id"] == f"a-{where[1]}-again"
 
 
-def test_a_slot_that_fits_stays() -> None:
+def test_sinks_are_looked_at_by_themselves() -> None:
     evidence = ((1, 1), (1, 1), (1, 2))
     for lost in range(3):
         assert of(heal(recorded(*evidence), replayed(*evidence), {("a", lost)}, ["a"])).write == {("a", lost)}
 
-
-def test_sinks_are_looked_at_by_themselves() -> None:
     record = [*recorded((1, 1), (1, 2)), *recorded((5, 5), (6, 6), sink="b")]
     again = [*replayed((1, 2), (1, 1)), *replayed((5, 5), (6, 6), sink="b")]
     assert of(heal(record, again, {("a", 0), ("b", 1)}, ["a", "b"])).write == {("a", 1), ("b", 1)}
 
-
-# --- a sink that is lost as a whole -----------------------------------------------------------------------------------
+    again = [*replayed((2, 7), (2, 8)), *replayed((9, 9), sink="new")]
+    assert of(heal(recorded((2, 7), (2, 8)), again, {("a", 0)}, ["a"])).write == {("a", 0)}
 
 
 def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots() -> None:
@@ -95,15 +84,10 @@ def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots() -> None:
     assert plan.write == {("a", 1), ("a", 2)}, "what has rows"
     assert plan.handles == (*spread[:3], *record[2:]), "all of the sink is replaced"
 
-
-def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_in_all() -> None:
     record = [*recorded((2, 7), (2, 8)), *recorded((2, 7), (2, 8), sink="b")]
     other = [*replayed((2, 7), (2, 9)), *replayed((2, 7), (2, 8), sink="b")]
     refusal = heal(record, other, {("a", 0), ("a", 1)}, ["a", "b"])
     assert refusal == HealingRefusal(lost=(("a", 0, 2), ("a", 1, 2)), differing=(("a", 1),), same_rows=False)
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,8 +126,3 @@ def test_a_sink_that_has_lost_nothing_may_be_spread_otherwise_but_has_the_same_r
     assert isinstance(refusal, HealingRefusal)
     assert (refusal.lost, refusal.same_rows) == ((("a", 0, 2),), False)
     assert {sink for sink, _ in refusal.differing} == {"b"}
-
-
-def test_a_sink_that_was_added_since_is_not_compared() -> None:
-    again = [*replayed((2, 7), (2, 8)), *replayed((9, 9), sink="new")]
-    assert of(heal(recorded((2, 7), (2, 8)), again, {("a", 0)}, ["a"])).write == {("a", 0)}

@@ -79,8 +79,6 @@ def test_names_belong_to_exactly_one_prefix_query_and_run() -> None:
     assert not name.belongs_to("orders", "0" * 12, mine)
     assert not name.belongs_to("orders", QUERY, frozenset({Token(3, "0a1b2c3e")}))
 
-
-def test_the_longest_name_fits_into_a_gid() -> None:
     longest = TransactionName(
         prefix="p" * NAME_PREFIX_LIMIT_BYTES,
         query=QUERY,
@@ -91,6 +89,12 @@ def test_the_longest_name_fits_into_a_gid() -> None:
     )
     assert TransactionName.parse(str(longest)) == longest
     assert len(str(longest).encode()) <= 200
+
+    assert not an_id().belongs_to("orders", QUERY, frozenset())
+
+    assert Token(9, "ffffffff") < Token(10, "00000000")
+
+    assert short_query("5F6A2C1E-0000-4000-8000-000000000000") == QUERY
 
 
 def an_id(**changes: object) -> TransactionalId:
@@ -154,37 +158,14 @@ def test_an_id_belongs_to_exactly_its_own(changes: dict[str, object]) -> None:
     assert not an_id(**changes).belongs_to("orders", QUERY, mine)
 
 
-def test_nothing_belongs_to_no_run() -> None:
-    assert not an_id().belongs_to("orders", QUERY, frozenset())
-
-
-def test_tokens_are_ordered_by_their_claims() -> None:
-    assert Token(9, "ffffffff") < Token(10, "00000000")
-
-
-def test_a_query_is_known_by_48_bits_of_its_id() -> None:
-    assert short_query("5F6A2C1E-0000-4000-8000-000000000000") == QUERY
-
-
 def test_lanes_that_are_held_are_not_lent() -> None:
     pool, first = LanePool().lend(0)
     pool, second = pool.lend(0)
     assert (first, second, pool.lanes) == (0, 1, (HELD, HELD))
 
-
-@pytest.mark.parametrize(("batch", "lane"), [(5, 2), (6, 0), (7, 0)])
-def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch: int, lane: int) -> None:
-    pool, first = LanePool().lend(4)
-    pool, second = pool.give_back(first, 4).lend(5)
-    assert pool.give_back(second, 5).lend(batch)[1] == lane
-
-
-def test_a_paused_task_of_an_old_batch_gets_no_lane_of_a_later_one() -> None:
     pool, number = LanePool().lend(8)
     assert pool.give_back(number, 8).lend(3)[1] == 1
 
-
-def test_the_lanes_of_the_newest_transactions_are_kept_through_batches_without_rows() -> None:
     pool, first = LanePool().lend(4)
     pool, second = pool.lend(4)
     pool = pool.give_back(first, 4).give_back(second, 4)
@@ -192,6 +173,13 @@ def test_the_lanes_of_the_newest_transactions_are_kept_through_batches_without_r
     assert third not in (first, second)
     assert pool.lend(20)[1] not in (first, second, third)
     assert pool.give_back(third, 20).lend(20)[1] == first
+
+
+@pytest.mark.parametrize(("batch", "lane"), [(5, 2), (6, 0), (7, 0)])
+def test_a_lane_of_batch_4_is_lent_again_from_batch_6_on(batch: int, lane: int) -> None:
+    pool, first = LanePool().lend(4)
+    pool, second = pool.give_back(first, 4).lend(5)
+    assert pool.give_back(second, 5).lend(batch)[1] == lane
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))

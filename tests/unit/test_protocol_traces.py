@@ -48,12 +48,10 @@ def tidied(view: LogView, keep: int) -> LogView:
     return view.above(view.raised(keep))
 
 
-def test_nothing_is_remembered() -> None:
+def test_what_the_log_names_is_known() -> None:
     assert not_in_log(LogView(), []) == ""
     assert not_in_log(fold(claim(A), commit(0, ("x", 0))), []) == ""
 
-
-def test_what_the_log_names_is_known() -> None:
     view = fold(claim(A), commit(0, ("x", 0), ("y", 0)), commit(1, ("z", 0)))
     assert not_in_log(view, [Trace(token=A), on_lane("x", 0), on_lane("y", 0), on_lane("z", 0)]) == ""
 
@@ -63,12 +61,8 @@ def test_a_run_further_on_than_the_log() -> None:
         "run 2-cccccccc has committed rows, its claim is at position 2, and this log ends at 2"
     )
 
-
-def test_a_log_that_is_gone() -> None:
     assert "its claim is at position 0, and this log ends at 0" in not_in_log(LogView(), [Trace(token=A)])
 
-
-def test_two_copies_that_have_both_written() -> None:
     view = fold(claim(A), commit(0), commit(1))
     other = Token(1, "cccccccc")
     assert not_in_log(view, [Trace(token=A), Trace(token=other)]) == (
@@ -95,8 +89,6 @@ def test_a_commit_that_no_decision_names() -> None:
     assert not_in_log(view, [on_lane("x", 1)]) != ""
     assert not_in_log(view, [of_batch(0, "y")]) != ""
 
-
-def test_a_superseded_run_that_has_gone_on_in_another_copy() -> None:
     view = fold(claim(A), claim(B), commit(0, ("x", 0), token=B))
     assert not_in_log(view, [on_lane("x", 0, token=B)]) == ""
     assert not_in_log(view, [on_lane("y", 0, token=A)]) != ""
@@ -107,6 +99,15 @@ def test_what_was_decided_below_the_floor_is_forgotten() -> None:
     view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), commit(2, ("y", 0))), 2)
     assert not_in_log(view, [on_lane("gone", 0), on_lane("x", 0), on_lane("y", 0)]) == ""
     assert not_in_log(view, [of_batch(0, "gone"), of_batch(1, "x"), of_batch(2, "y")]) == ""
+
+    view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1), commit(2)), 2)
+    assert not_in_log(view, [on_lane("gone", 0)]) == ""
+    assert not_in_log(LogView.at(Floor(5)), [of_batch(9, "gone")]) == "", "a floor that names no batch"
+
+    other = Token(2, "bbbbbbbb")
+    view = tidied(fold(claim(A), commit(0, ("x", 0)), claim(other), commit(1, token=other), commit(2, token=other)), 3)
+    assert view.floor.position == 1
+    assert not_in_log(view, [on_lane("new", 0, token=other)]) != ""
 
 
 @pytest.mark.parametrize(
@@ -146,20 +147,7 @@ def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again: type[Ame
     assert not_in_log(view, [on_lane("gone", 0), of_batch(0, "gone"), of_batch(1, "x")]) == ""
 
 
-def test_with_nothing_to_hold_it_against_a_commit_is_let_pass() -> None:
-    view = tidied(fold(claim(A), commit(0, ("gone", 0)), commit(1), commit(2)), 2)
-    assert not_in_log(view, [on_lane("gone", 0)]) == ""
-    assert not_in_log(LogView.at(Floor(5)), [of_batch(9, "gone")]) == "", "a floor that names no batch"
-
-
-def test_a_run_that_claimed_above_the_floor_has_nothing_below_it() -> None:
-    other = Token(2, "bbbbbbbb")
-    view = tidied(fold(claim(A), commit(0, ("x", 0)), claim(other), commit(1, token=other), commit(2, token=other)), 3)
-    assert view.floor.position == 1
-    assert not_in_log(view, [on_lane("new", 0, token=other)]) != ""
-
-
-def test_a_lane_that_was_used_again_after_the_traces_were_listed() -> None:
+def test_the_log_goes_on_after_the_traces_were_listed() -> None:
     """What was forgotten of it is the last that a server shows; the log has the next one by the time it is read."""
     before = tidied(fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0))), 1)
     after = before.apply(before.end, commit(2, ("x", 1)))
@@ -168,9 +156,7 @@ def test_a_lane_that_was_used_again_after_the_traces_were_listed() -> None:
     assert not_in_log(after, left, before.end) == ""
     assert not_in_log(after, left) != ""
 
-
-def test_a_log_that_is_tidied_after_the_traces_were_listed() -> None:
-    """What the floor has risen over meanwhile is of an older batch, and on no lane that was named before."""
+    # What the floor has risen over meanwhile is of an older batch, and on no lane that was named before.
     before = fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0)))
     left = [on_lane("x", 0), on_lane("y", 0), of_batch(0, "x"), of_batch(1, "y")]
     after = before.apply(before.end, commit(2, ("x", 1))).apply(before.end + 1, commit(3, ("y", 1)))

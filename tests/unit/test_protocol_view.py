@@ -36,21 +36,21 @@ def fold(*records: Record, view: LogView | None = None) -> LogView:
     return view
 
 
-def test_an_empty_log() -> None:
+def test_the_newest_claim_owns_the_log() -> None:
     view = LogView()
     assert (view.end, view.newest_run, view.newest_decision, view.decision(0)) == (0, None, None, None)
 
-
-def test_the_newest_claim_owns_the_log() -> None:
     view = fold(claim(A), claim(B))
     assert view.newest_run is not None
     assert view.newest_run.token == B
     assert [run.token for run in view.runs] == [A, B]
     assert view.claims_in_a_row == 2
 
-
-def test_a_decision_ends_a_row_of_claims() -> None:
     assert fold(claim(A), claim(B), commit(0, B)).claims_in_a_row == 0
+
+    view = fold(claim(A), claim(A, renews=A))
+    assert [run.token for run in view.runs] == [A]
+    assert (view.end, view.claims_in_a_row) == (2, 1)
 
 
 def test_an_amendment_replaces_the_whole_set() -> None:
@@ -60,17 +60,9 @@ def test_an_amendment_replaces_the_whole_set() -> None:
     assert (decided.position, decided.handles[0].rows) == (3, 2)
     assert [known.batch for known in view.decisions] == [0, 1]
 
-
-def test_a_newer_run_may_amend_what_an_older_one_decided() -> None:
     decided = fold(claim(A), commit(0)).apply(2, claim(Token(2, "cccccccc"))).apply(3, amend(0, Token(2, "cccccccc")))
     assert decided.newest_decision is not None
     assert decided.newest_decision.token == Token(2, "cccccccc")
-
-
-def test_a_renewal_is_no_new_run() -> None:
-    view = fold(claim(A), claim(A, renews=A))
-    assert [run.token for run in view.runs] == [A]
-    assert (view.end, view.claims_in_a_row) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +96,21 @@ def test_the_floor_keeps_the_last_batches_and_who_had_claimed() -> None:
     assert floor.position == 2
     assert [run.token for run in floor.runs] == [A]
 
+    whole = fold(claim(A), commit(0), amend(0))
+    floor = whole.raised(1)
+    assert floor.position == 2
+    assert fold(amend(0), view=LogView.at(floor)).decisions == whole.decisions
+
+    runs = fold(claim(A)).runs
+    view = LogView.at(Floor(7, runs))
+    assert (view.end, view.runs, view.decisions) == (7, runs, ())
+
+    view = LogView()
+    for position in range(KEPT_RUNS + 5):
+        view = view.apply(position, claim(Token(position, f"{position:08x}")))
+    assert len(view.runs) == KEPT_RUNS
+    assert view.runs[0].token.position == 5
+
 
 def test_reading_from_a_floor_gives_what_reading_everything_gives() -> None:
     records = (claim(A), commit(0), commit(1), amend(1), commit(2))
@@ -116,33 +123,11 @@ def test_reading_from_a_floor_gives_what_reading_everything_gives() -> None:
         assert [known.batch for known in short.decisions] == [0, 1, 2][-keep:]
 
 
-def test_a_log_that_opens_with_an_amendment_is_read() -> None:
-    whole = fold(claim(A), commit(0), amend(0))
-    floor = whole.raised(1)
-    assert floor.position == 2
-    assert fold(amend(0), view=LogView.at(floor)).decisions == whole.decisions
-
-
-def test_not_more_runs_are_kept_than_a_floor_should_carry() -> None:
-    view = LogView()
-    for position in range(KEPT_RUNS + 5):
-        view = view.apply(position, claim(Token(position, f"{position:08x}")))
-    assert len(view.runs) == KEPT_RUNS
-    assert view.runs[0].token.position == 5
-
-
-def test_the_view_of_a_reader_that_starts_at_a_floor() -> None:
-    runs = fold(claim(A)).runs
-    view = LogView.at(Floor(7, runs))
-    assert (view.end, view.runs, view.decisions) == (7, runs, ())
-
-
-def void(batch: int, token: Token = A) -> Void:
-    handles = (Handle(sink="out", slot=0, rows=1),)
-    return Void(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=handles, void=(("out", 0),))
-
-
 def test_what_is_void_is_so_until_it_is_amended() -> None:
+    def void(batch: int, token: Token = A) -> Void:
+        handles = (Handle(sink="out", slot=0, rows=1),)
+        return Void(token=token, query=QUERY, batch=batch, offsets=(str(batch),), handles=handles, void=(("out", 0),))
+
     view = fold(claim(A), commit(0), void(0))
     assert view.newest_decision is not None
     assert (view.newest_decision.void, view.newest_decision.handles) == ((("out", 0),), commit(0).handles)
@@ -151,15 +136,11 @@ def test_what_is_void_is_so_until_it_is_amended() -> None:
     assert amended is not None
     assert (amended.void, amended.handles) == ((), amend(0).handles)
 
-
-def test_only_the_last_decided_batch_can_be_made_void() -> None:
     with pytest.raises(LogViolation, match="amends batch 0, which is not the last"):
         fold(claim(A), commit(0), commit(1), void(0))
     with pytest.raises(LogViolation, match="superseded"):
         fold(claim(A), commit(0), claim(B), void(0))
 
-
-def test_a_floor_at_a_void_record_keeps_what_it_says() -> None:
     view = fold(claim(A), commit(0), void(0))
     floor = view.raised(keep_batches=1)
     again = LogView.at(floor).apply(floor.position, void(0))

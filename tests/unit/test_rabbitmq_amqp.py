@@ -39,13 +39,6 @@ def apart(*values: bytes) -> list[tuple[bytes, Any, Any]]:
     return list(zip(found.column("value").to_pylist(), *maps, strict=True))
 
 
-def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp, "_taken_apart", None)
-    bodies = [b"", b"a", b"bc" * 100, b"\xa0\xb0", b"x" * 300]
-    values = [data(one, is_long=len(one) > 255 or number % 2 == 1) for number, one in enumerate(bodies)]
-    assert apart(*values) == [(one, None, None) for one in bodies]
-
-
 def test_rstreams_messages_come_with_their_names_and_values() -> None:
     message = AMQPMessage(
         body=b"body" * 100,
@@ -57,15 +50,18 @@ def test_rstreams_messages_come_with_their_names_and_values() -> None:
     assert apart(bytes(message), data(b"plain")) == [(b"body" * 100, known, expected), (b"plain", None, None)]
 
 
-def test_several_sections_of_bytes_are_one_body() -> None:
+def test_bodies_of_bytes_are_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert apart(data(b"one ") + data(b"two", is_long=True)) == [(b"one two", None, None)]
 
-
-def test_a_value_is_a_body_as_text() -> None:
     text = b"\x00\x53\x77\xa1\x05hello"
     number = b"\x00\x53\x77\x54\x07"
     assert [body for body, _, _ in apart(text, number)] == [b"hello", b"7"]
     assert json.loads(apart(number)[0][0]) == 7
+
+    monkeypatch.setattr(amqp, "_taken_apart", None)
+    bodies = [b"", b"a", b"bc" * 100, b"\xa0\xb0", b"x" * 300]
+    values = [data(one, is_long=len(one) > 255 or number % 2 == 1) for number, one in enumerate(bodies)]
+    assert apart(*values) == [(one, None, None) for one in bodies]
 
 
 @pytest.mark.parametrize(

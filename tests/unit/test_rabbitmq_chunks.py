@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkonce.errors import PrepareError
@@ -54,14 +54,12 @@ def framed(plain: bytes) -> bytes:
     return b"".join(bytes([kind]) + len(body).to_bytes(3, "little") + body for kind, body in blocks)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30), max_size=50))
 def test_messages_come_as_they_were_published(messages: list[bytes]) -> None:
     chunk = Chunk(simple(messages), len(messages), len(messages))
     assert messages_of(chunk).to_pylist() == messages
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 50))
 def test_messages_of_one_size_come_as_they_were_published(size: int, count: int) -> None:
     messages = [bytes([number % 256]) * size for number in range(count)]

@@ -97,31 +97,27 @@ def test_a_login(serve: Callable[..., RabbitMQ], kind: type[StreamConnection], a
         kind(serve(answered))
 
 
-def test_a_login_whose_answer_comes_byte_by_byte(serve: Callable[..., RabbitMQ]) -> None:
+def test_the_limits_of_a_server_and_a_login_byte_by_byte(
+    serve: Callable[..., RabbitMQ], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(TimeoutError, match=LIMIT.format("an answer")):
         StreamConnection(serve(set(), beat=b"\x01"))  # by its length, a frame of 16 MiB
 
-
-def test_the_limits_of_a_server(serve: Callable[..., RabbitMQ], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.answers", lambda key, number, known=answers: known(key, number)[:1])
     with pytest.raises(TimeoutError, match=LIMIT.format("its limits")):
         StreamConnection(serve(LOGIN))
 
 
-def test_confirms(serve: Callable[..., RabbitMQ]) -> None:
+def test_confirms_chunks_and_questions(serve: Callable[..., RabbitMQ]) -> None:
     expected = pytest.raises(TimeoutError, match=LIMIT.format("all confirms"))
     with closing(PublisherConnection(serve(LOGIN))) as connection, expected:
         connection.publish(Frame(1, 1, memoryview(b"\0" * 13)))
 
-
-def test_a_chunk(serve: Callable[..., RabbitMQ]) -> None:
     with closing(ConsumerConnection(serve({*LOGIN, Key.Subscribe}))) as connection:
         connection.subscribe("orders", OffsetType.FIRST, credit=1)
         with pytest.raises(TimeoutError, match=LIMIT.format("a chunk")):
             connection.next_chunk()
 
-
-def test_a_question(serve: Callable[..., RabbitMQ]) -> None:
     expected = pytest.raises(TimeoutError, match=LIMIT.format("an answer"))
     with closing(StreamConnection(serve(LOGIN))) as connection, expected:
         connection.nodes_of("orders")

@@ -12,7 +12,6 @@ from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.sinks.rabbitmq.ids import MOST_ROWS, Ids, batch_of
 from sparkonce.sinks.rabbitmq.messages import MESSAGE, columns_of, encode, frames
 
-PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 ROOM = 1 << 20
 
 
@@ -28,6 +27,11 @@ def test_bodies_of_all_lengths() -> None:
     bodies = [b"", b"a", b"x" * 255, b"y" * 256, b"z" * 70_000]
     assert [message.body for message in decoded(rows(value=pa.array(bodies, pa.binary())))] == bodies  # type: ignore[attr-defined]
 
+    assert encode(rows(value=["é", ""]), "raw", ROOM).column(MESSAGE).to_pylist() == ["é".encode(), b""]
+
+    with pytest.raises(SchemaError, match="'message_id' is none"):
+        columns_of(pa.schema([("value", pa.string()), ("message_id", pa.string())]), "raw")
+
 
 def test_properties_and_nulls() -> None:
     batch = rows(
@@ -40,16 +44,11 @@ def test_properties_and_nulls() -> None:
     assert (first.message_id, first.subject, first.correlation_id, first.content_type) == (b"1", None, b"", None)
     assert (second.message_id, second.subject, second.correlation_id) == (None, None, "é".encode())
 
-
-def test_application_properties_also_of_a_slice() -> None:
-    pairs = pa.array([[("skipped", "")], [("k", "v"), ("empty", ""), ("none", None)], None, []], PAIRS)
+    written_pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+    pairs = pa.array([[("skipped", "")], [("k", "v"), ("empty", ""), ("none", None)], None, []], written_pairs)
     batch = rows(value=["0", "1", "2", "3"], application_properties=pairs).slice(1)
     found = [message.application_properties or {} for message in decoded(batch)]  # type: ignore[attr-defined]
     assert found == [{b"k": b"v", b"empty": b"", b"none": None}, {}, {}]
-
-
-def test_raw_bodies_stay_as_they_are() -> None:
-    assert encode(rows(value=["é", ""]), "raw", ROOM).column(MESSAGE).to_pylist() == ["é".encode(), b""]
 
 
 @pytest.mark.parametrize("most_bytes", [1, 40, 100, ROOM])
@@ -93,11 +92,6 @@ def test_rows_that_are_refused(batch: pa.RecordBatch, words: str) -> None:
 def test_columns_that_are_refused(schema: list[tuple[str, pa.DataType]], words: str) -> None:
     with pytest.raises(SchemaError, match=words):
         columns_of(pa.schema(schema), "amqp")
-
-
-def test_raw_takes_no_properties() -> None:
-    with pytest.raises(SchemaError, match="'message_id' is none"):
-        columns_of(pa.schema([("value", pa.string()), ("message_id", pa.string())]), "raw")
 
 
 def test_ids_grow_with_batch_group_and_place_and_never_meet() -> None:

@@ -61,25 +61,26 @@ def reached(cluster: Cluster, **asked: Any) -> Node:
     return found.advertised  # type: ignore[no-any-return]
 
 
-def test_the_node_that_answers_first_is_read_from_if_it_holds_the_stream() -> None:
+def test_a_replica_is_read_from_before_the_leader() -> None:
     for node in (A, B):
         cluster = Cluster([A, B], [node])
         assert reached(cluster) == node
         assert cluster.asked == [GIVEN]
 
-
-def test_a_replica_is_read_from_before_the_leader() -> None:
     assert reached(Cluster([A, B, C], [ELSEWHERE])) in (B, C)
     assert reached(Cluster([A, B, C], [ELSEWHERE], down=[B])) in (C, A)
     assert reached(Cluster([A, B, C], [ELSEWHERE], down=[B, C])) == A
+
+    cluster = Cluster([A, B], [ELSEWHERE], down=[A, B])
+    with pytest.raises(ConnectionRefusedError):
+        reached(cluster)
+    assert cluster.open == []
 
 
 def test_the_leader_is_asked_where_a_stream_ends() -> None:
     assert reached(Cluster([A, B], [B]), leader=True) == A
     assert reached(Cluster([A, B], [A]), leader=True) == A
 
-
-def test_a_leader_is_believed_only_by_its_own_word() -> None:
     cluster = Cluster([A, B], [B])
     cluster.said[A] = [C, A, B]
     with pytest.raises(ConnectionError, match="No node of the stream 's' was reached"):
@@ -89,13 +90,6 @@ def test_a_leader_is_believed_only_by_its_own_word() -> None:
     balanced.said[A] = [C, A, B]
     with pytest.raises(ConnectionError):
         reached(balanced, leader=True, load_balancer=True)
-
-
-def test_no_node_of_a_stream_is_an_outage() -> None:
-    cluster = Cluster([A, B], [ELSEWHERE], down=[A, B])
-    with pytest.raises(ConnectionRefusedError):
-        reached(cluster)
-    assert cluster.open == []
 
 
 def test_a_load_balancer_is_asked_until_a_good_node_answers() -> None:

@@ -8,12 +8,10 @@ from sparkonce.errors import CheckpointMismatchError
 from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, behind, is_place, ranges_of, shares
 
 
-def test_a_batch_takes_all_if_that_is_few() -> None:
+def test_a_batch_takes_of_each_stream_in_proportion_and_of_none_nothing() -> None:
     assert shares({"a": 3, "b": 4}, 7) == {"a": 3, "b": 4}
     assert shares({"a": 3, "b": 4}, None) == {"a": 3, "b": 4}
 
-
-def test_a_batch_takes_of_each_stream_in_proportion_and_of_none_nothing() -> None:
     assert shares({"a": 900, "b": 100}, 100) == {"a": 90, "b": 10}
     assert shares({"a": 1_000_000, "b": 1}, 10) == {"a": 9, "b": 1}
     assert shares({"a": 5, "b": 5, "c": 5}, 1) == {"a": 1, "b": 1, "c": 1}
@@ -25,16 +23,12 @@ def test_what_is_read_lies_between_two_positions() -> None:
     assert ranges_of(start, end) == [StreamRange(stream="a", start=10, end=30, before=(5, 1000), last=(25, 2000))]
     assert ranges_of(end, end) == []
 
-
-def test_a_repeated_first_batch_begins_where_it_began() -> None:
     end: Places = {"a": behind(30, (25, 2000), beginning(7))}
     wanted = [StreamRange(stream="a", start=7, end=30, before=None, last=(25, 2000))]
     for asked_again in (beginning(7), beginning(12), beginning(0)):
         assert ranges_of({"a": asked_again}, end) == wanted
     assert ranges_of({}, end) == wanted, "a stream that was added"
 
-
-def test_an_end_before_its_start_is_refused() -> None:
     start: Places = {"a": behind(30, (25, 2000), beginning(0))}
     with pytest.raises(CheckpointMismatchError, match="ends at offset 10 of the stream 'a', before its start at 30"):
         ranges_of(start, {"a": behind(10, (5, 1000), beginning(0))})

@@ -190,13 +190,23 @@ def test_another_consumer_is_waited_for_as_long_as_patience_lasts(world: World) 
     assert "has had another consumer for 3" in str(error)
 
 
-AWAY = ChannelClosedByBroker(
-    404, "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible"
-)
+def test_a_queue_that_does_not_exist_is_not_waited_for(world: World) -> None:
+    world.on_consume = lambda channel: channel.refuse(ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q'"))
+    assert isinstance(world.run(), PreflightError)
+    assert world.subscriptions == 1
 
 
 @pytest.mark.parametrize(
-    "happens", [lambda channel: channel.refuse(AWAY), lambda channel: channel.cancel()], ids=["closed", "cancelled"]
+    "happens",
+    [
+        lambda channel: channel.refuse(
+            ChannelClosedByBroker(
+                404, "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible"
+            )
+        ),
+        lambda channel: channel.cancel(),
+    ],
+    ids=["closed", "cancelled"],
 )
 def test_a_queue_whose_node_is_away_is_waited_for(world: World, happens: Callable[[Any], None]) -> None:
     def once(channel: Any) -> None:
@@ -209,9 +219,3 @@ def test_a_queue_whose_node_is_away_is_waited_for(world: World, happens: Callabl
     assert world.acknowledged == 9
     world.on_consume, world.after_s = happens, 1e9
     assert isinstance(world.run(), OutageError)
-
-
-def test_a_queue_that_does_not_exist_is_not_waited_for(world: World) -> None:
-    world.on_consume = lambda channel: channel.refuse(ChannelClosedByBroker(404, "NOT_FOUND - no queue 'q'"))
-    assert isinstance(world.run(), PreflightError)
-    assert world.subscriptions == 1

@@ -12,8 +12,6 @@ import pytest
 from sparkonce.sources.rabbitmq.queue.consumer import _message
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of, rows_of
 
-ODD = "caf\u00e9".encode("latin-1")
-
 
 def delivered(key: Any = "k", **properties: Any) -> QueueMessage:
     """Returns a message as pika gives it, with bytes where it could not decode them."""
@@ -28,7 +26,8 @@ def test_a_time_that_spark_has_not_is_null(seconds: int) -> None:
 
 
 def test_texts_that_are_no_utf_8_are_rows_all_the_same() -> None:
-    message = delivered(ODD, message_id=ODD, app_id=ODD, headers={ODD: 1, "table": {ODD: [{ODD: ODD}]}})
+    odd = "caf\u00e9".encode("latin-1")
+    message = delivered(odd, message_id=odd, app_id=odd, headers={odd: 1, "table": {odd: [{odd: odd}]}})
     (row,) = rows_of([message]).to_pylist()
     assert (row["message_id"], row["routing_key"]) == ("caf\\xe9", "caf\\xe9")
     assert row["properties"] == [("app_id", "caf\\xe9")]

@@ -294,8 +294,6 @@ def test_finished_segments_are_deleted_and_their_ids_stay_for_a_while() -> None:
     last = id_of(message(many[-1]), "message_id")
     assert again.receiver._memory.find(last) is not None
 
-
-def test_ids_of_unfinished_batches_are_never_forgotten() -> None:
     memory = Memory(2)
     for number in range(6):
         memory.add([b"%d" % number], number)
@@ -391,8 +389,6 @@ def test_an_older_copy_of_what_is_kept_is_refused() -> None:
     with pytest.raises(CorruptRecordError, match=f"ends before segment {newest}, and batches have read up to"):
         World(world.store, Queue(NAMES)).receiver.claim()
 
-
-def test_what_tells_messages_apart_cannot_be_changed() -> None:
     world = World(MemoryStore(), Queue(NAMES))
     with pytest.raises(ConfigurationError, match="identify='digest', and the query began with 'message_id'"):
         world.segments.identity("digest")

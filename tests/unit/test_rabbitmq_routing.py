@@ -17,38 +17,43 @@ from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
 from sparkonce.sinks.write_ahead.apply import RefusedError
 
-KEYS = ["", "a", "ab", "abc", "abcd", "abcde", "é", "日本語", "k" * 1000, *(f"key-{number}" for number in range(100))]
-WORD = 0xFFFFFFFF
-
-
-def murmur3(data: bytes, seed: int) -> int:
-    """Murmur3 in its form of 32 bits, by its definition."""
-
-    def rotated(value: int, by: int) -> int:
-        return (value << by | value >> (32 - by)) & WORD
-
-    def mixed(value: int) -> int:
-        return rotated(value * 0xCC9E2D51 & WORD, 15) * 0x1B873593 & WORD
-
-    found = seed
-    whole = len(data) // 4 * 4
-    for at in range(0, whole, 4):
-        found = rotated(found ^ mixed(int.from_bytes(data[at : at + 4], "little")), 13) * 5 + 0xE6546B64 & WORD
-    found ^= mixed(int.from_bytes(data[whole:], "little")) ^ len(data)
-    found = (found ^ found >> 16) * 0x85EBCA6B & WORD
-    found = (found ^ found >> 13) * 0xC2B2AE35 & WORD
-    return found ^ found >> 16
-
 
 @pytest.mark.parametrize("partitions", [1, 3, 7])
 def test_a_key_leads_to_the_partition_of_the_other_clients(partitions: int) -> None:
-    wanted = [murmur3(key.encode(), 104729) % partitions for key in KEYS]
-    assert routes(pa.array(KEYS), partitions).to_pylist() == wanted
+    word = 0xFFFFFFFF
 
+    def murmur3(data: bytes, seed: int) -> int:
+        """Murmur3 in its form of 32 bits, by its definition."""
 
-def test_a_row_without_a_key_is_refused() -> None:
-    with pytest.raises(PrepareError, match="1 of 2 rows that came together have no key"):
-        routes(pa.array(["a", None]), 3)
+        def rotated(value: int, by: int) -> int:
+            return (value << by | value >> (32 - by)) & word
+
+        def mixed(value: int) -> int:
+            return rotated(value * 0xCC9E2D51 & word, 15) * 0x1B873593 & word
+
+        found = seed
+        whole = len(data) // 4 * 4
+        for at in range(0, whole, 4):
+            found = rotated(found ^ mixed(int.from_bytes(data[at : at + 4], "little")), 13) * 5 + 0xE6546B64 & word
+        found ^= mixed(int.from_bytes(data[whole:], "little")) ^ len(data)
+        found = (found ^ found >> 16) * 0x85EBCA6B & word
+        found = (found ^ found >> 13) * 0xC2B2AE35 & word
+        return found ^ found >> 16
+
+    keys = [
+        "",
+        "a",
+        "ab",
+        "abc",
+        "abcd",
+        "abcde",
+        "é",
+        "日本語",
+        "k" * 1000,
+        *(f"key-{number}" for number in range(100)),
+    ]
+    wanted = [murmur3(key.encode(), 104729) % partitions for key in keys]
+    assert routes(pa.array(keys), partitions).to_pylist() == wanted
 
 
 def test_rows_are_counted_and_parted_in_their_order() -> None:
@@ -62,12 +67,16 @@ def test_rows_are_counted_and_parted_in_their_order() -> None:
     parts = {stream: part.column("message").to_pylist() for stream, part in by_stream(rows, streams)}
     assert parts == {"s-0": [b"1", b"3"], "s-1": [], "s-2": [b"0", b"2"]}
 
-
-def test_a_row_of_a_partition_that_is_unknown_does_not_vanish() -> None:
     rows = pa.record_batch({"message": [b"0", b"1"], ROUTE: pa.array([0, 2], pa.int32())})
     with pytest.raises(RefusedError, match=r"goes to partition 2, and there are 2: s-0, s-1"):
         list(by_stream(rows, ["s-0", "s-1"]))
     assert [part.num_rows for _, part in by_stream(rows.slice(0, 0), ["s-0"])] == [0]
+
+    rows = pa.record_batch({"message": [b"0"]})
+    assert list(by_stream(rows, ["s"])) == [("s", rows)]
+
+    with pytest.raises(PrepareError, match="1 of 2 rows that came together have no key"):
+        routes(pa.array(["a", None]), 3)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +97,6 @@ def test_rows_are_published_at_once_to_the_partitions_by_which_they_are_routed(
     assert writer._apply_now.streams == streams
 
 
-def test_rows_of_one_stream_are_not_parted() -> None:
-    rows = pa.record_batch({"message": [b"0"]})
-    assert list(by_stream(rows, ["s"])) == [("s", rows)]
-
-
 def test_what_belongs_together() -> None:
     server = RabbitMQ()
     for given in ({}, {"stream": "s", "super_stream": "t", "route_by": "k"}):
@@ -102,8 +106,6 @@ def test_what_belongs_together() -> None:
         with pytest.raises(ConfigurationError, match="belong together"):
             RabbitMQStreamSink(server, **given)  # type: ignore[arg-type]
 
-
-def test_the_key_is_a_column_of_strings_and_no_part_of_the_message() -> None:
     sink = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="k")
     assert sink.columns(pa.schema({"k": pa.string(), "value": pa.string()})) == ["value", "k"]
     by_id = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="message_id")

@@ -11,22 +11,41 @@ from redis.crc import key_slot
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.redis.encoding import CHUNK_BYTES, CHUNK_VALUES, encode
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, hash_slot, hash_slots, pack_slots, tags, unpack_slots
-from sparkonce.sinks.redis.names import LedgerEntry, ledger_key, single_key, slot_key
+from sparkonce.sinks.redis.names import ledger_key, single_key, slot_key
 from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
 from sparkonce.sinks.redis.shape import Shape
 from sparkonce.sinks.redis.writer import SlotGroups
 
-ODD = [b"", b"{", b"}", b"{}", b"{}{a}", b"a{b}c", b"{{a}}", b"a{b", b"a}b{c}", b"x\n{y\xff}", b"}{a}", "ключ".encode()]
-
 
 def test_hash_slots_are_those_of_the_client_library() -> None:
-    assert hash_slots(pa.array(ODD, pa.binary())).tolist() == [key_slot(key) for key in ODD]
+    odd = [
+        b"",
+        b"{",
+        b"}",
+        b"{}",
+        b"{}{a}",
+        b"a{b}c",
+        b"{{a}}",
+        b"a{b",
+        b"a}b{c}",
+        b"x\n{y\xff}",
+        b"}{a}",
+        "ключ".encode(),
+    ]
+    assert hash_slots(pa.array(odd, pa.binary())).tolist() == [key_slot(key) for key in odd]
     plain = [f"user:{number}".encode() for number in range(1000)]
     assert hash_slots(pa.array(plain, pa.binary())).tolist() == [key_slot(key) for key in plain]
 
-
-def test_every_hash_slot_has_a_tag() -> None:
     assert [key_slot(f"sparkonce:{{{tag}}}:x".encode()) for tag in tags()] == list(range(HASH_SLOTS))
+
+    some = np.random.default_rng(7).choice(HASH_SLOTS, HASH_SLOTS // 2, replace=False).tolist()
+    assert len(pack_slots(some)) < 2_800
+
+    name = TransactionName(prefix="p.q", query="0" * 12, token=Token(1, "0" * 8), batch=2, slot=3, copy="a" * 12)
+    for key in (ledger_key("p.q", "0" * 12), single_key(name), slot_key(name, 77)):
+        assert key_slot(key.name.encode()) == key.hash_slot == hash_slot(key.name.encode())
+    assert slot_key(name, 77).hash_slot == 77
+    assert single_key(name).hash_slot == ledger_key("p.q", "0" * 12).hash_slot
 
 
 @pytest.mark.parametrize("slots", [[], [0], [HASH_SLOTS - 1], [5, 4000, 16000], list(range(HASH_SLOTS))], ids=len)
@@ -35,25 +54,6 @@ def test_sets_of_hash_slots_are_packed(slots: list[int]) -> None:
     assert unpack_slots(packed) == slots
     assert ":" not in packed
     assert len(packed) < 100
-
-
-def test_the_largest_set_of_hash_slots() -> None:
-    some = np.random.default_rng(7).choice(HASH_SLOTS, HASH_SLOTS // 2, replace=False).tolist()
-    assert len(pack_slots(some)) < 2_800
-
-
-def test_keys_of_ours_are_where_they_say() -> None:
-    name = TransactionName(prefix="p.q", query="0" * 12, token=Token(1, "0" * 8), batch=2, slot=3, copy="a" * 12)
-    for key in (ledger_key("p.q", "0" * 12), single_key(name), slot_key(name, 77)):
-        assert key_slot(key.name.encode()) == key.hash_slot == hash_slot(key.name.encode())
-    assert slot_key(name, 77).hash_slot == 77
-    assert single_key(name).hash_slot == ledger_key("p.q", "0" * 12).hash_slot
-
-
-def test_an_entry_of_the_ledger() -> None:
-    slots = pack_slots([1, 2])
-    entry = LedgerEntry.parse(f"P:10:2:30:{slots}")
-    assert entry == LedgerEntry(state="P", begun_ms=10, seen=2, prepared_ms=30, slots=slots)
 
 
 def chunks(shape: Shape, rows: dict[str, object]) -> list[bytes]:
@@ -65,8 +65,6 @@ def test_the_bytes_of_a_chunk() -> None:
     head = b"00000000" + b"\xa4MSET" + b"\xce" + (1000).to_bytes(4, "big") + b"\xdd" + (2).to_bytes(4, "big")
     assert chunk == head + b"\xdb\0\0\0\x01k" + b"\xdb\0\0\0\x02vv"
 
-
-def test_chunks_are_bounded_in_values_and_bytes() -> None:
     small = chunks(Shape(), {"key": ["k"] * 2_500, "value": ["v"] * 2_500})
     assert len(small) == 2_500 * 2 // CHUNK_VALUES + 1
     whole = chunks(Shape(), {"key": ["k"] * 1_001, "value": pa.array([None] * 1_001, pa.string())})
@@ -77,8 +75,6 @@ def test_chunks_are_bounded_in_values_and_bytes() -> None:
     giant = chunks(Shape(), {"key": ["a", "b"], "value": ["v" * (2 * CHUNK_BYTES), "v"]})
     assert [len(chunk) > CHUNK_BYTES for chunk in giant] == [True, False]
 
-
-def test_no_rows_are_no_chunks() -> None:
     assert chunks(Shape(structure="increment"), {"key": ["k"], "amount": pa.array([None], pa.int64())}) == []
 
 

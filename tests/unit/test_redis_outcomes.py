@@ -8,24 +8,27 @@ from sparkonce.sinks.redis.names import shown_url
 from sparkonce.sinks.redis.nodes import Endpoint, Nodes
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_refusal
 
-RETRY = {
-    "",
-    "MOVED",
-    "ASK",
-    "TRYAGAIN",
-    "CLUSTERDOWN",
-    "LOADING",
-    "MASTERDOWN",
-    "READONLY",
-    "BUSY",
-    "NOSCRIPT",
-    "NOREPLICAS",
-    "MISCONF",
-    "OOM",
-}
 
-
-@pytest.mark.parametrize("code", sorted(RETRY))
+@pytest.mark.parametrize(
+    "code",
+    sorted(
+        {
+            "",
+            "MOVED",
+            "ASK",
+            "TRYAGAIN",
+            "CLUSTERDOWN",
+            "LOADING",
+            "MASTERDOWN",
+            "READONLY",
+            "BUSY",
+            "NOSCRIPT",
+            "NOREPLICAS",
+            "MISCONF",
+            "OOM",
+        }
+    ),
+)
 def test_what_passes_is_asked_again(code: str) -> None:
     found = read_refusal(Refusal(code, f"{code} words"))
     assert (found.outcome, f"{code} words".strip() in found.reason) == (Outcome.RETRY, True)

@@ -84,6 +84,9 @@ def test_a_hash_takes_all_columns_that_are_nothing_else() -> None:
     sink = RedisSink(structure="hash", key_template="user:{id}", ttl="live")
     assert sink.columns(schema) == ["id", "name", "age", "live"]
 
+    with pytest.raises(SchemaError, match="A hash needs fields"):
+        RedisSink(structure="hash").columns(pa.schema([("key", pa.string())]))
+
 
 @pytest.mark.parametrize(
     ("settings", "column"),
@@ -106,20 +109,11 @@ def test_columns_that_do_not_fit_are_named(settings: dict[str, Any], column: str
         RedisSink(**settings).columns(SCHEMA)
 
 
-def test_a_hash_without_fields() -> None:
-    with pytest.raises(SchemaError, match="A hash needs fields"):
-        RedisSink(structure="hash").columns(pa.schema([("key", pa.string())]))
-
-
 @pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "a\nb", "x" * 101])
 def test_prefixes_that_cannot_be_part_of_a_key(prefix: str) -> None:
     for given in ({"prefix": prefix}, {"name": prefix}):
         with pytest.raises(ConfigurationError, match=f"{next(iter(given)) if not prefix else 'prefix'}="):
             RedisSink(**given)
-
-
-def test_the_name_is_the_prefix_unless_there_is_one() -> None:
-    assert (RedisSink(name="n").prefix, RedisSink(name="n", prefix="p").prefix) == ("n", "p")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -140,3 +134,5 @@ def test_what_is_promised_and_on_what_conditions() -> None:
     assert direct.transaction_timeout_s({}) is None
     assert RedisSink(guarantee=Guarantee.AT_MOST_ONCE).conditions() == ()  # nothing is written a second time
     assert exactly.transaction_timeout_s({}) == 7 * 24 * 3600
+
+    assert (RedisSink(name="n").prefix, RedisSink(name="n", prefix="p").prefix) == ("n", "p")

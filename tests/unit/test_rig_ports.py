@@ -10,13 +10,11 @@ from sparkonce.rig import ports
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 
 
-def test_ports_are_different_and_below_those_of_outgoing_connections():
+def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path: Path) -> None:
     found = ports.free_ports(50)
     assert len(set(found)) == 50
     assert max(found) < 32_000
 
-
-def test_all_ports_of_a_node_are_below_those_of_outgoing_connections(tmp_path: Path):
     server = RabbitServer(tmp_path)
     own = {value for name, value in vars(server).items() if name == "port" or name.endswith("_port")}
     assert len(own) == 6

@@ -45,44 +45,35 @@ def test_a_rule_that_deletes_objects_is_told(expiration: dict[str, Any], told: s
     assert told in note
 
 
-def test_rules_about_old_versions_are_no_matter() -> None:
-    assert read_rules([aborts(7), rule(Expiration={"ExpiredObjectDeleteMarker": True})], "").notes == ()
-
-
-class Lifecycle:
-    """A store that has lifecycle rules, which the server of the other tests has not."""
-
-    def __init__(self, rules: list[dict[str, Any]] | str, versioning: dict[str, str] | None = None) -> None:
-        self._rules = rules
-        self._versioning = versioning or {}
-
-    def get_bucket_lifecycle_configuration(self, **_: str) -> dict[str, Any]:
-        if isinstance(self._rules, str):
-            told = {"Error": {"Code": self._rules}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-            raise ClientError(told, "GetBucketLifecycleConfiguration")
-        return {"Rules": self._rules}
-
-    def get_bucket_versioning(self, **_: str) -> dict[str, str]:
-        return self._versioning
-
-
 def test_the_rules_are_asked_for() -> None:
+    class Lifecycle:
+        """A store that has lifecycle rules, which the server of the other tests has not."""
+
+        def __init__(self, rules: list[dict[str, Any]] | str, versioning: dict[str, str] | None = None) -> None:
+            self._rules = rules
+            self._versioning = versioning or {}
+
+        def get_bucket_lifecycle_configuration(self, **_: str) -> dict[str, Any]:
+            if isinstance(self._rules, str):
+                told = {"Error": {"Code": self._rules}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+                raise ClientError(told, "GetBucketLifecycleConfiguration")
+            return {"Rules": self._rules}
+
+        def get_bucket_versioning(self, **_: str) -> dict[str, str]:
+            return self._versioning
+
     found = look_around(Lifecycle([aborts(5)]), "b", "out/")
     assert found.timeout_s == 5 * DAY_S
     assert found.notes == ()
 
-
-def test_rules_that_may_not_be_read_are_a_note() -> None:
     found = look_around(Lifecycle("AccessDenied"), "b", "out/")
     assert found.timeout_s is None
     assert "s3:GetLifecycleConfiguration" in found.notes[0]
 
-
-def test_no_rules_are_a_note_too() -> None:
     found = look_around(Lifecycle("NoSuchLifecycleConfiguration"), "b", "out/")
     assert "AbortIncompleteMultipartUpload" in found.notes[0]
 
-
-def test_versions_are_a_note() -> None:
     (note,) = look_around(Lifecycle([aborts(5)], {"Status": "Enabled"}), "b", "").notes
     assert "old versions" in note
+
+    assert read_rules([aborts(7), rule(Expiration={"ExpiredObjectDeleteMarker": True})], "").notes == ()

@@ -113,26 +113,20 @@ def test_what_stands_at_the_key_decides(code: str, standing: Present | Answer, o
     assert after_look(code, standing, FIELDS).outcome is outcome
 
 
-def test_only_one_answer_is_lost() -> None:
-    answers = [Answer(status=status, code=str(status)) for status in (None, 0, 200, 301, 400, 403, 409, 412, 500, 503)]
-    for code in (DONE, NO_SUCH_UPLOAD, OCCUPIED):
-        assert all(after_look(code, answer, FIELDS).outcome is not Outcome.LOST for answer in answers)
-
-
 def test_an_object_is_known_by_its_mark() -> None:
     assert is_own(OWN, FIELDS)
     assert is_own(Present(size=10, etag="other-1", transaction=NAME, mark="m"), FIELDS)
     assert not is_own(Present(size=10, etag="abc-1", transaction=NAME, mark="n"), FIELDS)
     assert not is_own(Present(size=11, etag="abc-1", transaction=NAME, mark="m"), FIELDS)
 
-
-def test_an_object_without_metadata_is_known_by_size_and_etag() -> None:
     assert is_own(Present(size=10, etag="abc-1"), FIELDS)
     assert not is_own(Present(size=10, etag="abc-2"), FIELDS)
     assert not is_own(Present(size=9, etag="abc-1"), FIELDS)
 
-
-def test_a_listed_upload_is_known_by_its_name() -> None:
     assert is_own(OWN, {"path": PATH})
     assert not is_own(Present(size=10, etag="abc-1", transaction=NAME.replace(".4.", ".5.")), {"path": PATH})
     assert not is_own(Present(size=10, etag="abc-1"), {"path": "not ours"})
+
+    answers = [Answer(status=status, code=str(status)) for status in (None, 0, 200, 301, 400, 403, 409, 412, 500, 503)]
+    for code in (DONE, NO_SUCH_UPLOAD, OCCUPIED):
+        assert all(after_look(code, answer, FIELDS).outcome is not Outcome.LOST for answer in answers)

@@ -77,6 +77,14 @@ def test_settings_are_taken() -> None:
     assert read_settings({"storage_class": "STANDARD_IA"}).encryption() == {}
     assert read_settings({"verify": False, "endpoint_url": None}).verify is False
 
+    assert S3Store("s3://b/a/").location == S3Store("s3://b/a").location == "s3://b/a"
+    assert S3Store("s3a://b/").location == "s3a://b"
+
+    store = S3Store("s3://b/a", SECRETS)
+    client(store.settings)
+    other = pickle.loads(pickle.dumps(store))  # noqa: S301 - pickled on the same line
+    assert (other.location, other.settings) == (store.location, store.settings)
+
 
 def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="sparkonce"):
@@ -92,13 +100,6 @@ def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(
         "secret" in one.replace("aws_secret_access_key", "") or "AKIA" in one for one in [*told, caplog.text]
     )
-
-
-def test_a_store_travels_with_its_settings_and_without_connections() -> None:
-    store = S3Store("s3://b/a", SECRETS)
-    client(store.settings)
-    other = pickle.loads(pickle.dumps(store))  # noqa: S301 - pickled on the same line
-    assert (other.location, other.settings) == (store.location, store.settings)
 
 
 def test_a_body_is_in_its_signature_behind_tls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +130,7 @@ def test_parts_grow_so_that_the_largest_file_fits() -> None:
     assert sum(sizes) >= 5 * 1024 * 1024 * MIB
     assert part_size(MOST_PARTS, 1024 * MIB) == LARGEST_PART_BYTES
 
-
-def test_the_final_etag_is_s3s() -> None:
     one, two = "5d41402abc4b2a76b9719d911017c592", "7d793037a0760186574b0282f2f435e7"
     assert final_etag([one]) == "62109206880d38a4010a98e11243924a-1"
     assert final_etag([one, two]).endswith("-2")
     assert final_etag([one, "not-an-md5"]).startswith("sha256:")
-
-
-def test_what_stands_behind_a_location_is_one_slash_away() -> None:
-    assert S3Store("s3://b/a/").location == S3Store("s3://b/a").location == "s3://b/a"
-    assert S3Store("s3a://b/").location == "s3a://b"

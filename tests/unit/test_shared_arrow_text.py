@@ -55,7 +55,7 @@ def test_every_sink_writes_these_rows_so(
     assert encode(values.slice(1)) == wanted[1:]
 
 
-def test_numbers_that_json_does_not_have_are_texts_and_found() -> None:
+def test_odd_values() -> None:
     values = pa.array([math.nan, math.inf, None, 1.0])
     assert of_frame(values) == ['"NaN"', '"Infinity"', "null", "1.0"]
     nested = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 4], values)], names=["x"])
@@ -67,19 +67,13 @@ def test_numbers_that_json_does_not_have_are_texts_and_found() -> None:
     ]
     assert all_finite(pa.array(["NaN"]))
 
-
-def test_bytes_are_base64_and_texts_plain() -> None:
     assert plain_text(pa.array([b"", b"a", b"ab", None])).to_pylist() == ["", "YQ==", "YWI=", None]
     assert plain_text(pa.array(['a"'])).to_pylist() == ['a"']
 
+    kind = pa.list_(pa.struct([]))
+    assert json_text(pa.array([[{}, None], []], kind)).to_pylist() == ["[{},null]", "[]"]
 
-def test_lists_of_lists_that_are_all_empty_as_sparks_jvm_sends_them() -> None:
-    """Its inner vectors have no offsets at all then, not even the first one."""
+    # Its inner vectors have no offsets at all then, not even the first one.
     inner = pa.ListArray.from_buffers(pa.list_(pa.int32()), 0, [None, pa.py_buffer(b"")], children=[pa.array([], "i4")])
     outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
     assert json_text(outer).to_pylist() == ["[]", "[]"]
-
-
-def test_a_struct_without_fields_is_an_empty_object() -> None:
-    kind = pa.list_(pa.struct([]))
-    assert json_text(pa.array([[{}, None], []], kind)).to_pylist() == ["[{},null]", "[]"]

@@ -43,17 +43,12 @@ SINKS_KEEP = {
 }
 
 
-# --- how long log and sinks remember ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sink", SINKS_KEEP)
 def test_no_sink_remembers_less_than_the_log(sink: str) -> None:
     """The log may hold `TIDY_EVERY_BATCHES` more than it keeps, and one that is being decided."""
     assert SINKS_KEEP[sink] > horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     assert SINKS_KEEP[sink] == horizon.SINKS_KEEP_BATCHES
 
-
-# --- errors -----------------------------------------------------------------------------------------------------------
 
 TABLE = ErrorTable(
     {
@@ -81,19 +76,14 @@ def test_a_code_its_class_or_a_phrase_says_what_an_answer_means(code: str, messa
     assert TABLE.meaning(code, message).sentence == wanted
 
 
-def test_an_unlisted_answer_is_unknown() -> None:
-    found = TABLE.finished("XX000", "words")
-    assert found.outcome is Outcome.UNKNOWN
-    assert found.reason == "error XX000: words. Unlisted answer, so the outcome is unknown."
-
-
 def test_an_answer_is_told_with_its_name_its_words_and_what_to_do() -> None:
     assert TABLE.finished("X", "words.").reason == "ER_GONE (X): words. Gone."
     assert TABLE.finished("53", "words", shown="53 words").reason == "53 words. Full."
     assert TABLE.finished("53", "words").next_step == "free space."
 
-
-# --- committing -------------------------------------------------------------------------------------------------------
+    found = TABLE.finished("XX000", "words")
+    assert found.outcome is Outcome.UNKNOWN
+    assert found.reason == "error XX000: words. Unlisted answer, so the outcome is unknown."
 
 
 class Numbers(HandleCommitter[int]):
@@ -129,12 +119,16 @@ def test_answers_come_in_the_order_of_the_handles() -> None:
     assert committer.calls == [[2, 1]]
     assert committer.abort([handle(13), handle(1)]) == [FOREIGN, ABORTED]
 
-
-def test_where_nothing_is_to_be_finished_nobody_is_asked() -> None:
     committer = Numbers()
     assert committer.commit([handle(None)]) == [NOTHING]
     assert committer.commit([]) == []
     assert committer.calls == []
+
+    every = Every(20)
+    assert every.is_due(0)
+    every.done(7)
+    assert not every.is_due(26)
+    assert every.is_due(27)
 
 
 def test_no_more_are_finished_at_once_than_allowed() -> None:
@@ -154,17 +148,6 @@ def test_no_more_are_finished_at_once_than_allowed() -> None:
     assert [(one, found[one].reason) for one in found] == [(one, str(one)) for one in range(20)]
     assert most == 3
     assert finish_each([], finish, at_once=3) == {}
-
-
-def test_what_is_due_every_so_many_batches_counts_from_when_it_was_done() -> None:
-    every = Every(20)
-    assert every.is_due(0)
-    every.done(7)
-    assert not every.is_due(26)
-    assert every.is_due(27)
-
-
-# --- databases --------------------------------------------------------------------------------------------------------
 
 
 class ServerError(Exception):
@@ -243,8 +226,6 @@ def test_a_session_is_used_again_and_closed_after_an_error() -> None:
         raise ServerError("lost")
     assert session.closed
 
-
-def test_a_server_that_is_away_is_asked_again() -> None:
     committer = Database(Server(fails=True))
     assert committer.commit([handle(1)])[0].outcome is Outcome.RETRY
     assert committer.abort([handle(1)])[0].outcome is Outcome.RETRY
@@ -263,8 +244,6 @@ def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back() ->
         committer.commit([handle(3)])
     assert server.sessions[-1].closed
 
-
-def test_what_is_missing_is_told_and_not_taken_for_the_newest() -> None:
     server = Server(has={1})
     committer = Database(server)
     assert list(committer.missing([handle(1), handle(2)])) == [handle(2)]
@@ -274,9 +253,6 @@ def test_what_is_missing_is_told_and_not_taken_for_the_newest() -> None:
     server.has = set()
     with pytest.raises(StaleServerError):
         committer.missing([handle(2)])
-
-
-# --- pools ------------------------------------------------------------------------------------------------------------
 
 
 def pool(server: Server, most: int = 2) -> IdlePool[Session]:
@@ -296,8 +272,6 @@ def test_so_many_are_kept_and_the_others_closed() -> None:
     kept.drop()
     assert all(one.closed for one in server.sessions)
 
-
-def test_one_that_the_server_has_closed_is_not_lent() -> None:
     server = Server()
     kept = pool(server)
     kept.give_back(kept.take())
@@ -306,16 +280,12 @@ def test_one_that_the_server_has_closed_is_not_lent() -> None:
         assert lent is server.sessions[1]
     assert [one.closed for one in server.sessions] == [True, False]
 
-
-def test_after_the_end_none_is_kept() -> None:
     server = Server()
     kept = pool(server)
     with kept.lent() as late:
         kept.close()
     assert late.closed
 
-
-def test_an_idle_socket_has_nothing_to_read_until_the_other_end_closes_it() -> None:
     here, there = socket.socketpair()
     assert has_nothing_to_read(here.fileno())
     there.close()
@@ -323,9 +293,6 @@ def test_an_idle_socket_has_nothing_to_read_until_the_other_end_closes_it() -> N
     number = here.fileno()
     here.close()
     assert not has_nothing_to_read(number)
-
-
-# --- whose ------------------------------------------------------------------------------------------------------------
 
 
 def test_names_are_compared_field_by_field() -> None:
@@ -341,12 +308,15 @@ def test_names_are_compared_field_by_field() -> None:
     assert not Claims([Owner(query="r", token=token)])
 
 
-# --- settings and refusals --------------------------------------------------------------------------------------------
-
-
-def test_key_columns_may_be_a_text_or_a_list() -> None:
+def test_settings_that_databases_share() -> None:
     assert settings.mode("upsert", "id") == settings.mode("upsert", ["id"]) == ("upsert", ("id",))
     assert settings.mode("append", ()) == ("append", ())
+
+    assert settings.name_prefix("sparkonce", "orders é", most_bytes=64) == "sparkonce.orders é"
+
+    assert settings.commit("staged") == "staged"
+    with pytest.raises(ConfigurationError, match="commit='xa' is not known"):
+        settings.commit("xa")
 
 
 @pytest.mark.parametrize(
@@ -363,23 +333,13 @@ def test_a_prefix_that_no_server_would_keep_is_refused(prefix: Any, name: str) -
         settings.name_prefix(prefix, name, most_bytes=64)
 
 
-def test_prefix_and_name_begin_the_names_of_transactions() -> None:
-    assert settings.name_prefix("sparkonce", "orders é", most_bytes=64) == "sparkonce.orders é"
-
-
 @pytest.mark.parametrize("value", [0, -1, float("nan"), "1", None, True, 86_401])
 def test_a_time_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="lock_timeout_s="):
         settings.seconds("lock_timeout_s", value)
 
 
-def test_how_it_commits_is_one_of_two() -> None:
-    assert settings.commit("staged") == "staged"
-    with pytest.raises(ConfigurationError, match="commit='xa' is not known"):
-        settings.commit("xa")
-
-
-def test_a_refusal_names_the_setting_its_value_why_and_what_to_do() -> None:
+def test_refusals_of_a_preflight() -> None:
     found = refusal("fsync", "off", "rows may be lost", "set it.")
     assert (found.message, found.next_step, found.details) == (
         "fsync=off: rows may be lost.",
@@ -387,25 +347,18 @@ def test_a_refusal_names_the_setting_its_value_why_and_what_to_do() -> None:
         {"setting": "fsync"},
     )
 
-
-def test_a_fact_of_before_must_be_the_same() -> None:
     check_same("database", "a", None, "database", "{before}", "{before}")
     check_same("database", "a", {"database": "a"}, "database", "{before}", "{before}")
     with pytest.raises(PreflightError, match="database='b': it was 'a'") as refused:
         check_same("database", "b", {"database": "a"}, "database", "it was {before}", "name {before}.")
     assert refused.value.next_step == "name 'a'."
 
-
-def test_a_servers_error_becomes_a_refusal_and_others_stay() -> None:
     attempts = Attempts((ServerError,), lambda error: f"says {error}")
     with pytest.raises(PreflightError, match="Writing failed: says no") as refused, attempts.of("Writing", "grant."):
         raise ServerError("no")
     assert (refused.value.next_step, refused.value.details) == ("grant.", {})
     with pytest.raises(KeyError), attempts.of("Writing", "grant."):
         raise KeyError("x")
-
-
-# --- pieces -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("most", [1, 100, 10_000])

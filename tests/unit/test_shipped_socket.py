@@ -60,6 +60,4 @@ def test_a_socket_of_another_kind_stays_as_it_is() -> None:
         theirs.sendall(b"rows")
         assert infile.read(4) == b"rows"
 
-
-def test_elsewhere_there_is_nothing_to_do() -> None:
     assert not acknowledge_at_once()

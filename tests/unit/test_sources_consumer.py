@@ -12,7 +12,6 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sources.consumer import consumer_settings
 from sparkonce.sources.consumer_names import JAVA, REFUSED, RENAMED, TABLE
 
-ROOT = Path(__file__).resolve().parents[2]
 BROKER = {"bootstrap.servers": "broker:9092"}
 SECRET = 'not, so; "secret" \\='  # noqa: S105
 
@@ -29,9 +28,19 @@ def test_both_ways_of_naming_a_setting_give_the_same() -> None:
     assert consumer_settings(ours) == consumer_settings(javas)
     assert consumer_settings(ours)["request.timeout.ms"] == "5000"
 
-
-def test_a_boolean_is_written_as_java_reads_it() -> None:
     assert java(check_crcs=False) == {"check.crcs": "false"}
+
+    name = "ssl.endpoint.identification.algorithm"
+    assert consumer_settings({**BROKER, name: "none"})[name] == ""
+
+    found = java(ssl_ca_pem="ca", ssl_certificate_pem="chain", ssl_key_pem="key")
+    assert found == {
+        "ssl.truststore.certificates": "ca",
+        "ssl.keystore.certificate.chain": "chain",
+        "ssl.keystore.key": "key",
+        "ssl.truststore.type": "PEM",
+        "ssl.keystore.type": "PEM",
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,13 +80,6 @@ def test_what_cannot_be_used_is_named_and_no_secret_is_told(settings: dict[str, 
     assert SECRET not in str(told.value)
 
 
-def test_every_refusal_says_what_to_do_instead() -> None:
-    for name in REFUSED:
-        with pytest.raises(ConfigurationError, match=re.escape(name)) as told:
-            consumer_settings({**BROKER, name: "x"})
-        assert told.value.next_step == REFUSED[name]
-
-
 def pem(folder: Path, name: str, kind: str) -> str:
     path = folder / name
     path.write_text(f"-----BEGIN {kind}-----\nMIIB\n-----END {kind}-----\n")
@@ -99,35 +101,15 @@ def test_pem_files_become_stores(tmp_path: Path) -> None:
         "ssl.key.password": SECRET,
     }
 
-
-def test_one_file_for_both_is_named_and_not_read_into_the_plan(tmp_path: Path) -> None:
     both = pem(tmp_path, "both", "PRIVATE KEY")
     assert java(ssl_certificate_location=both, ssl_key_location=both) == {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": both,
     }
 
-
-def test_pem_texts_become_stores() -> None:
-    found = java(ssl_ca_pem="ca", ssl_certificate_pem="chain", ssl_key_pem="key")
-    assert found == {
-        "ssl.truststore.certificates": "ca",
-        "ssl.keystore.certificate.chain": "chain",
-        "ssl.keystore.key": "key",
-        "ssl.truststore.type": "PEM",
-        "ssl.keystore.type": "PEM",
-    }
-
-
-def test_a_key_in_a_form_that_java_does_not_read_is_told_with_the_command_that_converts_it(tmp_path: Path) -> None:
     old = pem(tmp_path, "key", "RSA PRIVATE KEY")
     with pytest.raises(ConfigurationError, match=r"PKCS #8.*openssl pkcs8"):
         java(ssl_certificate_location=old, ssl_key_location=old)
-
-
-def test_no_check_of_host_names_is_an_empty_text_in_java() -> None:
-    name = "ssl.endpoint.identification.algorithm"
-    assert consumer_settings({**BROKER, name: "none"})[name] == ""
 
 
 def test_every_name_that_is_translated_stands_in_the_table() -> None:
@@ -136,8 +118,12 @@ def test_every_name_that_is_translated_stands_in_the_table() -> None:
     both = " ".join(f"{setting.librdkafka} {setting.meaning}" for setting in TABLE)
     assert [name for name in RENAMED if name not in both and not name.endswith(".pem")] == []
 
-
-def test_the_docs_show_the_same_table() -> None:
-    page = (ROOT / "docs" / "kafka-source.md").read_text()
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "kafka-source.md").read_text()
     shown = re.findall(r"^\| `([^|]+)` \| ([^|]*) \| (.+) \|$", page, re.MULTILINE)
     assert [(java_name, ours.replace("`", ""), meaning) for java_name, ours, meaning in shown] == list(TABLE)
+
+    for name in REFUSED:
+        with pytest.raises(ConfigurationError, match=re.escape(name)) as told:
+            consumer_settings({**BROKER, name: "x"})
+        assert told.value.next_step == REFUSED[name]

@@ -13,9 +13,7 @@ from sparkonce.sources import group_client
 from sparkonce.sources.group_client import GroupClient
 from unit.driver_world import Clock
 
-SILENT = BrokerAnswer(None, "reset by peer")
 UNSENT = BrokerAnswer(None, "connection refused", never_sent=True)
-NOT_COORDINATOR = 16
 
 
 class Brokers:
@@ -66,9 +64,12 @@ def commit_in(client: GroupClient, name: str = "id") -> group_client.Reply:
     ("refusals", "times", "reply"),
     [
         pytest.param([UNSENT, UNSENT], 3, group_client.Reply(), id="what was never sent is sent"),
-        pytest.param([BrokerAnswer(NOT_COORDINATOR)], 2, group_client.Reply(), id="an answer is final"),
+        pytest.param([BrokerAnswer(16)], 2, group_client.Reply(), id="an answer is final"),
         pytest.param(
-            [SILENT], 1, group_client.Reply("no answer (reset by peer)", may_arrive=True), id="silence may arrive late"
+            [BrokerAnswer(None, "reset by peer")],
+            1,
+            group_client.Reply("no answer (reset by peer)", may_arrive=True),
+            id="silence may arrive late",
         ),
     ],
 )

@@ -12,7 +12,6 @@ from sparkonce.sources.packages import ICEBERG_MODULE, KAFKA_MODULE, missing_mod
 from sparkonce.sources.starting import starting_options
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=timezone.utc)
-NOON_MS = 1769860800005
 
 
 @pytest.mark.parametrize("word", ["earliest", "latest"])
@@ -20,20 +19,17 @@ def test_words(word: str) -> None:
     assert starting_options(word) == {"startingOffsets": word}
 
 
-def test_an_instant_is_the_same_in_every_zone() -> None:
+def test_offsets_and_times_of_partitions() -> None:
+    noon_ms = 1769860800005
     elsewhere = NOON.astimezone(timezone(timedelta(hours=-7)))
-    assert starting_options(NOON) == starting_options(elsewhere) == {"startingTimestamp": str(NOON_MS)}
+    assert starting_options(NOON) == starting_options(elsewhere) == {"startingTimestamp": str(noon_ms)}
 
-
-def test_offsets_of_partitions() -> None:
     (option,) = starting_options({"a": {0: 17, 1: "earliest"}, "b": {0: "latest"}}).items()
     assert option[0] == "startingOffsets"
     assert json.loads(option[1]) == {"a": {"0": 17, "1": -2}, "b": {"0": -1}}
 
-
-def test_times_of_partitions() -> None:
     (option,) = starting_options({"a": {0: NOON}}).items()
-    assert (option[0], json.loads(option[1])) == ("startingOffsetsByTimestamp", {"a": {"0": NOON_MS}})
+    assert (option[0], json.loads(option[1])) == ("startingOffsetsByTimestamp", {"a": {"0": noon_ms}})
 
 
 @pytest.mark.parametrize(
@@ -79,8 +75,6 @@ def test_only_kafkas_offsets_are_taken(other: str) -> None:
 def test_of_two_sources_that_read_one_partition_the_one_behind_counts() -> None:
     assert kafka_offsets([KAFKA, '{"orders":{"0":8,"1":2}}']) == {"orders": {0: 7, 1: 2}}
 
-
-def test_topics_that_are_not_asked_for_are_left_out() -> None:
     assert kafka_offsets([KAFKA, '{"clicks":{"0":1}}'], ["clicks"]) == {"clicks": {0: 1}}
 
 
@@ -88,6 +82,16 @@ def test_packages_have_the_version_of_spark() -> None:
     kafka, avro = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0", "org.apache.spark:spark-avro_2.13:4.0.0"
     assert spark_packages("4.0.0") == spark_packages("4.0.0-vendor-1") == f"{kafka},{avro}"
     assert spark_packages("4.0.0", avro=False) == kafka
+
+    delta, iceberg = (
+        "io.delta:delta-spark_2.13:4.0.0",
+        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    )
+    assert spark_packages("4.0.3", avro=False, delta=True, iceberg=True).split(",")[1:] == [delta, iceberg]
+    assert spark_packages("4.9.1", avro=False, pravega=True).split(",")[1:] == ["io.pravega:pravega-client:0.13.0"]
+    with pytest.raises(ConfigurationError, match=r"Which iceberg-spark-runtime fits Spark 4\.9\.1 is not known"):
+        spark_packages("4.9.1", iceberg=True)
+    assert "iceberg-spark-runtime-4.9_2.13:<the version for Spark 4.9>" in str(missing_module(ICEBERG_MODULE, "4.9.1"))
 
 
 @pytest.mark.parametrize("version", ["4.1.0.dev3", "master", "4.0"])
@@ -128,15 +132,3 @@ def test_packages_that_were_fetched_or_are_others_did_not_come_too_late() -> Non
     others = missing_module(KAFKA_MODULE, "4.0.0", asked="a:b:1")
     assert "no effect" not in f"{fetched} {others}"
     assert f"--packages a:b:1,{KAFKA_4} job.py" in others.next_step, "those that are asked for already stay"
-
-
-def test_tables_are_named_in_the_version_that_fits() -> None:
-    delta, iceberg = (
-        "io.delta:delta-spark_2.13:4.0.0",
-        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
-    )
-    assert spark_packages("4.0.3", avro=False, delta=True, iceberg=True).split(",")[1:] == [delta, iceberg]
-    assert spark_packages("4.9.1", avro=False, pravega=True).split(",")[1:] == ["io.pravega:pravega-client:0.13.0"]
-    with pytest.raises(ConfigurationError, match=r"Which iceberg-spark-runtime fits Spark 4\.9\.1 is not known"):
-        spark_packages("4.9.1", iceberg=True)
-    assert "iceberg-spark-runtime-4.9_2.13:<the version for Spark 4.9>" in str(missing_module(ICEBERG_MODULE, "4.9.1"))

@@ -27,28 +27,29 @@ def test_offsets_are_one_text_a_source(tmp_path: Path) -> None:
     write_offsets(tmp_path, 3, '{"orders":{"0":500,"1":7}}', "12")
     assert checkpoint(tmp_path).input_offsets(3) == ('{"orders":{"0":500,"1":7}}', "12")
 
+    write_offsets(tmp_path, 0, "-", '{"a":{"0":1}}')
+    assert checkpoint(tmp_path).input_offsets(0) == ("-", '{"a":{"0":1}}')
+
+    write_offsets(tmp_path, 0, "[" * 100_000)
+    assert checkpoint(tmp_path).input_offsets(0) == ("[" * 100_000,)
+
 
 def test_offsets_are_the_same_however_they_are_written(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"b":{"1":7,"0":500},"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{ "a": {"0": 1}, "b": {"0": 500, "1": 7} }')
     assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
-
-def test_offsets_that_differ_differ(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{"a":{"0":2}}')
     assert checkpoint(tmp_path).input_offsets(0) != checkpoint(tmp_path).input_offsets(1)
 
-
-def test_time_and_settings_are_no_input(tmp_path: Path) -> None:
     write_offsets(tmp_path, 0, '{"a":{"0":1}}')
     write_offsets(tmp_path, 1, '{"a":{"0":1}}', settings='{"batchTimestampMs":9}')
     assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
-
-def test_a_source_without_offsets_keeps_its_place(tmp_path: Path) -> None:
-    write_offsets(tmp_path, 0, "-", '{"a":{"0":1}}')
-    assert checkpoint(tmp_path).input_offsets(0) == ("-", '{"a":{"0":1}}')
+    write_offsets(tmp_path, 0, '{"a":{"0":1}}', "12")
+    write_offsets(tmp_path, 1, '0:{"a":{"0":1}}', "1:12", version="v2")
+    assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
 
 def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> None:
@@ -59,12 +60,6 @@ def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> N
     write_offsets(tmp_path, 1, 'orders:{"a":{"0":1}}', 'names:{"b":{"0":2}}', version="v2")
     assert checkpoint(tmp_path).input_offsets(1) == ('{"b":{"0":2}}', '{"a":{"0":1}}')
     assert checkpoint(tmp_path).source_lines(0) == [first[2:], second[2:], "-"]
-
-
-def test_a_query_whose_offset_log_changes_its_version_reads_the_same(tmp_path: Path) -> None:
-    write_offsets(tmp_path, 0, '{"a":{"0":1}}', "12")
-    write_offsets(tmp_path, 1, '0:{"a":{"0":1}}', "1:12", version="v2")
-    assert checkpoint(tmp_path).input_offsets(0) == checkpoint(tmp_path).input_offsets(1)
 
 
 def test_checksums_beside_the_logs_are_no_batches(tmp_path: Path) -> None:
@@ -98,6 +93,9 @@ def test_the_query_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
     assert checkpoint(tmp_path).query_id() == QUERY
 
+    (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
+    check_query(LocalFiles(tmp_path), QUERY)
+
 
 @pytest.mark.parametrize("text", ["", "{", '{"name":"q"}'])
 def test_metadata_that_holds_no_query(tmp_path: Path, text: str) -> None:
@@ -106,21 +104,7 @@ def test_metadata_that_holds_no_query(tmp_path: Path, text: str) -> None:
         checkpoint(tmp_path).query_id()
 
 
-def test_the_running_query_has_this_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "metadata").write_text(f'{{"id":"{QUERY}"}}')
-    check_query(LocalFiles(tmp_path), QUERY)
-
-
 def test_the_running_query_has_another_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"holds no query, and the running query is {QUERY}"):
-        check_query(LocalFiles(tmp_path), QUERY)
-    (tmp_path / "metadata").write_text('{"id":"another"}')
-    with pytest.raises(ConfigurationError, match="holds query another") as caught:
-        check_query(LocalFiles(tmp_path), QUERY)
-    assert "checkpointLocation" in caught.value.next_step
-
-
-def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"checkpointLocation is '/other', .*checkpoint='{tmp_path}'"):
         check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation("/other", is_temporary=False))
     with pytest.raises(ConfigurationError, match="holds no query"):
@@ -128,6 +112,13 @@ def test_where_the_running_query_has_its_checkpoint_is_told(tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match="has no option checkpointLocation") as caught:
         check_query(LocalFiles(tmp_path), QUERY, lambda: CheckpointLocation("/tmp/temporary-5", is_temporary=True))  # noqa: S108
     assert f'.option("checkpointLocation", "{tmp_path}")' in caught.value.next_step
+
+    with pytest.raises(ConfigurationError, match=f"holds no query, and the running query is {QUERY}"):
+        check_query(LocalFiles(tmp_path), QUERY)
+    (tmp_path / "metadata").write_text('{"id":"another"}')
+    with pytest.raises(ConfigurationError, match="holds query another") as caught:
+        check_query(LocalFiles(tmp_path), QUERY)
+    assert "checkpointLocation" in caught.value.next_step
 
 
 @pytest.mark.parametrize("data", [b"[]", b"5", b"[" * 100_000, b"\xff\xfe", b"{}", b"null"])
@@ -142,11 +133,6 @@ def test_offsets_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "offsets" / "0").write_bytes(b"v1\n\xff\n{}")
     with pytest.raises(CheckpointMismatchError, match="is not text"):
         checkpoint(tmp_path).input_offsets(0)
-
-
-def test_a_source_whose_offsets_nest_deep_is_taken_as_it_is(tmp_path: Path) -> None:
-    write_offsets(tmp_path, 0, "[" * 100_000)
-    assert checkpoint(tmp_path).input_offsets(0) == ("[" * 100_000,)
 
 
 def test_sparks_checkpoint_is_read_as_it_stands(tmp_path: Path) -> None:

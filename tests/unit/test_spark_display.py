@@ -62,10 +62,17 @@ def shown(terminal: Terminal) -> ProgressDisplay:
     return display
 
 
-def test_a_start_is_seen_at_once(shown: ProgressDisplay) -> None:
+def test_a_start_is_seen_at_once(shown: ProgressDisplay, terminal: Terminal) -> None:
     assert shown.line().plain == "totals starting: asking the servers"
     shown.show_query("Getting offsets from KafkaV2[Subscribe[orders]]", None)
     assert shown.line().plain == "totals getting offsets from KafkaV2[Subscribe[orders]]"
+
+    shown.enter(Phase.FINISHING, 7)
+    shown.show_query("Processing new data", None)
+    assert shown.line().plain == "totals batch 7: finishing"
+
+    shown.say("Resuming after batch 6.")
+    assert "sparkonce: totals: Resuming after batch 6.\n" in terminal.text
 
 
 def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, terminal: Terminal) -> None:
@@ -87,12 +94,6 @@ def test_while_it_is_idle_the_age_of_the_last_commit_grows(shown: ProgressDispla
     shown.show_query("Waiting for data to arrive", kafka_progress(0))
     terminal.now_s += 600
     assert shown.line().plain.endswith("305 rows read, 0 rows/s  ·  1 committed, the last 10 min ago")
-
-
-def test_sparks_words_are_not_those_of_a_batch(shown: ProgressDisplay) -> None:
-    shown.enter(Phase.FINISHING, 7)
-    shown.show_query("Processing new data", None)
-    assert shown.line().plain == "totals batch 7: finishing"
 
 
 def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Terminal) -> None:
@@ -198,11 +199,6 @@ def test_the_logger_is_left_as_it_is() -> None:
     before = (list(logger.handlers), logger.level, logger.propagate)
     ProgressDisplay(None).show(batch(), batch().line())
     assert (list(logger.handlers), logger.level, logger.propagate) == before
-
-
-def test_on_a_terminal_a_sentence_stays_above_the_line(shown: ProgressDisplay, terminal: Terminal) -> None:
-    shown.say("Resuming after batch 6.")
-    assert "sparkonce: totals: Resuming after batch 6.\n" in terminal.text
 
 
 def test_a_line_that_nobody_can_read_stops_nothing(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:

@@ -113,8 +113,6 @@ def test_a_failure_is_told_in_two_lines_and_ends_the_process_with_1(capsys: pyte
     assert capsys.readouterr() == ("", TOLD)
     assert other.stops
 
-
-def test_its_traces_are_told_to_who_asks_for_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         await_end(FakeQuery(error=Failed()), traceback=True)  # type: ignore[arg-type]
     said = capsys.readouterr().err

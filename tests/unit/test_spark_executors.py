@@ -46,13 +46,21 @@ def test_addresses_are_read_from_what_clients_take(text: str, found: tuple[tuple
     assert addresses_of(text, 9092) == found
 
 
-def test_the_files_are_those_of_settings_that_are_given() -> None:
+def test_the_files_are_those_of_settings_that_are_given(tmp_path: Path) -> None:
     assert files_of({"ca": "/ca.pem", "key": ""}, ("ca", "key", "cert")) == (("ca", "/ca.pem"),)
+
+    sink = WriteAheadSink(print, applies=Applies.NEITHER)
+    sink.use_checkpoint(HdfsFiles("hdfs://name:9000/checkpoint"))
+    assert sink.worker_needs() == WorkerNeeds(modules=("hdfs_native",))
+
+    sink = FilesSink(tmp_path)
+    assert sink.worker_needs().files == ()
+    sink.preflight("0" * 12, None)
+    assert sink.worker_needs().files == (("path", str(tmp_path / ID)),)
 
 
 KAFKA = {"bootstrap.servers": "one:1,two:2"}
 MYSQL = {"database": "shop"}
-HOSTED = {"host": "db", "port": 7}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,7 @@ HOSTED = {"host": "db", "port": 7}
         (PostgresSink("host=db,db2 port=1,2 sslrootcert=system", table="t"), ((), (("db", 1), ("db2", 2)))),
         (PostgresSink("host=/run/postgresql", table="t"), ((), ())),
         (PostgresSink("service=shop", table="t"), ((), ())),
-        (MySQLSink({**MYSQL, **HOSTED, "ssl_ca": "/ca.pem"}, table="t"), (("ssl_ca",), (("db", 7),))),
+        (MySQLSink({**MYSQL, "host": "db", "port": 7, "ssl_ca": "/ca.pem"}, table="t"), (("ssl_ca",), (("db", 7),))),
         (MySQLSink({**MYSQL, "unix_socket": "/run/db"}, table="t"), ((), ())),
         (MySQLSink({**MYSQL, "read_default_file": "/my.cnf"}, table="t"), (("read_default_file",), ())),
         (RedisSink("rediss://u:p@one", options={"ssl_ca_certs": "/c"}), (("ssl_ca_certs",), (("one", 6379),))),
@@ -82,12 +90,6 @@ def test_what_each_sinks_writers_need(sink: TwoPhaseCommitSink, found: tuple[Any
     assert "secret" not in repr(told)
 
 
-def test_rows_that_wait_on_a_store_need_its_client() -> None:
-    sink = WriteAheadSink(print, applies=Applies.NEITHER)
-    sink.use_checkpoint(HdfsFiles("hdfs://name:9000/checkpoint"))
-    assert sink.worker_needs() == WorkerNeeds(modules=("hdfs_native",))
-
-
 def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = FilesSink("s3://bucket", store_options={"endpoint_url": "https://store", "verify": "/ca.pem"})
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
@@ -97,13 +99,6 @@ def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     assert sink.worker_needs().addresses == ()
-
-
-def test_executors_have_to_see_the_same_folder_of_files(tmp_path: Path) -> None:
-    sink = FilesSink(tmp_path)
-    assert sink.worker_needs().files == ()
-    sink.preflight("0" * 12, None)
-    assert sink.worker_needs().files == (("path", str(tmp_path / ID)),)
 
 
 def test_a_build_is_the_same_from_a_folder_and_from_a_zip_and_another_after_any_change(tmp_path: Path) -> None:

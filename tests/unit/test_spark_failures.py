@@ -14,16 +14,6 @@ STOPPED = (
     f"{CALLED}org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 38 cancelled Query totals [id = f918eb24, "
     "runId = f4d4d9fb] was stopped SQLSTATE: XXKDA\n\tat org.apache.spark.scheduler.DAGScheduler"
 )
-INTERRUPTED = f"{CALLED}java.lang.InterruptedException\n\tat java.base/java.lang.Object.wait"
-CANCELLED = (
-    f"{CALLED}org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 38 cancelled as part of cancellation of all "
-    "jobs SQLSTATE: XXKDA"
-)
-IO_STOPPED = f"{CALLED}java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels.FileChannel"
-TASK_INTERRUPTED = (
-    f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, "
-    "most recent failure: Lost task 0.3 in stage 1.0: java.lang.InterruptedException: sleep"
-)
 FAILED = (
     f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times\n"
     'Traceback (most recent call last):\n  File "job.py", line 3\nValueError: bad row\n\tat java.lang.Thread.run\n'
@@ -35,7 +25,14 @@ def root_cause(error: Exception) -> str:
     return message_and_next(error)[0]
 
 
-@pytest.mark.parametrize("text", [STOPPED, INTERRUPTED, IO_STOPPED])
+@pytest.mark.parametrize(
+    "text",
+    [
+        STOPPED,
+        f"{CALLED}java.lang.InterruptedException\n\tat java.base/java.lang.Object.wait",
+        f"{CALLED}java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio.channels.FileChannel",
+    ],
+)
 def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -47,7 +44,20 @@ def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("text", [CANCELLED, FAILED, TASK_INTERRUPTED])
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            f"{CALLED}org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 38 cancelled as part of cancellation "
+            "of all jobs SQLSTATE: XXKDA"
+        ),
+        FAILED,
+        (
+            f"{CALLED}org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 "
+            "times, most recent failure: Lost task 0.3 in stage 1.0: java.lang.InterruptedException: sleep"
+        ),
+    ],
+)
 def test_a_job_that_fails_is_a_failure_with_its_trace_in_the_log(text: str, caplog: pytest.LogCaptureFixture) -> None:
     error = short_error(RuntimeError(text))
     assert "InterruptedException" not in error.message
@@ -98,14 +108,12 @@ def test_an_error_of_the_users_own_is_told_with_its_line(last: str, told: str) -
     assert short_error(RuntimeError(UDF % last)).message == told
 
 
-def test_a_library_that_raises_is_not_to_blame() -> None:
+def test_whose_line_is_told() -> None:
     inner = UDF[UDF.index('  File "/jobs/prices.py"') : UDF.index("%s")]
     text = UDF.replace(inner, "") % "KeyError: 'nope'"
     own = "(/jobs/job.py, line 23: return prices.apply(lambda price: of[price]))"
     assert root_cause(RuntimeError(text)) == f"KeyError: 'nope' {own}"
 
-
-def test_where_no_line_is_the_users_the_last_of_a_library_is_named() -> None:
     text = UDF.replace("/jobs/", f"{PACKAGES}/shop/") % "KeyError: 'nope'"
     assert root_cause(RuntimeError(text)) == f"KeyError: 'nope' ({PACKAGES}/shop/prices.py, line 7: return of[price])"
     assert root_cause(RuntimeError(UDF.replace("/jobs/", "/usr/lib/python3.11/") % "KeyError: 'nope'")).startswith(
@@ -152,37 +160,35 @@ def test_a_worker_that_died_is_named_as_one() -> None:
     for word in ("dmesg", "spark.python.worker.faulthandler.enabled", "spark.executor.memoryOverhead"):
         assert word in error.next_step
 
-
-def test_a_worker_with_another_python_is_named_as_one() -> None:
     said = "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: 3.11, PySpark"
     traced = f"Traceback:\npyspark.errors.exceptions.base.PySparkRuntimeError: {said} cannot run\n\tat org.apache.spark"
     error = short_error(RuntimeError(f"{LOST}{traced}"))
     assert error.message == "Python 3.10 runs the tasks on host host (executor driver), and Python 3.11 the driver."
     assert "--archives" in error.next_step
 
-
-class WorkersError(RuntimeError):
-    """As PySpark raises it for a task of SQL: the message is the worker's traceback, and no more."""
-
-    def __init__(self, traced: str) -> None:
-        super().__init__(f"\n  An exception was thrown from the Python worker. Please see the stack trace.\n{traced}")
-        self._stackTrace = f"{LOST}{traced}"
+    gone = f"{LOST}ExecutorLostFailure (executor 3 exited)\nDriver stacktrace:\n\tat org.apache.spark"
+    assert root_cause(RuntimeError(gone)).startswith("RuntimeError: Job aborted due to stage failure: Task 1 in stage")
+    assert "ExecutorLostFailure" in root_cause(RuntimeError(gone))
 
 
 def test_a_module_that_workers_do_not_have_is_told_with_where_they_come_from() -> None:
     """As where the environment of a job that was started by its Python's path is not active."""
+
+    class WorkersError(RuntimeError):
+        """As PySpark raises it for a task of SQL: the message is the worker's traceback, and no more."""
+
+        def __init__(self, traced: str) -> None:
+            super().__init__(
+                f"\n  An exception was thrown from the Python worker. Please see the stack trace.\n{traced}"
+            )
+            self._stackTrace = f"{LOST}{traced}"
+
     told = "ModuleNotFoundError: No module named 'sparkonce'"
     error = short_error(WorkersError(f'Traceback (most recent call last):\n  File "x"\n{told}\n'))
     assert error.message == f"{told} on host host (executor driver)"
     for word in ("PYSPARK_PYTHON", "--archives"):
         assert word in error.next_step
     assert root_cause(RuntimeError(f'Traceback (most recent call last):\n  File "x"\n{told}\n')) == told
-
-
-def test_what_ended_a_job_is_told_where_no_python_error_was() -> None:
-    gone = f"{LOST}ExecutorLostFailure (executor 3 exited)\nDriver stacktrace:\n\tat org.apache.spark"
-    assert root_cause(RuntimeError(gone)).startswith("RuntimeError: Job aborted due to stage failure: Task 1 in stage")
-    assert "ExecutorLostFailure" in root_cause(RuntimeError(gone))
 
 
 @pytest.mark.parametrize(
@@ -255,8 +261,6 @@ def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
     error = short_error(RuntimeError(FAILED.replace("ValueError: bad row", said)))
     assert (error.message, error.next_step) == ("a NUL.", "take it out.")
 
-
-def test_a_users_own_words_are_no_advice() -> None:
     error = short_error(RuntimeError(FAILED.replace("bad row", "bad row. Next: look")))
     assert (error.message, error.next_step) == ("ValueError: bad row. Next: look (job.py, line 3)", "")
 

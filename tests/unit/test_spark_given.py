@@ -15,10 +15,14 @@ from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.start.classic import check_classic, never_pickled
 
 
-def test_a_checkpoints_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     LocalFiles(tmp_path / "not" / "there").check()
     LocalFiles(tmp_path).check()
     assert list(tmp_path.iterdir()) == []
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="Not a directory"):
+        LocalFiles(tmp_path / "file" / "c").check()
 
 
 def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,12 +35,6 @@ def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytes
     ):
         LocalFiles(tmp_path / "c").check()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="Not a directory"):
-        LocalFiles(tmp_path / "file" / "c").check()
 
 
 def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +52,7 @@ def test_connect_is_known_by_its_module() -> None:
         check_classic("df", frame)
     check_classic("df", object())
 
-
-def test_an_exactly_once_is_never_sent_to_another_process() -> None:
-    """Spark Connect pickles what foreachBatch is given, and prints the cause that it meets."""
+    # Spark Connect pickles what foreachBatch is given, and prints the cause that it meets.
     assert ExactlyOnce.__reduce__ is never_pickled
     with pytest.raises(ConfigurationError, match=r"Connect's foreachBatch.*Next: Start a classic session"):
         pickle.dumps(ExactlyOnce.__new__(ExactlyOnce))

@@ -14,7 +14,6 @@ from sparkonce.spark.grouping import SMALL_PARTITIONS, SMALL_ROWS, Grouping, gro
 ONE = '{"t":{"0":100,"1":100}}'
 STREAM = '{"s":{"offset":100,"first":0}}'
 """A stream has an order of its own, which a restart does not change."""
-MANY = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
 
 
 @pytest.mark.parametrize(
@@ -43,12 +42,12 @@ def test_a_slot_is_counted_for_each_ten_rows_read(before: list[str] | None, now:
     assert (found and found.slots) == slots
 
 
-def test_a_stream_keeps_its_number() -> None:
+def test_what_is_not_grouped() -> None:
     assert grouping_of([STREAM], [STREAM], 10) == Grouping(1, is_renumbered=False)
 
-
-def test_nothing_is_grouped_unless_it_is_asked_for() -> None:
     assert grouping_of([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
+
+    assert grouping_of(['{"logOffset":3}'], ['{"logOffset":4}'], None, None, 1) == Grouping(1)
 
 
 SMALL = Grouping(1, merges=True)
@@ -100,17 +99,14 @@ def test_a_decided_batch_is_one_slot_only_if_it_was_then(
     assert grouping_of(told(0), told(10), given, row_bytes, decided) == grouping
 
 
-def test_one_slot_decides_also_where_offsets_count_no_rows() -> None:
-    assert grouping_of(['{"logOffset":3}'], ['{"logOffset":4}'], None, None, 1) == Grouping(1)
-
-
 @pytest.mark.parametrize(
     ("topics", "small"), [([1], False), ([2], True), ([4], True), ([2, 2], True), ([2, 3], False), ([5], False)]
 )
 def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics: Sequence[int], small: bool) -> None:
+    many = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
     said = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
     assert grouping_of([said], [said], 10) == Grouping(1, is_renumbered=small)
-    assert grouping_of([said, MANY], [said, MANY], 10) == Grouping(1, is_renumbered=small)
+    assert grouping_of([said, many], [said, many], 10) == Grouping(1, is_renumbered=small)
 
 
 def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency", partitions: int = 3) -> Any:

@@ -54,6 +54,13 @@ def test_a_file_is_run_as_python_would(tmp_path: Path, capsys: pytest.CaptureFix
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
     del sys.modules["beside"]
 
+    assert run(tmp_path, "raise KeyboardInterrupt") == 130
+
+    (tmp_path / "job.py").write_text("import sys\nsys.exit(7 if sys.argv[1:] == ['--traceback', '--help', 'x'] else 1)")
+    arguments = ["run", "--traceback", str(tmp_path / "job.py"), "--traceback", "--help", "x"]
+    assert CliRunner().invoke(app, arguments).exit_code == 7
+    assert CliRunner().invoke(app, ["run", str(tmp_path / "nowhere.py")]).exit_code == 2
+
 
 def test_what_it_leaves_running_is_waited_for_until_a_signal_comes(
     tmp_path: Path, started: list[FakeQuery], capsys: pytest.CaptureFixture[str]
@@ -137,14 +144,3 @@ def test_any_other_error_is_told_as_python_does(
     assert said[1].startswith(f'  File "{tmp_path / "job.py"}", line ')
     assert said[-1] == "ZeroDivisionError: division by zero"
     assert started[0].stops
-
-
-def test_an_interrupt_before_the_first_query_ends_it_as_it_would_any_script(tmp_path: Path) -> None:
-    assert run(tmp_path, "raise KeyboardInterrupt") == 130
-
-
-def test_what_stands_behind_the_file_is_the_files_own(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("import sys\nsys.exit(7 if sys.argv[1:] == ['--traceback', '--help', 'x'] else 1)")
-    arguments = ["run", "--traceback", str(tmp_path / "job.py"), "--traceback", "--help", "x"]
-    assert CliRunner().invoke(app, arguments).exit_code == 7
-    assert CliRunner().invoke(app, ["run", str(tmp_path / "nowhere.py")]).exit_code == 2

@@ -139,6 +139,9 @@ def test_nothing_new_is_the_very_same_position(server: Server) -> None:
     server.ends["b"] = 101
     assert plans.latestOffset() == end | {"b": {"offset": 101, "chunk": 100, "at": 1100, "first": 0}}
 
+    with pytest.raises(PreflightError, match="No c"):
+        reader(streams=("a", "c")).latestOffset()
+
 
 def test_a_server_that_is_away_plans_nothing_until_patience_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch
@@ -172,11 +175,6 @@ def test_a_server_that_never_answered_is_waited_for(server: Server, monkeypatch:
     monkeypatch.setattr("time.sleep", sleep)
     server.is_away = True
     assert offsets(reader(most=None).latestOffset()) == {"a": 100, "b": 100}
-
-
-def test_a_stream_that_is_missing_is_not_waited_for(server: Server) -> None:
-    with pytest.raises(PreflightError, match="No c"):
-        reader(streams=("a", "c")).latestOffset()
 
 
 def test_a_stream_that_is_left_out_keeps_its_position(server: Server) -> None:
@@ -215,8 +213,6 @@ def test_a_place_to_start_travels_as_text() -> None:
     assert options.begin("c").isoformat() == "2026-01-31T12:00:00+00:00"  # type: ignore[union-attr]
     assert reader()._options.begin("a") == "earliest"
 
-
-def test_tasks_need_the_client_and_the_server() -> None:
     needs = {"orders": WorkerNeeds(modules=("rstream",), addresses=(SERVER.stream_address,))}
     far = needs_of([], "spark://master:7077", needs)
     assert "rstream" in far["modules"]

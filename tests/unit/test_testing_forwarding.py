@@ -7,10 +7,11 @@ import pytest
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
 
-PAIRS = [(ForwardingSink, TwoPhaseCommitSink), (ForwardingWriter, SinkWriter), (ForwardingCommitter, SinkCommitter)]
 
-
-@pytest.mark.parametrize(("kind", "base"), PAIRS)
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [(ForwardingSink, TwoPhaseCommitSink), (ForwardingWriter, SinkWriter), (ForwardingCommitter, SinkCommitter)],
+)
 def test_every_call_is_passed_on(kind: type, base: type) -> None:
     """A call that is added to the base and not here would end in the base's own, which does nothing."""
     asked: list[tuple[str, tuple[object, ...]]] = []

@@ -88,17 +88,6 @@ def is_cut(client: socket.socket) -> bool:
         return True
 
 
-def test_it_passes_on_what_it_is_given(proxy: FaultProxy, client: socket.socket) -> None:
-    assert ask(client, b"COMMIT 1\n") == b"COMMIT 1\n"
-    assert ask(client, b"PREPARE 1\n") == b"PREPARE 1\n"
-    assert proxy.seen == {"commit": 1, "prepare": 1}
-
-
-def test_an_end_of_one_side_reaches_the_other(client: socket.socket) -> None:
-    client.shutdown(socket.SHUT_WR)
-    assert client.recv(100) == b""
-
-
 def test_cut_resets_connections_and_lets_new_ones_through(proxy: FaultProxy, client: socket.socket) -> None:
     ask(client, b"hello\n")
     proxy.cut()
@@ -288,6 +277,13 @@ def test_a_request_that_comes_in_pieces_is_seen_once(proxy: FaultProxy, client: 
     assert proxy.seen == {"commit": 1}
 
 
-def test_only_requests_that_are_known_can_be_trapped(proxy: FaultProxy) -> None:
+def test_it_passes_on_what_it_is_given(proxy: FaultProxy, client: socket.socket) -> None:
     with pytest.raises(KeyError):
         proxy.trap("abort", RequestFault.HELD)
+
+    assert ask(client, b"COMMIT 1\n") == b"COMMIT 1\n"
+    assert ask(client, b"PREPARE 1\n") == b"PREPARE 1\n"
+    assert proxy.seen == {"commit": 1, "prepare": 1}
+
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(100) == b""

@@ -18,10 +18,6 @@ from tryout.windows import into_windows
 TOPIC = "t"
 
 
-def record(offset: int, time_ms: int, *, partition: int = 0, key: bytes | None = None) -> Record:
-    return Record(partition, offset, key, None, time_ms, ())
-
-
 def batch(number: int, watermark_ms: int, ends: Mapping[int, int], *, timestamp_ms: int = 0) -> Batch:
     return Batch(number=number, watermark_ms=watermark_ms, timestamp_ms=timestamp_ms, ends={TOPIC: dict(ends)})
 
@@ -38,7 +34,10 @@ def windows(records: list[Record], batches: list[Batch]) -> dict[str, object]:
     }
 
 
-def test_a_window_closes_in_the_batch_whose_watermark_has_passed_its_end() -> None:
+def test_when_a_window_closes_and_what_is_late() -> None:
+    def record(offset: int, time_ms: int, *, partition: int = 0, key: bytes | None = None) -> Record:
+        return Record(partition, offset, key, None, time_ms, ())
+
     records = [record(0, 1), record(1, 9), record(2, 10), record(3, 99)]
     batches = [batch(0, 0, {0: 2}), batch(1, 9, {0: 3}), batch(2, 10, {0: 3})]
     assert windows(records, batches) == {
@@ -49,11 +48,11 @@ def test_a_window_closes_in_the_batch_whose_watermark_has_passed_its_end() -> No
         "unread": [3],
     }
 
-
-def test_a_row_is_late_only_if_a_batch_before_its_own_has_closed_its_window() -> None:
     records = [record(0, 1), record(1, 2), record(2, 3)]
     batches = [batch(0, 0, {0: 1}), batch(1, 10, {0: 2}), batch(2, 10, {0: 3})]
     assert windows(records, batches) == {"closed": {0: [0, 1]}, "by": {0: 1}, "open": {}, "late": [2], "unread": []}
+
+    assert EtlSample().began_ms % 20_000 == 0
 
 
 def test_batches_are_those_that_are_done_with_all_of_their_sources(tmp_path: Path) -> None:
@@ -147,10 +146,6 @@ def test_a_sample_is_the_same_again_and_has_no_closing_rows(sample: Sample) -> N
     assert messages == list(sample.messages(None))
     assert all(message.key != CLOSING for message in messages)
     assert {message.topic for message in messages} == set(sample.sources)
-
-
-def test_the_clock_of_a_sample_starts_at_a_window() -> None:
-    assert EtlSample().began_ms % 20_000 == 0
 
 
 def test_rows_that_are_missing_or_came_twice_or_are_nobodys_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

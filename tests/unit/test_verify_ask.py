@@ -52,8 +52,13 @@ def test_where_nothing_is_asked_for(tmp_path: Path) -> None:
     assert (options.source.nodes, options.source.bootstrap, options.places) == (1, "", {})
     assert ask(tmp_path, seed=3).workload.seed == 3
 
+    assert ask(tmp_path, refuse_every=7).source.refuse_every == 7
+    assert ask(tmp_path).source.refuse_every == 0
 
-# --- Kafka ----------------------------------------------------------------------------------------------------------
+    options = ask(tmp_path, bootstrap="b:9092", systems=["files"], kafka_settings={"security.protocol": "SSL"})
+    assert [system.name for system in options.systems] == ["files"]
+    assert options.source.settings == {BOOTSTRAP: "b:9092", "security.protocol": "SSL"}
+    assert options.places == {"kafka": "b:9092"}
 
 
 @pytest.mark.parametrize(
@@ -69,18 +74,6 @@ def test_a_users_kafka_is_named_in_one_of_three_ways(more: dict[str, Any], tmp_p
     options = ask(tmp_path, **more)
     assert options.systems == [options.source]
     assert options.source.bootstrap == "b:9092"
-    assert options.places == {"kafka": "b:9092"}
-
-
-def test_kafka_refuses_rows_if_it_is_asked_to(tmp_path: Path) -> None:
-    assert ask(tmp_path, refuse_every=7).source.refuse_every == 7
-    assert ask(tmp_path).source.refuse_every == 0
-
-
-def test_it_may_be_the_source_only(tmp_path: Path) -> None:
-    options = ask(tmp_path, bootstrap="b:9092", systems=["files"], kafka_settings={"security.protocol": "SSL"})
-    assert [system.name for system in options.systems] == ["files"]
-    assert options.source.settings == {BOOTSTRAP: "b:9092", "security.protocol": "SSL"}
     assert options.places == {"kafka": "b:9092"}
 
 
@@ -101,8 +94,6 @@ def test_it_may_be_the_source_only(tmp_path: Path) -> None:
 def test_what_contradicts_itself_is_refused_by_name(more: dict[str, Any], named: str, tmp_path: Path) -> None:
     assert named in refused(tmp_path, **more)
 
-
-# --- the checkpoint ---------------------------------------------------------------------------------------------------
 
 KEYS = {"spark.hadoop.fs.s3a.access.key": "AKIA", "spark.hadoop.fs.s3a.secret.key": "hidden"}
 
@@ -154,8 +145,12 @@ def test_a_store_needs_its_connector() -> None:
         assert with_connector("gs://bucket/a", named) == named
     assert with_connector("hdfs://nn/a", {}) == with_connector("/a", {}) == {}
 
-
-# --- replay ---------------------------------------------------------------------------------------------------------
+    kafka = struck(KafkaSystem(), Fault.SERVER_KILLED)
+    possible = {(choice.fault, choice.system) for choice in choices([kafka], kafka, disk=False)}
+    told = hindrances([kafka], kafka, disk=False)
+    of_query = {(fault, "") for fault in OF_THE_QUERY}
+    assert of_query - {(Fault.LOG_DISK_FULL, "")} <= possible | told.keys()
+    assert not possible & told.keys()
 
 
 @pytest.fixture
@@ -248,9 +243,6 @@ def test_credentials_are_asked_for_again(tmp_path: Path) -> None:
     assert ask(tmp_path, replay=old, kafka_settings={"sasl.password": "secret"}).source.bootstrap == "b:1"
 
 
-# --- what cannot be injected ----------------------------------------------------------------------------------------
-
-
 OF_CONNECTIONS = (Fault.CUT, *OF_REQUESTS)
 
 
@@ -302,12 +294,3 @@ def test_a_step_that_cannot_be_injected_is_refused_before_any_is() -> None:
     assert "step 3, coordinator-moved of kafka: there is one broker only: --brokers 3" in told
     assert "step 4, reply-lost of kafka: its requests are end, not commit" in told
     assert "step 5, cut of redis: there is nothing to strike" in told
-
-
-def test_a_fault_is_possible_or_has_a_reason() -> None:
-    kafka = struck(KafkaSystem(), Fault.SERVER_KILLED)
-    possible = {(choice.fault, choice.system) for choice in choices([kafka], kafka, disk=False)}
-    told = hindrances([kafka], kafka, disk=False)
-    of_query = {(fault, "") for fault in OF_THE_QUERY}
-    assert of_query - {(Fault.LOG_DISK_FULL, "")} <= possible | told.keys()
-    assert not possible & told.keys()

@@ -16,7 +16,6 @@ from sparkonce.lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
 KAFKA, POSTGRES = SYSTEMS
-OF_ROWS = (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED)
 RUN = ""
 """The whole run, in a verdict."""
 
@@ -49,9 +48,6 @@ def test_a_good_run_passes_and_everything_was_looked_at() -> None:
     assert any(row["kind"] == "sum" and row["amount"] < 0 for row in run.expected)
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_missing_row(system: str) -> None:
     run = good_run()
@@ -61,15 +57,7 @@ def test_a_missing_row(system: str) -> None:
     assert example == f"row {row['number']} of key {row['key']}: amount {row['amount']}"
 
 
-def test_a_row_that_no_system_has_tears_no_batch() -> None:
-    run = good_run()
-    for system in SYSTEMS:
-        run.observed[system].pop(3)
-    assert (Anomaly.TORN, RUN) not in run.found()
-    assert run.found()[Anomaly.MISSING, KAFKA] == run.found()[Anomaly.MISSING, POSTGRES] == 1
-
-
-def test_a_lost_window() -> None:
+def test_missing_rows() -> None:
     run = good_run()
     at = next(at for at, row in enumerate(run.observed[KAFKA]) if row["kind"] == "sum" and row["amount"] < 0)
     row = run.observed[KAFKA].pop(at)
@@ -78,16 +66,26 @@ def test_a_lost_window() -> None:
         f"sum of key {row['key']} from {row['number']}: {row['amount']} of {row['rows']} rows",
     )
 
+    run = good_run()
+    for system in SYSTEMS:
+        run.observed[system].pop(3)
+    assert (Anomaly.TORN, RUN) not in run.found()
+    assert run.found()[Anomaly.MISSING, KAFKA] == run.found()[Anomaly.MISSING, POSTGRES] == 1
 
-def test_a_row_twice_in_its_batch() -> None:
+    run = good_run()
+    run.observed[KAFKA].clear()
+    verdict = run.verdict(Anomaly.MISSING, KAFKA)
+    assert verdict.count == len(run.expected)
+    assert len(verdict.examples) == 5
+
+
+def test_doubled_rows() -> None:
     run = good_run()
     row = run.observed[POSTGRES][0]
     appended(run, POSTGRES, row)
     assert run.found() == torn_too(POSTGRES, {Anomaly.DOUBLED: 1})
     assert "[batch 0; batch 0]" in run.verdict(Anomaly.DOUBLED, POSTGRES).examples[0]
 
-
-def test_a_row_again_in_another_batch_is_no_row_out_of_order() -> None:
     run = good_run()
     row = run.observed[KAFKA][0]
     again = appended(run, KAFKA, row, batch=3)
@@ -96,15 +94,11 @@ def test_a_row_again_in_another_batch_is_no_row_out_of_order() -> None:
     second = f"batch 3, partition {row['partition']} offset {again['offset']}"
     assert f"[{first}; {second}]" in run.verdict(Anomaly.DOUBLED, KAFKA).examples[0]
 
-
-def test_each_occurrence_beyond_the_first_is_a_double() -> None:
     run = good_run()
     for _ in range(3):
         appended(run, POSTGRES, run.observed[POSTGRES][0])
     assert run.verdict(Anomaly.DOUBLED, POSTGRES).count == 3
 
-
-def test_a_whole_batch_twice() -> None:
     run = good_run()
     rows = [row for row in run.observed[KAFKA] if row["batch"] == 1]
     for row in rows:
@@ -152,24 +146,13 @@ def test_a_null_is_no_value(column: str) -> None:
     assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
 
 
-def test_few_examples_of_many() -> None:
-    run = good_run()
-    run.observed[KAFKA].clear()
-    verdict = run.verdict(Anomaly.MISSING, KAFKA)
-    assert verdict.count == len(run.expected)
-    assert len(verdict.examples) == 5
-
-
-# --- where rows stand -----------------------------------------------------------------------------------------------
-
-
 def neighbours(run: Run) -> tuple[Row, Row]:
     """Two rows of one key, one after the other."""
     rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
     return rows[0], rows[1]
 
 
-def test_two_rows_that_have_changed_places() -> None:
+def test_rows_out_of_order() -> None:
     run = good_run()
     one, two = neighbours(run)
     one["offset"], two["offset"] = two["offset"], one["offset"]
@@ -180,28 +163,22 @@ def test_two_rows_that_have_changed_places() -> None:
         f"offset {one['offset']}"
     )
 
-
-def test_a_row_in_another_partition_than_its_key() -> None:
     run = good_run()
     row, _ = neighbours(run)
     row["partition"] = 0
     assert run.found() == {(Anomaly.OUT_OF_ORDER, KAFKA): 1}
     assert "key 1 stands in partition 0 and in partition 1" in run.verdict(Anomaly.OUT_OF_ORDER, KAFKA).examples[0]
 
-
-def test_numbers_with_holes_are_in_order() -> None:
     run = good_run()
     one, two = neighbours(run)
     run.observed[KAFKA].remove(two)
     one["offset"] += 1  # a marker of a transaction takes an offset, too
     assert (Anomaly.OUT_OF_ORDER, KAFKA) not in run.found()
 
-
-def test_order_is_not_asked_of_a_system_that_keeps_none() -> None:
     assert [each.system for each in good_run().judge() if each.anomaly is Anomaly.OUT_OF_ORDER] == [KAFKA]
 
 
-def test_a_row_that_came_with_another_batch_than_in_the_other_system() -> None:
+def test_batches_that_systems_share_unequally() -> None:
     run = good_run()
     row = next(row for row in run.observed[POSTGRES] if row["batch"] == 1)
     row["batch"] = 3
@@ -212,24 +189,18 @@ def test_a_row_that_came_with_another_batch_than_in_the_other_system() -> None:
     assert f"; postgres has {mine - 1} rows, fingerprint " in first
     assert second.startswith("batch 3: ")
 
-
-def test_batches_as_large_as_the_others_with_other_rows() -> None:
     run = good_run()
     rows = run.observed[POSTGRES]
     one, two = rows[0], next(row for row in rows if row["batch"] == 1)
     one["batch"], two["batch"] = two["batch"], one["batch"]
     assert run.found() == {(Anomaly.TORN, RUN): 2}
 
-
-def test_a_batch_that_only_one_system_has() -> None:
     run = good_run()
     for row in run.observed[POSTGRES]:
         row["batch"] = min(row["batch"], 1)
     assert run.found() == {(Anomaly.TORN, RUN): 2}
     assert run.verdict(Anomaly.TORN).examples[1].endswith("; postgres has nothing")
 
-
-def test_with_one_system_nothing_can_be_torn() -> None:
     run = good_run()
     run.observed.pop(POSTGRES)
     run.events[0] = noted(Kind.BEGAN, systems=[KAFKA])
@@ -238,10 +209,7 @@ def test_with_one_system_nothing_can_be_torn() -> None:
     assert passed(verdicts)
 
 
-# --- what readers saw, and what was left ----------------------------------------------------------------------------
-
-
-def test_a_reader_that_saw_a_batch_before_it_was_decided() -> None:
+def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
     run = good_run()
     at = run.place(Kind.SEEN, system=POSTGRES, batch=3)
     run.events[at] = noted(Kind.SEEN, 77, system=POSTGRES, batch=3, decided=2)
@@ -250,22 +218,6 @@ def test_a_reader_that_saw_a_batch_before_it_was_decided() -> None:
         "at 77 ms a reader saw batch 3, and the newest decided batch was 2",
     )
 
-
-def test_a_batch_that_was_seen_later_than_decided() -> None:
-    run = good_run()
-    run.insert(run.place(Kind.OPEN), noted(Kind.SEEN, system=KAFKA, batch=2, decided=3))
-    assert run.found() == {}
-    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 4
-
-
-def test_a_reader_that_was_blind_in_the_end_has_looked_at_nothing() -> None:
-    run = good_run()
-    run.drop(Kind.SEEN, system=KAFKA, batch=3)
-    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 0
-    assert not passed(run.judge())
-
-
-def test_rows_of_a_batch_that_nobody_has_decided() -> None:
     run = good_run()
     for system in SYSTEMS:
         for row in run.observed[system]:
@@ -276,7 +228,17 @@ def test_rows_of_a_batch_that_nobody_has_decided() -> None:
     )
 
 
-def test_a_batch_that_only_its_driver_has_told_of_was_decided() -> None:
+def test_rows_that_are_visible_in_time() -> None:
+    run = good_run()
+    run.insert(run.place(Kind.OPEN), noted(Kind.SEEN, system=KAFKA, batch=2, decided=3))
+    assert run.found() == {}
+    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 4
+
+    run = good_run()
+    run.drop(Kind.SEEN, system=KAFKA, batch=3)
+    assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 0
+    assert not passed(run.judge())
+
     run = good_run()
     for system in SYSTEMS:
         run.observed[system][-1]["batch"] = 4
@@ -284,20 +246,16 @@ def test_a_batch_that_only_its_driver_has_told_of_was_decided() -> None:
     assert run.found() == {}
 
 
-def test_something_left_open() -> None:
+def test_transactions_left_open() -> None:
     run = good_run()
     run.events[run.place(Kind.OPEN, system=POSTGRES)] = noted(Kind.OPEN, system=POSTGRES, names=["gid-1", "gid-2"])
     assert run.found() == {(Anomaly.LINGERING, POSTGRES): 2}
     assert run.verdict(Anomaly.LINGERING, POSTGRES).examples == ("gid-1", "gid-2")
 
-
-def test_what_was_open_and_is_no_more() -> None:
     run = good_run()
     run.insert(run.place(Kind.OPEN), noted(Kind.OPEN, system=POSTGRES, names=["gid-1"]))
     assert run.found() == {}
 
-
-# --- nothing was looked at ------------------------------------------------------------------------------------------
 
 BLINDNESS: dict[str, tuple[Callable[[Run], object], Anomaly, str]] = {
     "nobody asked what is open": (lambda run: run.drop(Kind.OPEN, system=KAFKA), Anomaly.LINGERING, KAFKA),
@@ -319,21 +277,22 @@ def test_a_verdict_on_nothing_does_not_pass(name: str) -> None:
 
 
 def test_of_a_system_that_nobody_has_read_nothing_is_said() -> None:
+    of_rows = (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED)
     run = good_run()
     run.observed.pop(POSTGRES)
     run.observed[KAFKA].pop(3)
     assert set(run.found()) == {(Anomaly.MISSING, KAFKA), (Anomaly.STATE_DIFFERS, KAFKA)}
     blank = {(each.anomaly, each.system) for each in run.judge() if each.blank}
-    assert blank == {(anomaly, POSTGRES) for anomaly in (*OF_ROWS, Anomaly.STATE_DIFFERS)}
+    assert blank == {(anomaly, POSTGRES) for anomaly in (*of_rows, Anomaly.STATE_DIFFERS)}
 
 
-def test_an_empty_history_does_not_pass() -> None:
+def test_what_passes() -> None:
     run = Run(events=[], expected=[], observed={}, undisturbed=None)
     assert not passed(run.judge())
     assert not passed(())
 
+    assert not passed([Verdict(anomaly=Anomaly.GROWING, system="", looked_at=1, count=1)])
 
-def test_a_short_run_passes_without_a_look_at_growth() -> None:
     run = good_run()
     run.drop(Kind.RESOURCES)
     verdict = run.verdict(Anomaly.GROWING)
@@ -341,14 +300,7 @@ def test_a_short_run_passes_without_a_look_at_growth() -> None:
     assert passed(run.judge())
 
 
-def test_what_was_found_does_not_pass() -> None:
-    assert not passed([Verdict(anomaly=Anomaly.GROWING, system="", looked_at=1, count=1)])
-
-
-# --- the undisturbed query ------------------------------------------------------------------------------------------
-
-
-def test_an_undisturbed_query_that_made_other_rows() -> None:
+def test_state_that_differs_from_the_undisturbed_querys() -> None:
     run = good_run()
     assert run.undisturbed is not None
     lost = run.undisturbed.pop()
@@ -358,8 +310,6 @@ def test_an_undisturbed_query_that_made_other_rows() -> None:
     (example,) = run.verdict(Anomaly.STATE_DIFFERS, KAFKA).examples
     assert example.startswith(f"unexpected: row {lost['number']} of key {lost['key']}")
 
-
-def test_a_system_that_is_wrong_in_the_same_way_as_the_undisturbed_query() -> None:
     run = good_run()
     assert run.undisturbed is not None
     run.undisturbed.pop()
@@ -368,22 +318,33 @@ def test_a_system_that_is_wrong_in_the_same_way_as_the_undisturbed_query() -> No
     found = {**{(Anomaly.MISSING, system): 1 for system in SYSTEMS}, (Anomaly.STATE_DIFFERS, RUN): 1}
     assert run.found() == found
 
-
-def test_other_state() -> None:
     run = good_run()
     run.events[run.place(Kind.STATE)] = noted(Kind.STATE, disturbed=13, undisturbed=12)
     assert run.found() == {(Anomaly.STATE_DIFFERS, RUN): 1}
     assert "13 rows of state" in run.verdict(Anomaly.STATE_DIFFERS).examples[0]
 
 
-# --- stuck ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_was_ended_at_a_deadline() -> None:
+def test_a_run_that_is_stuck() -> None:
     run = good_run()
     run.events[-1] = noted(Kind.STUCK, step=1, what="no batch within 300 s")
     assert run.found() == {(Anomaly.STUCK, RUN): 1}
     assert run.verdict(Anomaly.STUCK).examples == ("step 1: no batch within 300 s",)
+
+    run = good_run()
+    run.drop(Kind.FINISHED)
+    assert run.found() == {(Anomaly.STUCK, RUN): 1}
+    assert "breaks off" in run.verdict(Anomaly.STUCK).examples[0]
+
+    run = good_run()
+    run.drop(Kind.RECOVERED)
+    assert run.found() == {(Anomaly.STUCK, RUN): 1}
+    assert "step 1 (driver-killed)" in run.verdict(Anomaly.STUCK).examples[0]
+
+    run = good_run()
+    fault = noted(Kind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="READING", batch=1)
+    run.insert(run.place(Kind.OVER), fault)
+    run.events[run.place(Kind.RECOVERED)] = noted(Kind.RECOVERED, step=2, driver=3, batch=1)
+    assert run.found() == {}
 
 
 @pytest.mark.parametrize("ends", ["stuck", "stuck, and read all the same", "broken off"])
@@ -401,31 +362,6 @@ def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
         run.events[-1:] = [stuck] if ends == "stuck" else []
     assert run.found() == {(Anomaly.STUCK, RUN): 1, (Anomaly.DOUBLED, POSTGRES): 1}
     assert {each.anomaly for each in run.judge() if each.blank} == NEEDS_THE_END
-
-
-def test_a_run_that_breaks_off() -> None:
-    run = good_run()
-    run.drop(Kind.FINISHED)
-    assert run.found() == {(Anomaly.STUCK, RUN): 1}
-    assert "breaks off" in run.verdict(Anomaly.STUCK).examples[0]
-
-
-def test_a_fault_that_was_never_recovered_from() -> None:
-    run = good_run()
-    run.drop(Kind.RECOVERED)
-    assert run.found() == {(Anomaly.STUCK, RUN): 1}
-    assert "step 1 (driver-killed)" in run.verdict(Anomaly.STUCK).examples[0]
-
-
-def test_one_recovery_of_two_faults() -> None:
-    run = good_run()
-    fault = noted(Kind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="READING", batch=1)
-    run.insert(run.place(Kind.OVER), fault)
-    run.events[run.place(Kind.RECOVERED)] = noted(Kind.RECOVERED, step=2, driver=3, batch=1)
-    assert run.found() == {}
-
-
-# --- stops ----------------------------------------------------------------------------------------------------------
 
 
 def struck(fault: Fault, system: str = "") -> Run:
@@ -456,27 +392,6 @@ EXPLAINED = [
     ("Py4JJavaError", Fault.COORDINATOR_MOVED),
     ("StreamingQueryException", Fault.LOG_DISK_FULL),
 ]
-UNEXPLAINED = [
-    ("PrepareError", Fault.DRIVER_KILLED),
-    ("SupersededError", Fault.DRIVER_KILLED),
-    ("SupersededError", Fault.CUT),
-    ("LogError", Fault.CUT),
-    ("UnknownOutcomeError", Fault.OTHER_PARALLELISM),
-    ("StreamingQueryException", Fault.EXPIRED),
-    ("StreamingQueryException", Fault.CLOCK_JUMPED),
-    ("RuntimeError", Fault.SERVER_KILLED),
-    ("OSError", Fault.LOG_DISK_FULL),
-    ("BadTransition", Fault.TWO_DRIVERS),
-]
-NEVER = [
-    errors.TransactionLostError,
-    errors.CheckpointMismatchError,
-    errors.CorruptRecordError,
-    errors.NewerFormatError,
-    errors.StaleLogError,
-    errors.ConfigurationError,
-    errors.SchemaError,
-]
 
 
 @pytest.mark.parametrize(("error", "fault"), EXPLAINED)
@@ -496,7 +411,21 @@ def test_no_fault_explains_an_error_before_and_after(error: str, fault: Fault) -
     assert run.verdict(Anomaly.STOPPED).examples[0] == f"at 1000 ms driver 1: {error}: so it is"
 
 
-@pytest.mark.parametrize(("error", "fault"), UNEXPLAINED)
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        ("PrepareError", Fault.DRIVER_KILLED),
+        ("SupersededError", Fault.DRIVER_KILLED),
+        ("SupersededError", Fault.CUT),
+        ("LogError", Fault.CUT),
+        ("UnknownOutcomeError", Fault.OTHER_PARALLELISM),
+        ("StreamingQueryException", Fault.EXPIRED),
+        ("StreamingQueryException", Fault.CLOCK_JUMPED),
+        ("RuntimeError", Fault.SERVER_KILLED),
+        ("OSError", Fault.LOG_DISK_FULL),
+        ("BadTransition", Fault.TWO_DRIVERS),
+    ],
+)
 def test_not_every_fault_explains_every_error(error: str, fault: Fault) -> None:
     run = struck(fault)
     run.insert(run.place(Kind.FAULT) + 1, stopped(1, error))
@@ -504,7 +433,18 @@ def test_not_every_fault_explains_every_error(error: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-@pytest.mark.parametrize("error", NEVER)
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.TransactionLostError,
+        errors.CheckpointMismatchError,
+        errors.CorruptRecordError,
+        errors.NewerFormatError,
+        errors.StaleLogError,
+        errors.ConfigurationError,
+        errors.SchemaError,
+    ],
+)
 def test_nothing_explains_what_must_never_be(error: type[Exception], fault: Fault) -> None:
     run = struck(fault)
     run.insert(run.place(Kind.FAULT) + 1, stopped(1, error.__name__))
@@ -585,31 +525,22 @@ def test_two_drivers_may_plan_a_batch_otherwise_in_s3(fault: Fault, checkpoint: 
     assert run.found().get((Anomaly.STOPPED, RUN), 0) == found
 
 
-def test_the_names_in_the_table_are_names_of_errors() -> None:
-    spark = {"StreamingQueryException", "Py4JJavaError", "SparkException"}
-    assert {name for name in EXPLAINED_BY if not hasattr(errors, name)} == spark
-
-
-def test_an_error_of_ours_that_spark_has_wrapped_is_judged_as_ours() -> None:
+def test_errors_that_spark_has_wrapped() -> None:
     run = struck(Fault.SERVER_KILLED)
     traces = "An exception was raised …\nsparkonce.errors.PrepareError: …\nsparkonce.errors.TransactionLostError: …"
     run.insert(run.place(Kind.FAULT) + 1, stopped(1, "StreamingQueryException", traces))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
-
-def test_what_spark_says_after_an_error_of_ours_is_the_same_stop() -> None:
     run = struck(Fault.CLOCK_JUMPED)
     run.insert(run.place(Kind.FAULT) + 1, stopped(1, "PrepareError"), stopped(1, "StreamingQueryException"))
     assert run.found() == {}
 
 
-def test_a_zombie_may_stop_long_after_it_was_woken() -> None:
+def test_a_zombie_may_stop() -> None:
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"))
     assert run.found() == {}
 
-
-def test_a_zombie_may_stop_when_the_driver_that_took_over_is_gone() -> None:
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(
         run.place(Kind.RECOVERED) + 1,
@@ -618,21 +549,17 @@ def test_a_zombie_may_stop_when_the_driver_that_took_over_is_gone() -> None:
     )
     assert run.found() == {}
 
-
-def test_the_driver_that_goes_on_after_a_zombie_may_not() -> None:
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"), stopped(2, "SupersededError"))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
     assert "driver 2" in run.verdict(Anomaly.STOPPED).examples[0]
 
 
-def test_a_second_driver_may_give_way_after_a_batch_of_the_first() -> None:
+def test_one_of_two_drivers_may_stop() -> None:
     run = struck(Fault.TWO_DRIVERS)
     run.insert(run.place(Kind.OPEN), stopped(2, "StaleBatchError"))
     assert run.found() == {}
 
-
-def test_a_driver_that_came_after_two_may_not_stop() -> None:
     run = struck(Fault.TWO_DRIVERS)
     run.insert(
         run.place(Kind.OPEN),
@@ -646,11 +573,15 @@ def test_a_driver_that_came_after_two_may_not_stop() -> None:
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
-def test_a_driver_that_ended_with_an_error_code_and_said_nothing() -> None:
+def test_how_a_driver_ended() -> None:
     run = good_run()
     run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=134)
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
     assert "code 134" in run.verdict(Anomaly.STOPPED).examples[0]
+
+    run = good_run()
+    run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=0, asked=True)
+    assert run.found() == {}
 
 
 @pytest.mark.parametrize("code", [-11, -9, 0])
@@ -659,15 +590,6 @@ def test_a_driver_that_crashed_is_explained_by_nothing(code: int, fault: Fault) 
     run = struck(fault)
     run.insert(run.place(Kind.FAULT) + 1, noted(Kind.ENDED, driver=1, code=code, asked=False))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
-
-
-def test_a_driver_that_was_asked_to_end_is_no_crash() -> None:
-    run = good_run()
-    run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=0, asked=True)
-    assert run.found() == {}
-
-
-# --- growth ---------------------------------------------------------------------------------------------------------
 
 
 def grown(at: int, by: Callable[[int], dict[str, Any]], run: Run) -> Run:
@@ -727,20 +649,19 @@ def test_many_samples_of_a_short_time_say_nothing() -> None:
     assert run.verdict(Anomaly.GROWING).looked_at == 0
 
 
-def long_run(files: int) -> Run:
-    run = good_run()
-    run.drop(Kind.RESOURCES)
-    run.insert(
-        run.place(Kind.OPEN),
-        *(batch(2, number) for number in range(4, 400)),
-        noted(Kind.FOLDER, 9_000, name="log", files=files, bytes=1),
-        noted(Kind.FOLDER, 9_001, name="checkpoint", files=5_000, bytes=1),
-        noted(Kind.FOLDER, 9_002, name="log", files=8, bytes=1),
-    )
-    return run
-
-
 def test_a_log_that_is_never_tidied() -> None:
+    def long_run(files: int) -> Run:
+        run = good_run()
+        run.drop(Kind.RESOURCES)
+        run.insert(
+            run.place(Kind.OPEN),
+            *(batch(2, number) for number in range(4, 400)),
+            noted(Kind.FOLDER, 9_000, name="log", files=files, bytes=1),
+            noted(Kind.FOLDER, 9_001, name="checkpoint", files=5_000, bytes=1),
+            noted(Kind.FOLDER, 9_002, name="log", files=8, bytes=1),
+        )
+        return run
+
     bound = most_log_files(long_run(1).history())
     assert 121 < bound < 150
     assert long_run(bound).found() == {}
@@ -749,11 +670,8 @@ def test_a_log_that_is_never_tidied() -> None:
     assert f"had {bound + 1} files at 9000 ms" in long_run(bound + 1).verdict(Anomaly.GROWING).examples[0]
 
 
-# --- any history ----------------------------------------------------------------------------------------------------
-
-
 @given(data=st.data(), rows=st.integers(3, 80), seed=st.integers(0, 1_000), keys=st.integers(1, 7))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 def test_one_row_that_was_tampered_with_is_always_found(data: st.DataObject, rows: int, seed: int, keys: int) -> None:
     run = good_run(rows, seed, keys)
     assert run.found() == {}
@@ -774,7 +692,7 @@ def test_one_row_that_was_tampered_with_is_always_found(data: st.DataObject, row
 
 
 @given(rows=st.integers(3, 80), order=st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 def test_the_order_in_which_a_reader_finds_rows_changes_nothing(rows: int, order: Any) -> None:
     run = good_run(rows)
     for system in SYSTEMS:
@@ -786,3 +704,6 @@ def test_judging_changes_nothing() -> None:
     history: History = good_run().history()
     assert good_run().judge() == good_run().judge()
     assert history.observed[KAFKA].schema == OBSERVED
+
+    spark = {"StreamingQueryException", "Py4JJavaError", "SparkException"}
+    assert {name for name in EXPLAINED_BY if not hasattr(errors, name)} == spark

@@ -111,14 +111,12 @@ def test_what_was_recorded_until_it_failed_is_judged(
     assert NOT_EXACTLY in done.output
 
 
-def test_ctrl_c_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_it_early_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.lab.run.run", failing(KeyboardInterrupt(), after=None))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 130
     assert "--judge" in done.output
 
-
-def test_a_file_that_cannot_be_read_is_no_violation(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", "--kafka-config", str(tmp_path / "none.json")])
     assert done.exit_code == 2
     assert "--kafka-config" in done.output

@@ -14,7 +14,6 @@ from sparkonce.lab.history import Event, Kind, Recorder, load
 from sparkonce.lab.query import QueryConfig
 from sparkonce.lab.schedule import Step
 
-FALLS = "raise SystemExit(1)\n"
 FALLS_AFTER_A_BATCH = """\
 import json
 
@@ -75,23 +74,22 @@ def noted(conductor: Conductor) -> Sequence[Event]:
 
 
 def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct: Conduct) -> None:
-    conductor = conduct(FALLS)
+    falls = "raise SystemExit(1)\n"
+    conductor = conduct(falls)
     with pytest.raises(StuckError, match="2 drivers in a row ended by themselves: a batch is finished"):
         conductor.need(lambda: conductor.finished > 0, 600.0, "a batch is finished", step=7)
     stuck = [event for event in noted(conductor) if event.kind is Kind.STUCK]
     assert [event["step"] for event in stuck] == [7]
+
+    conductor = conduct(falls)
+    ended = Kind.ENDED
+    conductor.need(lambda: sum(event.kind is ended for event in noted(conductor)) >= 2, 600.0, "two have ended")
 
 
 def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: Conduct) -> None:
     conductor = conduct(FALLS_AFTER_A_BATCH)
     conductor.need(lambda: conductor.finished >= 3, 600.0, "three batches are finished")
     assert sum(event.kind is Kind.ENDED for event in noted(conductor)) >= 2
-
-
-def test_what_has_come_has_come_however_many_fell(conduct: Conduct) -> None:
-    conductor = conduct(FALLS)
-    ended = Kind.ENDED
-    conductor.need(lambda: sum(event.kind is ended for event in noted(conductor)) >= 2, 600.0, "two have ended")
 
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +99,17 @@ def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monke
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
     assert conductor.aim(step).held == "READING"
 
-
-def test_a_fault_that_comes_after_a_phase_waits_for_a_slow_start_too(
-    conduct: Conduct, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("sparkonce.lab.conduct._ARMED_S", 0.0)
     events = [{"event": "phase", "phase": "READING", "batch": 0}]
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0, delay_ms=1)
     assert conductor.aim(step).phase == "READING"
+
+
+def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct: Conduct) -> None:
+    events = [{"event": "stop", "error": "PrepareError", "message": "a row was refused"}]
+    conductor = conduct(TELLS.format(before="", events=events, after=""))
+    conductor.need(lambda: any(event.kind is Kind.STOPPED for event in noted(conductor)), 600.0, "a stop is noted")
 
 
 def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct: Conduct) -> None:
@@ -118,9 +118,3 @@ def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct
     conductor.stop()
     told = [event for event in noted(conductor) if event.kind in (Kind.LOG, Kind.STOPPED)]
     assert [(event.kind, event["message"]) for event in told] == [(Kind.LOG, "stopped in the middle of a batch")]
-
-
-def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct: Conduct) -> None:
-    events = [{"event": "stop", "error": "PrepareError", "message": "a row was refused"}]
-    conductor = conduct(TELLS.format(before="", events=events, after=""))
-    conductor.need(lambda: any(event.kind is Kind.STOPPED for event in noted(conductor)), 600.0, "a stop is noted")

@@ -29,9 +29,6 @@ def recorded(folder: Path) -> Path:
     return folder
 
 
-# --- events ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", Kind)
 def test_an_event_goes_to_a_line_and_back(kind: Kind) -> None:
     event = Event(
@@ -56,7 +53,7 @@ def test_what_is_no_event(line: str) -> None:
         Event.of_json(line)
 
 
-def test_events_of_some_kinds_in_their_order() -> None:
+def test_events_of_some_kinds_in_their_order(tmp_path: Path) -> None:
     history = good_run().history()
     kinds = [event.kind for event in history.of(Kind.OVER, Kind.FAULT)]
     assert kinds == [Kind.FAULT, Kind.OVER]
@@ -65,8 +62,10 @@ def test_events_of_some_kinds_in_their_order() -> None:
     assert first["batch"] == 0
     assert history.first(Kind.STUCK) is None
 
-
-# --- recorder -------------------------------------------------------------------------------------------------------
+    recorder = Recorder(tmp_path)
+    noted = recorder.note(Kind.FED, rows=1)
+    assert load(tmp_path).events == [noted]
+    recorder.close()
 
 
 def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
@@ -77,6 +76,13 @@ def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
     assert loaded.undisturbed == history.undisturbed
     assert loaded.observed == history.observed
     assert list(loaded.observed) == list(SYSTEMS)
+
+    path = recorded(tmp_path) / "observed-kafka.parquet"
+    table = pq.read_table(path)
+    other = table.select(table.column_names[::-1])
+    other = other.set_column(other.column_names.index("key"), "key", other["key"].cast(pa.int32()))
+    pq.write_table(other, path)
+    assert load(tmp_path).observed["kafka"] == table
 
 
 def test_times_never_go_back(tmp_path: Path) -> None:
@@ -93,46 +99,12 @@ def test_times_never_go_back(tmp_path: Path) -> None:
     assert times[0] >= 0
 
 
-def test_what_was_noted_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    noted = recorder.note(Kind.FED, rows=1)
-    assert load(tmp_path).events == [noted]
-    recorder.close()
-
-
 def test_a_folder_with_a_history_is_refused(tmp_path: Path) -> None:
     recorded(tmp_path)
     before = (tmp_path / EVENTS).read_bytes()
     with pytest.raises(ConfigurationError, match="holds a history already"):
         Recorder(tmp_path)
     assert (tmp_path / EVENTS).read_bytes() == before
-
-
-def test_a_table_that_could_not_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(_table: pa.Table, path: Path, **_: object) -> None:
-        path.write_bytes(b"PAR1")
-        raise OSError("no space left")
-
-    recorder = Recorder(tmp_path)
-    recorder.note(Kind.FED, rows=0)
-    recorder.close()
-    monkeypatch.setattr(pq, "write_table", half)
-    with pytest.raises(OSError, match="no space"):
-        recorder.keep("observed-kafka", OBSERVED.empty_table())
-    assert load(tmp_path).observed == {}
-
-
-# --- load -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_without_tables_is_loaded_and_does_not_pass(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    recorder.note(Kind.BEGAN, seed=1, systems=["kafka"])
-    recorder.close()
-    history = load(tmp_path)
-    assert history.expected.schema == ROWS
-    assert (len(history.expected), history.observed, history.undisturbed) == (0, {}, None)
-    assert not passed(judge(history))
 
 
 def test_a_torn_last_line_is_left_out_and_the_run_is_unfinished(tmp_path: Path) -> None:
@@ -149,31 +121,25 @@ def test_a_torn_last_line_is_left_out_and_the_run_is_unfinished(tmp_path: Path) 
     assert load(tmp_path).events == events
 
 
+def test_a_table_that_could_not_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(_table: pa.Table, path: Path, **_: object) -> None:
+        path.write_bytes(b"PAR1")
+        raise OSError("no space left")
+
+    recorder = Recorder(tmp_path)
+    recorder.note(Kind.FED, rows=0)
+    recorder.close()
+    monkeypatch.setattr(pq, "write_table", half)
+    with pytest.raises(OSError, match="no space"):
+        recorder.keep("observed-kafka", OBSERVED.empty_table())
+    assert load(tmp_path).observed == {}
+
+
 def test_a_line_that_is_torn_between_others_is_refused(tmp_path: Path) -> None:
     path = recorded(tmp_path) / EVENTS
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:3], lines[3][:9] + "\n", *lines[4:]]))
     with pytest.raises(ConfigurationError, match="no history that can be read"):
-        load(tmp_path)
-
-
-def test_a_last_line_that_is_whole_and_no_event_is_refused(tmp_path: Path) -> None:
-    with (recorded(tmp_path) / EVENTS).open("a") as file:
-        file.write('{"at_ms": 1, "kind": "gone"}\n')
-    with pytest.raises(ConfigurationError, match="no history that can be read"):
-        load(tmp_path)
-
-
-def test_a_folder_without_a_history(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=str(tmp_path)):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["expected", "undisturbed", "observed-kafka"])
-def test_a_table_that_cannot_be_read(tmp_path: Path, name: str) -> None:
-    path = recorded(tmp_path) / f"{name}.parquet"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ConfigurationError, match=f"{name}.parquet"):
         load(tmp_path)
 
 
@@ -184,10 +150,29 @@ def test_a_table_with_other_columns(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_columns_of_other_types_and_in_another_order_are_made_ours(tmp_path: Path) -> None:
-    path = recorded(tmp_path) / "observed-kafka.parquet"
-    table = pq.read_table(path)
-    other = table.select(table.column_names[::-1])
-    other = other.set_column(other.column_names.index("key"), "key", other["key"].cast(pa.int32()))
-    pq.write_table(other, path)
-    assert load(tmp_path).observed["kafka"] == table
+def test_a_last_line_that_is_whole_and_no_event_is_refused(tmp_path: Path) -> None:
+    with (recorded(tmp_path) / EVENTS).open("a") as file:
+        file.write('{"at_ms": 1, "kind": "gone"}\n')
+    with pytest.raises(ConfigurationError, match="no history that can be read"):
+        load(tmp_path)
+
+
+def test_a_run_without_tables_is_loaded_and_does_not_pass(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=str(tmp_path)):
+        load(tmp_path)
+
+    recorder = Recorder(tmp_path)
+    recorder.note(Kind.BEGAN, seed=1, systems=["kafka"])
+    recorder.close()
+    history = load(tmp_path)
+    assert history.expected.schema == ROWS
+    assert (len(history.expected), history.observed, history.undisturbed) == (0, {}, None)
+    assert not passed(judge(history))
+
+
+@pytest.mark.parametrize("name", ["expected", "undisturbed", "observed-kafka"])
+def test_a_table_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    path = recorded(tmp_path) / f"{name}.parquet"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ConfigurationError, match=f"{name}.parquet"):
+        load(tmp_path)

@@ -99,9 +99,6 @@ def looked(system: str = "kafka", *, anomalies: Sequence[Anomaly] = tuple(Anomal
 BOTH = [*looked("kafka"), *looked("postgres")]
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
-
-
 def test_batches_are_counted() -> None:
     figures = summary(small(), BOTH)["batches"]
     assert {name: figures[name] for name in ("finished", "distinct", "recovered", "healed", "transactions")} == {
@@ -115,18 +112,12 @@ def test_batches_are_counted() -> None:
     assert figures["seconds"]["whole"]["median"] == 3.0
     assert figures["longest_gap"] == {"length_ms": 7_000, "from_ms": 6_000, "to_ms": 13_000, "steps": [2, 3]}
 
-
-def test_a_batch_that_is_finished_twice_is_one_batch() -> None:
     figures = summary(small(batch(16_000, 2, 3, 1.0, recovered=True)), BOTH)["batches"]
     assert (figures["finished"], figures["distinct"]) == (5, 4)
 
-
-def test_an_unfinished_run_waits_to_its_end() -> None:
     figures = summary(small(event(60_000, Kind.LOG, driver=2, message="x"), finished=False), BOTH)["batches"]
     assert figures["longest_gap"] == {"length_ms": 45_000, "from_ms": 15_000, "to_ms": 60_000, "steps": []}
 
-
-def test_rows_are_counted() -> None:
     rows = summary(small(), BOTH)["rows"]
     assert rows == {
         "source": 6,
@@ -148,9 +139,6 @@ def test_faults_are_counted_where_they_struck() -> None:
     }
     assert faults["skipped"] == [{"step": 4, "fault": "worker-killed", "system": "", "why": "no worker was there"}]
 
-
-def test_recovery_runs_from_the_end_of_the_outage_or_else_from_the_fault() -> None:
-    faults = summary(small(), BOTH)["faults"]
     assert [(one["outage_ms"], one["recovery_ms"]) for one in faults["steps"]] == [
         (1_500, 500),
         (None, 6_000),
@@ -163,13 +151,14 @@ def test_recovery_runs_from_the_end_of_the_outage_or_else_from_the_fault() -> No
     }
     assert faults["recovery_ms"]["all"]["median"] == 3_100
 
-
-def test_a_fault_without_recovery_is_not_left_out() -> None:
     history = small(struck(16_000, 5, Fault.SLOWED, Phase.WRITING, system="kafka"), finished=False)
     faults = summary(history, BOTH)["faults"]
     assert (faults["struck"], faults["recovered"]) == (4, 3)
     assert faults["recovery_ms"]["by_fault"]["slowed"] == spread([])
     assert "0 of 1" in render(history, BOTH)
+
+    history = small(struck(16_000, 5, Fault.CUT, Phase.WRITING, phase=Phase.DECIDING.value))
+    assert summary(history, BOTH)["faults"]["by_phase"]["cut"]["DECIDING"] == 1
 
 
 def test_drivers_and_how_they_ended() -> None:
@@ -182,11 +171,6 @@ def test_drivers_and_how_they_ended() -> None:
         "stopped by itself: SupersededError": 1,
     }
     assert [one["batches"] for one in drivers["each"]] == [2, 2, 0]
-
-
-def test_phases_may_come_by_name_or_by_value() -> None:
-    history = small(struck(16_000, 5, Fault.CUT, Phase.WRITING, phase=Phase.DECIDING.value))
-    assert summary(history, BOTH)["faults"]["by_phase"]["cut"]["DECIDING"] == 1
 
 
 @pytest.mark.parametrize(
@@ -202,15 +186,6 @@ def test_a_spread(values: Sequence[int], expected: dict[str, float]) -> None:
     assert spread(values) == expected
 
 
-def test_the_numbers_are_plain_json() -> None:
-    history = made.good()
-    figures = summary(history, made.verdicts(history, made.BAD))
-    assert json.loads(json.dumps(figures)) == figures
-
-
-# --- the verdict -----------------------------------------------------------------------------------------------------
-
-
 def verdict(history: History, verdicts: Sequence[Verdict]) -> tuple[str, str]:
     said = summary(history, verdicts)["verdict"]
     return said["outcome"], said["sentence"]
@@ -223,15 +198,16 @@ def test_a_run_without_anomalies_passes() -> None:
         "no other. 3 of 4 faults struck the running query; 2 drivers finished 4 batches in 20.0 s.",
     )
 
+    assert summary(small(), BOTH)["verdict"]["words"] == "exactly once"
+    assert EXIT_CODES.keys() == WORDS.keys()
+    assert {outcome for outcome, code in EXIT_CODES.items() if code == 0} == {"passed"}
+    assert {outcome for outcome, code in EXIT_CODES.items() if code == 1} == {"failed"}
 
-def test_a_run_that_no_fault_struck_says_so() -> None:
     history = made.run(faults=0, batches=3, rows=100)
     outcome, sentence = verdict(history, made.verdicts(history))
     assert outcome == "passed"
     assert "No fault was to strike the query" in sentence
 
-
-def test_a_run_whose_faults_did_not_strike_proves_nothing() -> None:
     history = small()
     calm = replace(history, events=[one for one in history.events if one.kind is not Kind.FAULT])
     outcome, sentence = verdict(calm, BOTH)
@@ -267,21 +243,12 @@ def test_what_is_missing_when_the_recording_breaks_off_proves_nothing() -> None:
     assert "The run was not finished: its recording breaks off after 00:18.0." in sentence
 
 
-def test_words_and_exit_codes_are_those_of_the_outcome() -> None:
-    assert summary(small(), BOTH)["verdict"]["words"] == "exactly once"
-    assert EXIT_CODES.keys() == WORDS.keys()
-    assert {outcome for outcome, code in EXIT_CODES.items() if code == 0} == {"passed"}
-    assert {outcome for outcome, code in EXIT_CODES.items() if code == 1} == {"failed"}
-
-
-def test_a_run_that_breaks_off_is_not_finished() -> None:
+def test_an_unfinished_run_proves_nothing() -> None:
     outcome, sentence = verdict(small(finished=False), BOTH)
     assert outcome == "unfinished"
     assert "its recording breaks off after 00:18.0" in sentence
     assert "proves nothing" in sentence
 
-
-def test_a_run_that_got_stuck_says_where() -> None:
     outcome, sentence = verdict(small(event(19_000, Kind.STUCK, step=3, what="no batch in 60 s")), BOTH)
     assert outcome == "unfinished"
     assert "after step 3: no batch in 60 s" in sentence
@@ -325,9 +292,6 @@ def test_a_weaker_guarantee_is_not_asked_for_more() -> None:
     assert "Nothing is missing or unexpected" in sentence
     assert "doubled" not in sentence
     assert verdict(history, verdicts)[0] == "nothing proved"
-
-
-# --- the page --------------------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
@@ -424,6 +388,7 @@ def test_everything_from_the_history_is_escaped(evil: str) -> None:
     assert evil in {value for _, attribute, value in page.attributes if attribute == "data-fault"}
 
 
+@pytest.mark.slow
 def test_an_hour_stays_small() -> None:
     history = made.big()
     batches = sum(1 for _ in history.of(Kind.BATCH))
@@ -436,14 +401,12 @@ def test_an_hour_stays_small() -> None:
     assert sum(one.startswith("step-") for one in page.ids) == 200
 
 
-def test_an_unfinished_run_says_so(pages: dict[str, str]) -> None:
+def test_what_stands_on_the_page(pages: dict[str, str]) -> None:
     text = Page(pages["unfinished"]).text
     assert "Nothing proved: not finished The run was not finished: its recording breaks off after 0" in text
     assert "the run did not reach it" in text
     assert "No system was read at the end" in text
 
-
-def test_anomalies_stand_on_the_page(pages: dict[str, str]) -> None:
     text = Page(pages["bad"]).text
     assert "✗ NOT exactly once" in text
     assert "✗ 1,204 of 50,192 looked at" in text
@@ -452,17 +415,13 @@ def test_anomalies_stand_on_the_page(pages: dict[str, str]) -> None:
     for anomaly in Anomaly:
         assert anomaly.words in text
 
-
-def test_two_verdicts_on_one_thing_are_added_up() -> None:
-    twice = [Verdict(anomaly=Anomaly.TORN, system="", looked_at=5, count=count) for count in (2, 0)]
-    assert "✗ 2 of 10 looked at" in Page(render(small(), [*BOTH, *twice])).text
-
-
-def test_a_step_says_what_became_of_it(pages: dict[str, str]) -> None:
     text = Page(pages["small"]).text
     assert "driver 1 was killed by SIGKILL and driver 2 was started." in text
     assert "finishing batch 2 not where it was aimed" in text
     assert "skipped: no worker was there" in text
+
+    twice = [Verdict(anomaly=Anomaly.TORN, system="", looked_at=5, count=count) for count in (2, 0)]
+    assert "✗ 2 of 10 looked at" in Page(render(small(), [*BOTH, *twice])).text
 
 
 def test_the_timeline_shows_phases_batches_and_what_readers_saw() -> None:
@@ -502,10 +461,19 @@ def test_page_and_numbers_are_written(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == render(history, BOTH)
     assert json.loads(numbers.read_text(encoding="utf-8")) == summary(history, BOTH)
 
+    history = made.good()
+    figures = summary(history, made.verdicts(history, made.BAD))
+    assert json.loads(json.dumps(figures)) == figures
+
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) -> None:
+    def summary_sentence(page: str) -> str:
+        found = re.search(r'class="verdict [a-z]+"><b>[^<]*</b><p>([^<]*)</p>', page)
+        assert found
+        return unescape(found.group(1))
+
     probe = """<script>
     const strip = document.querySelector('svg.strip'), box = strip?.getBoundingClientRect();
     strip?.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width / 2, clientY: box.top + 20}));
@@ -527,20 +495,13 @@ def test_a_browser_shows_it(pages: dict[str, str], name: str, tmp_path: Path) ->
     assert summary_sentence(pages[name]) in done.stdout
 
 
-def summary_sentence(page: str) -> str:
-    found = re.search(r'class="verdict [a-z]+"><b>[^<]*</b><p>([^<]*)</p>', page)
-    assert found
-    return unescape(found.group(1))
-
-
-# --- words, numbers --------------------------------------------------------------------------------------------------
-
-
 def test_every_phase_and_fault_has_its_words() -> None:
     assert {phase.name for phase in Phase} <= set(PHASES)
     assert {phase.name for phase in Phase} <= set(STAGE_OF)
     assert {fault for one in FAMILIES for fault in one.faults} == set(Fault)
     assert sum(len(one.faults) for one in FAMILIES) == len(Fault)
+
+    assert [times(count, "batch", "batches") for count in (0, 1, 2_000)] == ["0 batches", "1 batch", "2,000 batches"]
 
 
 @pytest.mark.parametrize(
@@ -562,7 +523,3 @@ def test_every_phase_and_fault_has_its_words() -> None:
 )
 def test_for_people(function: Callable[[Any], str], value: Any, text: str) -> None:
     assert function(value) == text
-
-
-def test_one_is_not_many() -> None:
-    assert [times(count, "batch", "batches") for count in (0, 1, 2_000)] == ["0 batches", "1 batch", "2,000 batches"]

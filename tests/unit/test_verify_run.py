@@ -53,19 +53,8 @@ class Fake:
         return ["one"]
 
 
-class Late(Fake):
-    """Answers when it is asked for the second time."""
-
-    def read(self) -> Any:
-        self.errors = {} if "read" in self.called else {"read": OSError("not yet")}
-        return super().read()
-
-
 def asked(folder: Path, source: Any, *systems: Any, **more: Any) -> Options:
     return Options(source=source, systems=systems, folder=folder, seed=1, rows=1, workload=Workload(seed=1), **more)
-
-
-# --- servers --------------------------------------------------------------------------------------------------------
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -136,10 +125,14 @@ def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(l
     assert len(said) == lost
 
 
-# --- the last reads -------------------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
+    class Late(Fake):
+        """Answers when it is asked for the second time."""
+
+        def read(self) -> Any:
+            self.errors = {} if "read" in self.called else {"read": OSError("not yet")}
+            return super().read()
+
     said: list[str] = []
     recorder = Recorder(tmp_path)
     systems: Any = [Fake("kafka", read=OSError("gone")), Fake("postgres", left_open=TimeoutError()), Late("redis")]
@@ -153,16 +146,6 @@ def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
         ("what postgres holds open", "TimeoutError()"),
     ]
     assert said == ["the rows in kafka: not read: gone", "what postgres holds open: not read: TimeoutError()"]
-
-
-def test_ctrl_c_is_not_taken_for_an_answer(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    with pytest.raises(KeyboardInterrupt), noting("anything", recorder, [].append):
-        raise KeyboardInterrupt
-    recorder.close()
-
-
-# --- the checkpoint -------------------------------------------------------------------------------------------------
 
 
 def checkpoint(folder: Path) -> Path:
@@ -201,9 +184,6 @@ def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path: Path) -> None:
     assert files(tmp_path / "kept") == LOGS
 
 
-# --- signals --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_us_in_order(number: signal.Signals) -> None:
     outside = signal.signal(number, signal.SIG_DFL)  # under nohup a hangup is ignored
@@ -216,10 +196,15 @@ def test_a_signal_ends_us_in_order(number: signal.Signals) -> None:
         signal.signal(number, outside)
 
 
-def test_a_hangup_that_is_ignored_stays_so() -> None:
+def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with end_on_signals():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+    recorder = Recorder(tmp_path)
+    with pytest.raises(KeyboardInterrupt), noting("anything", recorder, [].append):
+        raise KeyboardInterrupt
+    recorder.close()

@@ -33,9 +33,16 @@ def rows(table: pa.Table) -> list[tuple[object, ...]]:
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_texts_are_rows_with_their_places() -> None:
+def test_texts_and_csv_are_rows_with_their_places() -> None:
     found = of_texts([b"row,1,2,-3,1,7", b"sum,1,1700000000000,30,4,8"], [0, 3], [11, 12])
     assert rows(found) == [("row", 1, 2, -3, 1, 7, 0, 11), ("sum", 1, 1_700_000_000_000, 30, 4, 8, 3, 12)]
+
+    assert rows(of_texts([])) == rows(of_csv([])) == []
+
+    assert rows(of_csv([b'"row",1,2,', b"3,1,7\n,,2,3,1,7\n"])) == [
+        ("row", 1, 2, 3, 1, 7, -1, -1),
+        (None, None, 2, 3, 1, 7, -1, -1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,25 +53,12 @@ def test_what_is_no_row_is_strange_and_stays_in_its_place(text: bytes | None) ->
     assert found == [("row", 1, 2, 3, 1, 7, 0, 1), (*STRANGE, 0, 2), ("row", 1, 4, 3, 1, 7, 0, 3)]
 
 
-def test_nothing_is_a_table_too() -> None:
-    assert rows(of_texts([])) == rows(of_csv([])) == []
-
-
-def test_csv_comes_in_pieces_and_has_nulls() -> None:
-    assert rows(of_csv([b'"row",1,2,', b"3,1,7\n,,2,3,1,7\n"])) == [
-        ("row", 1, 2, 3, 1, 7, -1, -1),
-        (None, None, 2, 3, 1, 7, -1, -1),
-    ]
-
-
 def test_a_file_has_rows_in_whatever_order_of_columns(tmp_path: Path) -> None:
     columns = {"batch": [7, 9], "rows": [1, 1], "amount": [3, 3], "number": [2, 3], "key": [1, 1], "kind": ["row"] * 2}
     pq.write_table(pa.table(columns), tmp_path / "file")
     assert rows(of_parquet(tmp_path / "file")) == [("row", 1, 2, 3, 1, 7, -1, -1), ("row", 1, 3, 3, 1, 9, -1, -1)]
     assert newest_in(tmp_path / "file") == 9
 
-
-def test_what_is_no_file_of_rows_is_one_strange_row() -> None:
     other = io.BytesIO()
     pq.write_table(pa.table({"batch": pa.array([], pa.int64())}), other)
     assert newest_in(other) == -1
@@ -78,10 +72,6 @@ def test_what_is_no_file_of_rows_is_one_strange_row() -> None:
 )
 def test_a_key_says_how_often_its_row_was_applied(count: bytes, times: list[bytes | None]) -> None:
     assert times_applied(b"sum,1,0,30,4,8", count) == times
-
-
-def test_a_key_of_no_row_is_strange() -> None:
-    assert times_applied(b"anything", b"1") == times_applied(b"sum,1,0,30,0,8", b"0") == [None]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +92,6 @@ def test_systems_are_known_by_name_and_place(text: str) -> None:
         system = parse(given)
         assert type(system) is SYSTEMS[name]
         assert system.name == name
-
-
-def test_there_are_no_others() -> None:
-    assert len(SYSTEMS) == 7
 
 
 @pytest.mark.parametrize("text", ["", "oracle", "Kafka", "files=", "postgres= ", "kafka:9092"])
@@ -174,6 +160,10 @@ def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPat
 def test_two_brokers_cannot_do_without_one() -> None:
     with pytest.raises(ConfigurationError, match="--brokers 2"):
         KafkaSystem(nodes=2)
+
+    assert len(SYSTEMS) == 7
+
+    assert times_applied(b"anything", b"1") == times_applied(b"sum,1,0,30,0,8", b"0") == [None]
 
 
 @pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])

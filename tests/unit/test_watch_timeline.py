@@ -71,6 +71,26 @@ def test_it_is_read_as_it_was_written(files: LocalFiles) -> None:
     assert segment.timeout_ms == {"orders": 900_000}
     assert [one.kind for one in segment.events] == ["started"]
 
+    write(files, Token(7, "ab12cd34"), range(2))
+    folder = files.folder / "sparkonce" / "timeline"
+    (kept,) = folder.iterdir()
+    plain = json.loads(kept.read_bytes())
+    for number, text in enumerate(
+        [
+            *(
+                "",
+                "[]",
+                json.dumps({**plain, "format": 2}),
+                json.dumps({**plain, "now": {}}),
+                json.dumps({"format": 1}),
+            ),
+            json.dumps({**plain, "batches": [{**plain["batches"][0], "phases": None}]}),
+        ]
+    ):
+        (folder / f"{number:020d}-00000000.000000.json").write_text(text)
+    assert TimelineSegment.decoded(kept.read_bytes()) is not None
+    assert numbers(TimelineReader(files).read()) == [0, 1]
+
 
 def test_the_newest_batches_are_kept_over_all_runs(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "BATCHES_A_SEGMENT", 10)
@@ -101,11 +121,26 @@ def test_a_reader_reads_again_what_may_have_changed(files: LocalFiles, monkeypat
     assert numbers(reader.read()) == list(range(26))
 
 
-def test_nothing_is_written_before_the_claim(files: LocalFiles) -> None:
+def test_where_nothing_is_written(files: LocalFiles) -> None:
     writer = TimelineWriter(files, figures_of(None), "r1", every_s=60.0)
     writer.tell()
     writer.close()
     assert TimelineReader(files).read() == []
+
+    # Its store may have kept it waiting for so long that another run has begun.
+    figures = figures_of(Token(7, "ab12cd34"), "r2")
+    writer = TimelineWriter(files, figures, "r1", every_s=60.0)
+    writer.add(batch(0))
+    writer.close("r2")
+    assert not writer._is_closed, "it is not that run's"
+    writer.close()
+    assert TimelineReader(files).read() == []
+
+    writer = TimelineWriter(None, figures_of(Token(7, "ab12cd34")), "r1")
+    writer.add(batch(0))
+    writer.tell()
+    writer.close()
+    assert writer._thread is None
 
 
 def test_the_first_claim_is_written_at_once(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,17 +202,6 @@ def test_a_store_that_is_away_for_long_costs_no_memory(files: LocalFiles, monkey
     writer.close()
 
 
-def test_a_writer_leaves_the_timeline_to_the_next_run(files: LocalFiles) -> None:
-    """Its store may have kept it waiting for so long that another run has begun."""
-    figures = figures_of(Token(7, "ab12cd34"), "r2")
-    writer = TimelineWriter(files, figures, "r1", every_s=60.0)
-    writer.add(batch(0))
-    writer.close("r2")
-    assert not writer._is_closed, "it is not that run's"
-    writer.close()
-    assert TimelineReader(files).read() == []
-
-
 def test_the_end_of_a_run_is_written_without_any_news(files: LocalFiles) -> None:
     figures = figures_of(Token(7, "ab12cd34"))
     writer = TimelineWriter(files, figures, "r1", every_s=60.0)
@@ -198,33 +222,3 @@ def test_no_more_threads_stop_no_query(files: LocalFiles, monkeypatch: pytest.Mo
     writer.add(batch(0))
     writer.add(batch(1))
     writer.close()
-
-
-def test_what_is_damaged_or_newer_is_left_out(files: LocalFiles) -> None:
-    write(files, Token(7, "ab12cd34"), range(2))
-    folder = files.folder / "sparkonce" / "timeline"
-    (kept,) = folder.iterdir()
-    plain = json.loads(kept.read_bytes())
-    for number, text in enumerate(
-        [
-            *(
-                "",
-                "[]",
-                json.dumps({**plain, "format": 2}),
-                json.dumps({**plain, "now": {}}),
-                json.dumps({"format": 1}),
-            ),
-            json.dumps({**plain, "batches": [{**plain["batches"][0], "phases": None}]}),
-        ]
-    ):
-        (folder / f"{number:020d}-00000000.000000.json").write_text(text)
-    assert TimelineSegment.decoded(kept.read_bytes()) is not None
-    assert numbers(TimelineReader(files).read()) == [0, 1]
-
-
-def test_without_files_nothing_is_written_and_no_thread_begins() -> None:
-    writer = TimelineWriter(None, figures_of(Token(7, "ab12cd34")), "r1")
-    writer.add(batch(0))
-    writer.tell()
-    writer.close()
-    assert writer._thread is None

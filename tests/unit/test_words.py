@@ -21,8 +21,6 @@ def test_what_would_forge_a_line_of_a_log_is_taken_out() -> None:
     assert one_line(f"  {FORGED}\n") == AS_ONE
     assert one_line("ключ 'é' 🎉") == "ключ 'é' 🎉"
 
-
-def test_what_is_too_long_is_cut() -> None:
     assert one_line("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
     assert one_line("x" * (MOST_CHARACTERS + 1)) == "x" * (MOST_CHARACTERS - 1) + "…"
 
