@@ -1,7 +1,7 @@
 """Queries that keep state are killed (SIGKILL, with JVM and workers) where output and state may part.
 
 They are plans of our own, each with one of the state stores, and those of the examples. Queries share one Spark. The
-first tier kills one that keeps values and timers; the slow tests kill all of them at every point. `test_kills` kills a
+first tier kills sums by window; the slow tests kill all of them at every point. `test_kills` kills a
 `dropDuplicates` at every phase.
 """
 
@@ -106,7 +106,7 @@ Case = tuple[str, ...]
 
 
 def test_nothing_is_lost_or_doubled_where_output_and_state_may_part(kafka: Cluster, tmp_path: Path) -> None:
-    case = ("transform_with_state", "changelog", NO_DATA)
+    case = ("tumbling", "hdfs", NO_DATA)
     (killed,) = struck({case: PARTING}, SHORT, kafka, tmp_path)
     killed.check(PARTING)
 
