@@ -14,7 +14,7 @@ from pathlib import Path
 from simulation.campaign import Count, Failure, explain, replay, walk
 from simulation.config import FAMILIES
 
-CHUNK = 2_000
+CHUNK = 200
 _SAY_EVERY_S = 10.0
 
 

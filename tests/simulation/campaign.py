@@ -13,16 +13,12 @@ from typing import Any
 from simulation import schedule
 from simulation.config import FAMILIES, Config
 from simulation.dice import Dice, Given
-from simulation.mutants import MUTANTS, Mutant
-from simulation.mutants_letters import LETTERS_MUTANTS
-from simulation.mutants_reading import READING_MUTANTS
-from simulation.mutants_staged import STAGED_MUTANTS
+from simulation.mutants import EVERY_MUTANT, Mutant
 from simulation.oracle import Violation
 from simulation.product import replaced
 from simulation.schedule import SYSTEMS, Outcome
 from simulation.shrink import MOST_TRIES, Shrinker
 
-EVERY_MUTANT = (*MUTANTS, *STAGED_MUTANTS, *LETTERS_MUTANTS, *READING_MUTANTS)
 DEARER_TRIES = 1_500
 """How often the shrinker tries, where a schedule takes several times as long."""
 

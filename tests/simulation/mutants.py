@@ -6,13 +6,16 @@ import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 from unittest import mock
 
+import pika
+
 from simulation import product
-from simulation.config import KINDS
-from simulation.engine import Simulation
+from simulation.config import KINDS, READING, REFUSING, STAGED
+from simulation.engine import UNDER_WAY, Simulation
 from simulation.kafka import CONCURRENT_TRANSACTIONS, Kafka, ModelRetention
 from simulation.logstore import ModelStore
 from simulation.schedule import SYSTEMS
@@ -21,6 +24,7 @@ from sparkonce.driver.put import LogWriter
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.write import BatchWriter
 from sparkonce.errors import PrepareError
+from sparkonce.executor import _Part
 from sparkonce.protocol import claiming, coordinator, deciding, finishing, healing, preparing, stopping
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -32,7 +36,7 @@ from sparkonce.protocol.ownership import HELD, LanePool
 from sparkonce.protocol.records import Commit, Void
 from sparkonce.protocol.state import Phase, State, batch_of, finishing_of, record_of, writing_of
 from sparkonce.protocol.view import Floor, LogView
-from sparkonce.sink import SinkCommitter
+from sparkonce.sink import Refused, SinkCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import read_handle
@@ -43,6 +47,21 @@ from sparkonce.sinks.kafka.producer_pool import ProducerPool
 from sparkonce.sinks.mysql import prepared
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.postgres.committer import PostgresCommitter
+from sparkonce.sinks.rabbitmq.committer import StreamCommitter
+from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
+from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, frames
+from sparkonce.sinks.rabbitmq.publishing import Publisher
+from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish, _Publishing
+from sparkonce.sinks.write_ahead.application import Application
+from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
+from sparkonce.sources.rabbitmq.queue.memory import Memory
+from sparkonce.sources.rabbitmq.queue.receiver import Receiver, _Waiting
+from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments, _segment
+from sparkonce.spark.pravega.application import COMMITTED, PravegaApplication
+from sparkonce.spark.pravega.notes import TransactionNotes
+from sparkonce.spark.tables.committer import TableApplication, TableCommitter
+from sparkonce.spark.tables.delta import _application
+from sparkonce.spark.tables.iceberg import _MAIN, _IcebergTable
 
 LOST = Finished(outcome=Outcome.LOST, reason="said by a mutant")
 
@@ -54,6 +73,7 @@ class Mutant:
     Attributes:
         name: The rule, in words.
         kinds: The sinks that it is about: in other worlds it changes nothing.
+        first_seed: The seed to begin with, for a fault that few schedules show.
         family: The family of worlds in which it is looked for.
         table: Entries of the coordinator's table to replace.
         patches: Attributes to replace: owner (or the name of a module), name, value.
@@ -63,6 +83,7 @@ class Mutant:
     name: str
     kinds: tuple[str, ...] = KINDS
     family: str = "transactions"
+    first_seed: int = 0
     table: Mapping[tuple[Phase, type], Any] = field(default_factory=dict)
     patches: tuple[tuple[Any, str, Any], ...] = ()
     systems: Mapping[str, Callable[[Simulation, str], System]] = field(default_factory=dict)
@@ -463,3 +484,345 @@ MUTANTS = (
         patches=(("sinks.files.s3.finish", "after_look", _nosuchupload_is_lost),),
     ),
 )
+
+
+# --- rows that wait ---------------------------------------------------------------------------------------------------
+
+
+def _deletes_first(self: Application, unit: Any, found: Any) -> Finished:
+    self._folder.delete_rows(unit.entries)
+    return _NOTE(self, unit, found)
+
+
+_NOTE = Application._note
+
+
+def _notes_first(self: Application, unit: Any) -> Finished:
+    self._folder.note_done(unit.entries)
+    return _APPLY(self, unit)
+
+
+_APPLY = Application._apply
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def _begins_behind_the_highest(self: Publisher, rows: Any, first_id: int, skip: int = 0) -> None:
+    there = self.sequence()
+    _PUBLISH(self, rows, first_id, max(0, there - first_id + 1))
+
+
+_PUBLISH = Publisher.publish
+
+
+def _notes_what_it_sends(self: Publisher, connection: Any, messages: Any, first_id: int) -> None:
+    for frame in frames(messages, first_id, connection.frame_max - FRAME_OVERHEAD_BYTES):
+        self.newest = max(self.newest or 0, frame.first_id + frame.count - 1)
+        connection.publish(frame)
+
+
+def _believes_its_notes(self: Publisher) -> int:
+    return self.newest or _SEQUENCE(self)
+
+
+_SEQUENCE = Publisher.sequence
+
+
+def _sends_on(self: Publisher, connection: Any, messages: Any, first_id: int) -> None:
+    failed: list[Exception] = []
+    for frame in frames(messages, first_id, connection.frame_max - FRAME_OVERHEAD_BYTES):
+        try:
+            connection.publish(frame)
+        except StreamRefusedError as error:  # noqa: PERF203 - that it continues is the mistake
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _draws_ids(self: Publisher, rows: Any, first_id: int, skip: int = 0) -> None:
+    drawn = self.__dict__.setdefault("drawn", UNDER_WAY[0].nonce())
+    _PUBLISH(self, rows, first_id + 100 * drawn, skip)
+
+
+def _with_a_name_of_its_own(self: Publisher, settings: Any, stream: str, name: str) -> None:
+    _MAKE_PUBLISHER(self, settings, stream, f"{name}.{UNDER_WAY[0].nonce()}")
+
+
+_MAKE_PUBLISHER = Publisher.__init__
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+def _forgets_what_was_refused(self: _Publishing, frame: Any) -> None:
+    self._tags.discard(frame.method.delivery_tag)
+    if isinstance(frame.method, pika.spec.Basic.Nack):
+        self._stop(ConnectionError("the server did not take a message"))
+    elif not self._tags:
+        self._send()
+
+
+def _takes_a_break_for_an_end(self: _Publishing, error: Any) -> None:
+    self._connection.ioloop.stop()
+
+
+def _ids_of_each_attempt(self: QueuePublish, rows: Any, token: Any) -> Any:
+    attempt = UNDER_WAY[0].nonce()
+    for key, body, properties in _MESSAGES(self, rows, token):
+        properties.headers = {name: f"{made}-{attempt}" for name, made in properties.headers.items()}
+        yield key, body, properties
+
+
+_MESSAGES = QueuePublish.messages
+
+
+# --- Pravega ----------------------------------------------------------------------------------------------------------
+
+
+def _leaves_what_is_open(self: PravegaApplication, transaction: str, token: Any) -> bool:
+    with self._stream.writer() as writer:
+        return self._stream.settled(writer, transaction) == COMMITTED
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _replaces(self: _IcebergTable, branch: str, unit: Any, label: Any, alone: bool) -> None:
+    self._load().manageSnapshots().replaceBranch(_MAIN, branch).set(f"sparkonce.{unit.name}", label.to_text()).commit()
+
+
+def _of_each_attempt(unit: Any) -> str:
+    return f"{_application(unit)}.{UNDER_WAY[0].nonce()}"
+
+
+_staged = partial(Mutant, family="staged")
+
+_TABLES = ("delta", "iceberg")
+_NOT_ASKED = (TableApplication, "is_applied", lambda *_: False)
+
+STAGED_MUTANTS: Sequence[Mutant] = (
+    _staged(
+        name="rows that wait are deleted before it is noted that they are applied",
+        kinds=STAGED,
+        patches=((Application, "_note", _deletes_first),),
+    ),
+    _staged(
+        name="rows that wait are noted as applied before they are",
+        kinds=STAGED,
+        patches=((Application, "_apply", _notes_first),),
+    ),
+    _staged(
+        name="rows that wait: a store that is away ends a commit",
+        kinds=STAGED,
+        patches=((Application, "apply", Application._apply),),
+    ),
+    _staged(
+        name="RabbitMQ stream: what an earlier run has published is not learned when it is committed again",
+        first_seed=650,
+        kinds=("rabbitmq-stream",),
+        patches=((StreamCommitter, "commit_all", WriteAheadCommitter.commit_all),),
+    ),
+    _staged(
+        name="RabbitMQ stream: publishing begins behind the highest id, which may not be safe",
+        first_seed=1_540,
+        kinds=("rabbitmq-stream",),
+        patches=((Publisher, "publish", _begins_behind_the_highest),),
+    ),
+    _staged(
+        name="RabbitMQ stream: a publisher believes what it has sent, instead of asking",
+        kinds=("rabbitmq-stream",),
+        patches=((Publisher, "_send", _notes_what_it_sends), (Publisher, "sequence", _believes_its_notes)),
+    ),
+    _staged(
+        name="RabbitMQ stream: the next frame is sent although the last one was refused",
+        first_seed=560,
+        kinds=("rabbitmq-stream",),
+        patches=((Publisher, "_send", _sends_on),),
+    ),
+    _staged(
+        name="RabbitMQ stream: a publisher draws its ids",
+        kinds=("rabbitmq-stream",),
+        patches=((Publisher, "publish", _draws_ids),),
+    ),
+    _staged(
+        name="RabbitMQ stream: each driver publishes under a name of its own",
+        kinds=("rabbitmq-stream",),
+        patches=((Publisher, "__init__", _with_a_name_of_its_own),),
+    ),
+    _staged(
+        name="RabbitMQ queue: a message that is refused last is taken for confirmed",
+        kinds=("rabbitmq-queue",),
+        patches=((_Publishing, "_answered", _forgets_what_was_refused),),
+    ),
+    _staged(
+        name="RabbitMQ queue: a connection that broke is taken for one that was closed",
+        kinds=("rabbitmq-queue",),
+        patches=((_Publishing, "_closed", _takes_a_break_for_an_end),),
+    ),
+    _staged(
+        name="RabbitMQ queue: messages that come again have other ids",
+        kinds=("rabbitmq-queue",),
+        patches=((QueuePublish, "messages", _ids_of_each_attempt),),
+    ),
+    _staged(
+        name="Pravega: the last transaction is not asked for before rows are written again",
+        kinds=("pravega",),
+        patches=((PravegaApplication, "_is_committed", lambda *_: False),),
+    ),
+    _staged(
+        name="Pravega: a transaction that is open is left so, and another one written",
+        kinds=("pravega",),
+        patches=((PravegaApplication, "_is_committed", _leaves_what_is_open),),
+    ),
+    _staged(
+        name="Pravega: a transaction that is being committed is taken for one that is not",
+        kinds=("pravega",),
+        patches=(
+            (PravegaApplication, "_is_committed", _leaves_what_is_open),
+            ("spark.pravega.client", "_TRANSIENT", ()),
+        ),
+    ),
+    _staged(
+        name="Pravega: the id of a transaction is not noted",
+        kinds=("pravega",),
+        patches=((TransactionNotes, "put", lambda *_: True),),
+    ),
+    _staged(
+        name="MERGE: several rows of a key are not looked for before the decision",
+        kinds=_TABLES,
+        patches=((TableCommitter, "check_prepared", lambda *_: ""),),
+    ),
+    _staged(
+        name="Delta: neither the label nor the application's version tells that a table has rows",
+        kinds=("delta",),
+        patches=(("spark.tables.delta", "_application", _of_each_attempt), _NOT_ASKED),
+    ),
+    _staged(
+        name="Iceberg: neither labels nor notes tell that a table has rows",
+        kinds=("iceberg",),
+        patches=(("spark.tables.iceberg", "_notes", lambda _: {}), _NOT_ASKED),
+    ),
+    _staged(
+        name="Iceberg: a merge takes the place of what others have committed since",
+        kinds=("iceberg",),
+        patches=((_IcebergTable, "_publish", _replaces),),
+    ),
+)
+
+
+# --- rows that are refused: accepted and refused ones together are the input ------------------------------------------
+
+
+def _forgets_letters(self: _Part, sink: str, rows: Any, reasons: Sequence[str], hashes: Any) -> None:
+    """Drops what was refused."""
+
+
+def _takes_what_it_refuses(self: _Part, batch: Any, rows: Any) -> Refused:
+    refused = self._open().offer(rows)
+    if refused.rows:
+        self._open().write(rows.take(refused.rows))
+    return refused
+
+
+def _writes_always(self: _Part, sink: str, rows: Any, reasons: Sequence[str], hashes: Any) -> None:
+    kept, self._is_kept = self._is_kept, True
+    _RECEIVE(self, sink, rows, reasons, hashes)
+    self._is_kept = kept or self._writer is not None
+
+
+_RECEIVE = _Part.receive
+
+
+def _only_counts(self: _Part, rows: int, hashes: Any) -> None:
+    self._rows += rows
+
+
+_letters = partial(Mutant, family="letters", kinds=REFUSING)
+
+LETTERS_MUTANTS: Sequence[Mutant] = (
+    _letters(name="dead letters: what is refused is dropped", patches=((_Part, "receive", _forgets_letters),)),
+    _letters(
+        name="dead letters: what is refused is written, too", patches=((_Part, "_offer", _takes_what_it_refuses),)
+    ),
+    _letters(
+        name="dead letters: they are written again whenever a batch is healed",
+        patches=((_Part, "receive", _writes_always),),
+    ),
+    _letters(
+        name="dead letters: the evidence of a slot does not tell which rows it took",
+        patches=((_Part, "_count", _only_counts),),
+    ),
+)
+
+
+# --- the source that reads RabbitMQ's queues --------------------------------------------------------------------------
+
+
+def _acknowledges_what_it_has(self: Receiver) -> int | None:
+    tag = self._held[-1][0] if self._held else None
+    self._held.clear()
+    return tag
+
+
+def _forgets_what_may_stand(self: Receiver) -> None:
+    self._held.clear()
+    self._waiting = _Waiting()
+
+
+def _loads_no_ids(self: Receiver) -> None:
+    _LOAD(self)
+    self._memory = Memory(self._settings.remember)
+
+
+_LOAD = Receiver._load
+
+
+def _keeps_no_ids(self: Segments, segments: Sequence[tuple[int, Any]]) -> None:
+    _FORGET(self, [(number, ()) for number, _ in segments])
+
+
+_FORGET = Segments.forget
+
+
+def _puts_as_if_alone(self: Segments, number: int, segment: Segment) -> None:
+    self.files.put(_segment(number), segment.encode())
+
+
+def _end_of_all(self: Receiver, begin: int, most_rows: int | None) -> int:
+    if begin not in self._rows and begin < self._next:
+        raise KeyError(begin)
+    return _END(self, begin, most_rows)
+
+
+_END = Receiver.end
+_reading = partial(Mutant, family="reading", kinds=READING)
+
+READING_MUTANTS: Sequence[Mutant] = (
+    _reading(
+        name="RabbitMQ source: messages are acknowledged before they are kept",
+        patches=((Receiver, "acknowledge", _acknowledges_what_it_has),),
+    ),
+    _reading(
+        name="RabbitMQ source: a receiver that starts does not know what was kept before",
+        patches=((Receiver, "_load", _loads_no_ids),),
+    ),
+    _reading(
+        name="RabbitMQ source: the ids of segments that are deleted are not kept",
+        patches=((Segments, "forget", _keeps_no_ids),),
+    ),
+    _reading(
+        name="RabbitMQ source: a segment that may stand is forgotten with its connection",
+        patches=((Receiver, "disconnected", _forgets_what_may_stand),),
+    ),
+    _reading(
+        name="RabbitMQ source: a batch that others have finished is planned",
+        patches=((Receiver, "end", _end_of_all),),
+    ),
+    _reading(
+        name="RabbitMQ source: a number that another receiver has taken is taken for one's own",
+        patches=((Segments, "put", _puts_as_if_alone),),
+    ),
+)
+
+EVERY_MUTANT = (*MUTANTS, *STAGED_MUTANTS, *LETTERS_MUTANTS, *READING_MUTANTS)

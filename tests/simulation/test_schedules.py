@@ -1,8 +1,7 @@
-"""Schedules by seed: one list for everybody, or another one by ``SPARKONCE_SIMULATION_SEED``."""
+"""Schedules by seed: the same for every commit in the first tier, more of them in ``--all``, others by ``--seed``."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +18,8 @@ from sparkonce.protocol.coordinator import TRANSITIONS, step
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase, State
 
-SCHEDULES = 60_000
-DEARER_SCHEDULES = 3_000
-"""Of each other family of worlds, whose schedules are longer."""
-
 PIECES = 12
-FIRST = int(os.environ.get("SPARKONCE_SIMULATION_SEED", "0"))
+LONG = {"transactions": 60_000, "staged": 3_000, "letters": 3_000, "reading": 3_000}
 
 FOUND = [("staged", 0), ("staged", 54), ("staged", 1_096), ("reading", 1)]
 """See docs/found.md."""
@@ -53,21 +48,38 @@ def no_row_is_doubled_or_lost(family: str, seeds: range, say: Callable[[str], No
     assert count.schedules == len(seeds)
 
 
-@pytest.mark.drawn(1)
-@pytest.mark.parametrize("piece", range(PIECES))
-def test_no_schedule_doubles_or_loses_a_row(piece: int, say: Callable[[str], None], tmp_path: Path) -> None:
-    each = SCHEDULES // PIECES
-    no_row_is_doubled_or_lost("transactions", range(FIRST + piece * each, FIRST + (piece + 1) * each), say, tmp_path)
-
-
-@pytest.mark.drawn(3)
-@pytest.mark.parametrize("family", ["staged", "letters", "reading"])
-@pytest.mark.parametrize("piece", range(PIECES))
-def test_no_schedule_of_other_worlds_doubles_or_loses_a_row(
-    family: str, piece: int, say: Callable[[str], None], tmp_path: Path
+def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(
+    say: Callable[[str], None], tmp_path: Path
 ) -> None:
-    each = DEARER_SCHEDULES // PIECES
-    no_row_is_doubled_or_lost(family, range(FIRST + piece * each, FIRST + (piece + 1) * each), say, tmp_path)
+    gone_through: set[tuple[Phase, type]] = set()
+    outcomes: set[Outcome] = set()
+
+    def noting(state: State, event: on.Event) -> Any:
+        gone_through.add((state.phase, type(event)))
+        if isinstance(event, on.Finished):
+            outcomes.update(event.outcomes)
+        return step(state, event)
+
+    with mock.patch.object(run, "step", noting):
+        no_row_is_doubled_or_lost("transactions", range(3_000), say, tmp_path)
+    assert TRANSITIONS.keys() - gone_through == UNREACHED
+    assert outcomes == set(Outcome)
+
+
+@pytest.mark.parametrize("family", ["staged", "letters", "reading"])
+def test_no_schedule_doubles_or_loses_a_row(family: str, say: Callable[[str], None], tmp_path: Path) -> None:
+    no_row_is_doubled_or_lost(family, range(100), say, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", LONG)
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_no_schedule_of_many_doubles_or_loses_a_row(
+    family: str, piece: int, say: Callable[[str], None], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    each = LONG[family] // PIECES
+    first = pytestconfig.getoption("--seed") + piece * each
+    no_row_is_doubled_or_lost(family, range(first, first + each), say, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "seed"), FOUND)
@@ -83,19 +95,3 @@ def test_the_seeds_draw_every_sink_with_every_other_and_every_fault(family: str,
     assert {fault for world in worlds for fault in world.faults} == set(FAULTS)
     assert {(world.batches, world.runs) for world in worlds} >= {(1, 1), (3, 3)}
     assert {world.slots for world in worlds} == ({2} if family == "letters" else {1, 2})
-
-
-def test_the_schedules_go_through_every_transition() -> None:
-    gone_through: set[tuple[Phase, type]] = set()
-    outcomes: set[Outcome] = set()
-
-    def noting(state: State, event: on.Event) -> Any:
-        gone_through.add((state.phase, type(event)))
-        if isinstance(event, on.Finished):
-            outcomes.update(event.outcomes)
-        return step(state, event)
-
-    with mock.patch.object(run, "step", noting):
-        walk(range(1_500))
-    assert TRANSITIONS.keys() - gone_through == UNREACHED
-    assert outcomes == set(Outcome)
