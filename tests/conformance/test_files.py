@@ -1,49 +1,76 @@
+"""The files sink: on a local disk, on an S3 server, and in HDFS."""
+
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
+import pyarrow as pa
 import pytest
 
-from conformance.files_suite import FilesSuite
+from conformance.system_suite import SystemSuite
+from shared_servers import USES_HDFS, hdfs_server, s3_server
+from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.hdfs import HdfsSystem
+from sparkonce.lab.systems.s3 import S3System
+from sparkonce.sink import Facts, TwoPhaseCommitSink
+from sparkonce.testing.hooks import SinkHooks
+
+MANY_FILES = {"partition_by": ("part",), "max_file_bytes": 1}
+"""Partitions, and a new file for every few rows: a handle of many files."""
 
 
-class LocalSuite(FilesSuite):
-    @pytest.fixture(autouse=True)
-    def _root(self, tmp_path: Path) -> None:
-        self.settle(tmp_path)
+class FilesSuite(SystemSuite):
+    finds_missing = True
+    restart_server = SinkHooks.restart_server  # what is durable is tested in tests/integration/test_files_faults.py
 
-    def settle(self, folder: Path) -> None:
-        """Gives the check a folder of its own."""
-        self.root = folder / "out"
-        self.root.mkdir()
+    def new_system(self) -> System:
+        return FilesSystem(self.folder)
 
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        numbers = range(start, start + count)
+        return pa.record_batch({"number": list(numbers), "part": [f"p{number % 3}" for number in numbers]})
 
-class TestParquet(LocalSuite):
-    def visible(self) -> Sequence[int]:
-        if not list(self.root.glob("*.parquet")):
-            return []  # a folder without files has no schema
-        return super().visible()
+    def make_second_sink(self) -> TwoPhaseCommitSink:
+        return self.make(name="files.beside")
 
-
-@pytest.mark.drawn(10, "files in other forms")
-class TestManyFiles(LocalSuite):
-    """Partitions, and a new file for every few rows: a handle of many files."""
-
-    partition_by = ("part",)
-    max_file_bytes = 1
-
-    def visible(self) -> Sequence[int]:
-        if not list(self.root.glob("*/*.parquet")):
-            return []
-        return super().visible()
+    def other_facts(self, facts: Facts) -> Facts:
+        return {**facts, "prefix": f"{facts['prefix']}.eu"}
 
 
-@pytest.mark.drawn(10, "files in other forms")
-class TestJson(LocalSuite):
-    format = "json"
+class TestParquet(FilesSuite):
+    pass
 
-    def visible(self) -> Sequence[int]:
-        if not list(self.root.glob("*.json")):
-            return []
-        return super().visible()
+
+class TestManyFiles(FilesSuite):
+    options = MANY_FILES
+    lists_open = False
+
+
+class TestJson(FilesSuite):
+    options = {"format": "json"}  # noqa: RUF012
+
+
+class TestS3(FilesSuite):
+    restart_server = SystemSuite.restart_server
+
+    def new_system(self) -> System:
+        return S3System(server=s3_server())
+
+
+@pytest.mark.slow
+class TestManyFilesOnS3(TestS3):
+    options = MANY_FILES
+    lists_open = False
+
+
+@USES_HDFS
+class TestHdfs(FilesSuite):
+    restart_server = SystemSuite.restart_server
+
+    def new_system(self) -> System:
+        return HdfsSystem(server=hdfs_server())
+
+
+@pytest.mark.slow
+class TestManyFilesOnHdfs(TestHdfs):
+    options = MANY_FILES
+    lists_open = False

@@ -58,12 +58,7 @@ def test_the_suite_runs_under_unittest(tmp_path: Path) -> None:
     unittest.defaultTestLoader.loadTestsFromTestCase(Suite).run(result)
     assert result.errors == result.failures == []
     assert result.testsRun == len(Suite.checks())
-    assert [reason for _, reason in result.skipped] == [
-        "make_refused gives none",
-        "make_refused gives none",
-        "missing gives none",
-        "restart_server is not given",
-    ]
+    assert not result.skipped
 
 
 def test_another_process_that_fails_says_why(tmp_path: Path) -> None:

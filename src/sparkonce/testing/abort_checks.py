@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import ABORTED, ALREADY_COMMITTED, COMMITTED, GONE, require, scene, skip
+from sparkonce.testing.hooks import SinkHooks, needs
+from sparkonce.testing.scene import ABORTED, ALREADY_COMMITTED, COMMITTED, GONE, require, scene
 
 
 class AbortChecks(SinkHooks):
@@ -56,14 +56,15 @@ class AbortChecks(SinkHooks):
             on.expect_outcomes(on.commit(handles[1]), COMMITTED, what="commit of the slot that was not aborted")
             on.expect_visible(10, when="after two of three slots were aborted")
 
+    @needs("lists_open")
     def test_an_aborted_writer_cannot_bring_its_rows_back(self) -> None:
-        """Wakes up a paused task after the sweep. Skipped where open transactions are listed only once prepared."""
+        """Wakes up a paused task after the sweep."""
         with scene(self) as on:
             writer = on.open(0)
             open_now = on.await_lingering()
             if not open_now:
                 writer.abort()
-                skip("list_lingering shows no transaction before it is prepared")
+                require(False, "a writer has written, and list_lingering found nothing: set lists_open = False")
             on.expect_outcomes(on.abort(*open_now), *[ABORTED] * len(open_now), what="abort of an open transaction")
             try:
                 writer.write(on.rows(10, 2))

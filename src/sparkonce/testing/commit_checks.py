@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import ALREADY_COMMITTED, COMMITTED, GONE, altered, require, scene, skip
+from sparkonce.testing.hooks import SinkHooks, needs
+from sparkonce.testing.scene import ALREADY_COMMITTED, COMMITTED, GONE, altered, require, scene
 
 
 class CommitChecks(SinkHooks):
@@ -87,10 +87,9 @@ class CommitChecks(SinkHooks):
                 on.expect_outcomes(outcomes, COMMITTED, what="the second commit, by a new committer")
             on.expect_only(0, when="after three commits by three committers")
 
+    @needs("leaves_process")
     def test_another_process_commits(self) -> None:
         """Commits in another process, with the pickled sink and the handle's text, and then once more."""
-        if not self.leaves_process:
-            skip("leaves_process is False")
         with scene(self) as on:
             handle = on.prepare(0)
             for _ in range(2):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -12,22 +13,68 @@ if TYPE_CHECKING:
     from sparkonce.sink import Facts, TwoPhaseCommitSink
 
 
+_Check = TypeVar("_Check", bound=Callable[..., None])
+
+
+def needs(hook: str) -> Callable[[_Check], _Check]:
+    """Marks a check that only a suite has which overrides this hook, or whose attribute of this name is True."""
+
+    def mark(check: _Check) -> _Check:
+        check.needs = hook  # type: ignore[attr-defined]
+        return check
+
+    return mark
+
+
+class _LeftOut:
+    """Stands for a check that a suite does not have. It is not callable, so neither pytest nor unittest collects it."""
+
+    def __init__(self, check: Any) -> None:
+        self.check = check
+
+    def __repr__(self) -> str:
+        return f"left out: the suite has no {self.check.needs}"
+
+
 class SinkHooks:
     """Checks of a `TwoPhaseCommitSink`. Subclass it, and give the three hooks that raise here; the others are optional.
 
-    A check that needs a hook which is not given is skipped and says so.
+    A check that needs a hook which a suite does not override is no test of that suite: it is not collected, so nothing
+    is skipped. A suite whose sink lacks an optional ability says so by an attribute.
 
     Attributes:
         leaves_process: Whether the sink can be pickled, as Spark does to bring it to its workers. False is for doubles
             that live in the memory of the test.
+        leaves_traces: Whether ``list_traces`` tells what the system remembers of commits.
+        finds_missing: Whether ``missing`` names what is not committed, which is optional.
+        lists_open: Whether ``list_lingering`` lists transactions before they are prepared.
         visible_within_s: How long committed rows may take to be visible.
         loses_whole_batches: Whether all handles of a commit are lost if one of them was lost before: the sink writes
             the rows of a batch in one piece, and does not write a part of it.
     """
 
     leaves_process: bool = True
+    leaves_traces: bool = True
+    finds_missing: bool = False
+    lists_open: bool = True
     visible_within_s: float = 30.0
     loses_whole_batches: bool = False
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in [name for name in dir(cls) if name.startswith("test_")]:
+            found = inspect.getattr_static(cls, name)
+            check = found.check if isinstance(found, _LeftOut) else found
+            hook = getattr(check, "needs", None)
+            if hook is None:
+                continue
+            given = getattr(cls, hook) if type(getattr(cls, hook)) is bool else cls._overrides(hook)
+            if given == isinstance(found, _LeftOut):
+                setattr(cls, name, check if given else _LeftOut(check))
+
+    @classmethod
+    def _overrides(cls, hook: str) -> bool:
+        return getattr(cls, hook) is not getattr(SinkHooks, hook)
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 

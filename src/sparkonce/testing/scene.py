@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import secrets
 import time
-import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,15 +35,6 @@ def require(holds: bool, sentence: str) -> None:
     """
     if not holds:
         raise AssertionError(sentence)
-
-
-def skip(reason: str) -> None:
-    """Leaves the check out, in pytest and unittest alike.
-
-    Raises:
-        SkipTest: always.
-    """
-    raise unittest.SkipTest(reason)
 
 
 class Scene:

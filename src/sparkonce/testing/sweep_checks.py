@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import COMMITTED, GONE, require, scene, skip
+from sparkonce.testing.hooks import SinkHooks, needs
+from sparkonce.testing.scene import COMMITTED, GONE, require, scene
 
 
 class SweepChecks(SinkHooks):
@@ -42,13 +42,13 @@ class SweepChecks(SinkHooks):
             on.expect_outcomes(on.commit(own), COMMITTED, what="commit after others were asked for")
             on.expect_nothing_lingers("after the commit")
 
+    @needs("other_facts")
     def test_a_sweep_does_not_find_a_neighbours(self) -> None:
         """Leaves alone a sink whose facts differ, for example by a longer prefix."""
         with scene(self) as on:
             facts = self.other_facts(on.facts)
             if facts is None:
-                skip("other_facts is not given")
-                return
+                raise AssertionError("other_facts must return facts, or not be overridden")
             token = on.owner.token
             neighbour = on.make_owner(position=token.position, nonce=token.nonce, facts=facts)
             theirs = on.prepare(0, owner=neighbour)
@@ -73,12 +73,12 @@ class SweepChecks(SinkHooks):
             on.abort(on.prepare(10, slot=1))
             on.expect_nothing_lingers("after a commit and an abort")
 
+    @needs("make_second_sink")
     def test_two_sinks_of_a_query_do_not_disturb_each_other(self) -> None:
         """Uses two sinks that share query, token and slot, and differ in name alone."""
         second = self.make_second_sink()
         if second is None:
-            skip("make_second_sink is not given")
-            return
+            raise AssertionError("make_second_sink must return a sink, or not be overridden")
         with scene(self) as on, scene(self, second) as beside:
             require(second.name != on.sink.name, "make_second_sink must give its sink another name")
             beside.query, beside.facts = on.query, second.preflight(on.query, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkonce.guarantees import Guarantee
-from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.scene import ABORTED, COMMITTED, LOST, Scene, require, scene, skip
+from sparkonce.testing.hooks import SinkHooks, needs
+from sparkonce.testing.scene import ABORTED, COMMITTED, LOST, Scene, require, scene
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,18 +19,19 @@ class SystemChecks(SinkHooks):
 
     # --- faults of the system ---------------------------------------------------------------------------------------
 
+    @needs("expire")
     def test_a_transaction_that_timed_out_is_lost(self) -> None:
         """Checks for LOST, not UNKNOWN: it lets the query write the rows again."""
         with scene(self) as on:
             handle = on.prepare(0)
-            if not self.expire(handle):
-                skip("expire is not given")
+            require(self.expire(handle), "expire must make the system give up the transaction, or not be overridden")
             for committer in (on.committer, on.new_committer()):
                 on.expect_outcomes(on.commit(handle, by=committer), LOST, what="commit after the timeout")
             on.expect_outcomes(on.abort(handle), ABORTED, what="abort after the timeout")
             on.expect_nothing_lingers("after the timeout")
             on.expect_only(when="after the timeout")
 
+    @needs("restart_server")
     def test_what_is_prepared_survives_a_restart_of_the_system(self) -> None:
         """Restarts the system between prepare and commit."""
         with scene(self) as on:
@@ -38,8 +39,7 @@ class SystemChecks(SinkHooks):
             on.commit(committed)
             on.expect_visible(10, when="before the restart")
             prepared = on.prepare(0)
-            if not self.restart_server():
-                skip("restart_server is not given")
+            require(self.restart_server(), "restart_server must restart the system, or not be overridden")
             outcomes = on.commit(prepared, committed, by=on.new_committer())
             on.expect_outcomes(outcomes, COMMITTED, COMMITTED, what="commit after the restart, one for the second time")
             on.expect_only(0, 10, when="after the restart")
@@ -57,16 +57,17 @@ class SystemChecks(SinkHooks):
                         gone = list(committer.missing([handle]))
                         require(not gone, f"all is committed, and missing says of {handle} that it is not")
 
+    @needs("finds_missing")
     def test_what_is_not_committed_is_missing(self) -> None:
         """Asks a system that went back to before a commit, where the transactions were prepared."""
         with scene(self) as on:
             committed, *prepared = (on.prepare(10 * slot, slot=slot) for slot in range(3))
             on.commit(committed)
             gone = list(on.new_committer().missing(prepared))
-            if not gone:
-                skip("missing gives none")
+            require(bool(gone), f"{prepared} are not committed, and missing gives none: set finds_missing = False")
             require(gone == prepared, f"{prepared} are prepared and not committed, and missing gives {gone}")
 
+    @needs("make_refused")
     def test_refused_rows_are_told_and_the_others_are_written(self) -> None:
         """Offers rows of both kinds, in two record batches: only those that the system takes may be visible."""
         import pyarrow as pa
@@ -90,6 +91,7 @@ class SystemChecks(SinkHooks):
             on.commit(handle)
             on.expect_only(0, 2, when="after the commit of the rows that were not refused")
 
+    @needs("make_refused")
     def test_a_copy_whose_rows_are_all_refused_is_aborted(self) -> None:
         """Offers refused rows alone: nothing is prepared, and nothing lingers."""
         with scene(self) as on:
@@ -105,10 +107,8 @@ class SystemChecks(SinkHooks):
     def _refused(self, on: Scene) -> pa.RecordBatch:
         row = self.make_refused(90)
         if row is None or not on.sink.tells_refused:
-            skip("make_refused gives none")
-        else:
-            row = row.select(list(on.sink.columns(row.schema)))
-        return row
+            raise AssertionError("make_refused must return a row, of a sink with tells_refused, or not be overridden")
+        return row.select(list(on.sink.columns(row.schema)))
 
     # --- the sink itself --------------------------------------------------------------------------------------------
 
@@ -136,22 +136,21 @@ class SystemChecks(SinkHooks):
             timeout_s = on.sink.transaction_timeout_s(on.facts)
             require(timeout_s is None or timeout_s > 0, f"transaction_timeout_s must be above 0, and is {timeout_s!r}")
 
+    @needs("leaves_process")
     def test_the_sink_travels(self) -> None:
         """Pickles the sink, as Spark does for its workers, and writes."""
-        if not self.leaves_process:
-            skip("leaves_process is False")
         with scene(self) as on:
             on.sink = on.travelled(on.sink)
             require(on.sink.guarantee is Guarantee.EXACTLY_ONCE, "make_sink must return a sink at EXACTLY_ONCE")
             on.expect_outcomes(on.commit(on.prepare(0)), COMMITTED, what="commit of what an unpickled sink wrote")
             on.expect_visible(0, when="after the commit")
 
+    @needs("make_direct_sink")
     def test_without_transactions_rows_show_at_once(self) -> None:
         """Checks that at AT_LEAST_ONCE prepare flushes, leaves nothing to finish, and rows are visible."""
         direct = self.make_direct_sink()
         if direct is None:
-            skip("make_direct_sink is not given")
-            return
+            raise AssertionError("make_direct_sink must return a sink, or not be overridden")
         with scene(self, direct) as on:
             require(direct.guarantee is Guarantee.AT_LEAST_ONCE, "make_direct_sink must return one at AT_LEAST_ONCE")
             on.new_writer().close()
