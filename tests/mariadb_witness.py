@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.rig.servers.mariadb import MISSING, MariaDBServer
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.names import quote
 from sparkonce.testing.hooks import SinkHooks
-from sparkonce.testing.systems.mariadb import MariaDBWitness
 
 WITHIN_S = 20
 NOT_BULK = property(lambda _: False, lambda _self, _: None)
@@ -62,14 +62,15 @@ class Numbers(SinkHooks):
         return pa.record_batch({"number": list(range(start, start + count))})
 
 
-class Witness(MariaDBWitness):
+class Witness(MySQLSystem):
     """A connection of the test's own for each question, as root, in a database of the test's own."""
 
     def __init__(self, server: MariaDBServer, database: str = "") -> None:
+        super().__init__(server=server, alone=True, answers_within_s=WITHIN_S)
+        self.start(Path())
         self.server = server
-        database = database or f"test_{secrets.token_hex(4)}"
-        super().__init__(server.settings, database, answers_within_s=WITHIN_S)
-        self.settings = {**server.settings, "database": database}
+        self.database = database = database or f"test_{secrets.token_hex(4)}"
+        self.settings = self._direct = {**server.settings, "database": database}
         self.run(f"CREATE DATABASE IF NOT EXISTS {quote(database)} CHARACTER SET utf8mb4", database=None)
 
     def rows(self, statement: str, values: Sequence[Any] = (), *, database: str | None = "") -> list[tuple[Any, ...]]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.lab.systems.rabbitmq import StreamClient
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.rig.servers.process import HOST
@@ -18,7 +19,6 @@ from sparkonce.sink import Facts, Owner, WriterContext
 from sparkonce.sinks.rabbitmq.committer import StreamCommitter
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
-from sparkonce.testing.systems.rabbitmq import StreamWitness
 
 QUERY = "7f6e5d4c0000"
 PUBLISHER = f"sparkonce.{QUERY}.rabbitmq"
@@ -35,7 +35,7 @@ class StreamScene:
 
     def __init__(self, server: RabbitServer, root: Path, **arguments: Any) -> None:
         self.server = RabbitMQ(host=HOST, stream_port=server.stream_port)
-        self.witness = StreamWitness(HOST, server.stream_port)
+        self.witness = StreamClient(HOST, server.stream_port)
         self.stream = self.witness.create(**arguments)
         self.root = root
         self._opened: list[StreamCommitter] = []

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from shared_servers import redis_cluster
+from sparkonce.lab.systems.redis import RedisSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
@@ -19,7 +20,6 @@ from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.testing.systems.redis import RedisWitness
 
 needs_redis = pytest.mark.skipif(find_program("redis-server") is None, reason="redis-server is not installed")
 
@@ -53,11 +53,12 @@ def witness(server: RedisServer) -> Any:
     return redis.Redis(port=server.port, protocol=2)
 
 
-class Everywhere(RedisWitness):
+class Everywhere(RedisSystem):
     """All nodes of a cluster, or the only server, asked one by one."""
 
     def __init__(self, *servers: RedisServer) -> None:
-        super().__init__(*(server.url for server in servers))
+        super().__init__(alone=True, answers_within_s=10.0)
+        self.watch(*servers)
 
     def data(self) -> dict[bytes, Any]:
         """Every key that is not the sink's own, with its text."""

@@ -10,9 +10,9 @@ import boto3
 import pyarrow.parquet as pq
 from botocore.config import Config
 
+from sparkonce.lab.systems.s3 import S3System
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
-from sparkonce.testing.systems.s3 import S3Witness
 
 
 def s3_client(server: S3Server) -> Any:
@@ -26,18 +26,18 @@ def s3_client(server: S3Server) -> Any:
     )
 
 
-class Bucket(S3Witness):
-    """A new bucket."""
+class Bucket(S3System):
+    """A new bucket, all of it."""
 
     def __init__(self, server: S3Server) -> None:
-        self.server = server
-        self.name = f"test-{secrets.token_hex(6)}"
-        super().__init__(s3_client(server), self.name)
+        super().__init__(server=server)
+        self.server, self.client = server, s3_client(server)
+        self.name = self.bucket = f"test-{secrets.token_hex(6)}"
         self.client.create_bucket(Bucket=self.name)
 
     def objects(self, prefix: str = "out/a=") -> dict[str, bytes]:
         """What every reader sees, by key."""
-        return {key: self.read(key) for key in self.keys(prefix)}
+        return {key: self.content(key) for key in self.keys(prefix)}
 
     def published(self) -> dict[str, bytes]:
         """The files of a sink that writes to ``out``, by key, without what it keeps for itself."""

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.guarantees import Guarantee
 from sparkonce.lab.systems.base import System
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.testing.conformance import SinkConformance
+from sparkonce.testing.hooks import SinkHooks
 
 
 class SystemSuite(SinkConformance):
@@ -72,6 +74,29 @@ class SystemSuite(SinkConformance):
 
     def restart_server(self) -> bool:
         return self.system.restart()
+
+
+class WaitingSuite(SystemSuite):
+    """A sink whose rows wait in the checkpoint, as they do by default."""
+
+    other_facts = SinkHooks.other_facts
+    system: Any
+
+    def begin(self, folder: Path) -> None:
+        super().begin(folder)
+        self.files = self.store(folder / "checkpoint")
+        self.system.folder = folder / "checkpoint"
+
+    @staticmethod
+    def store(folder: Path) -> CheckpointFiles:
+        return LocalFiles(folder)
+
+    def make(self, **more: Any) -> TwoPhaseCommitSink:
+        given = {**self.system.arguments(), **self.options, **more}
+        del given["folder"]
+        sink: TwoPhaseCommitSink = self.system.build(given)
+        sink.use_checkpoint(self.files)
+        return sink
 
 
 def text_rows(start: int, count: int) -> pa.RecordBatch:

@@ -50,6 +50,7 @@ class TestJson(FilesSuite):
 
 
 class TestS3(FilesSuite):
+    finds_missing = False
     restart_server = SystemSuite.restart_server
 
     def new_system(self) -> System:

@@ -13,6 +13,7 @@ from sparkonce.testing.conformance import SinkConformance
 class TestMemorySink(SinkConformance):
     leaves_process = False
     visible_within_s = 0.0
+    finds_missing = True
 
     def setup_method(self) -> None:
         self.server = MemoryServer()

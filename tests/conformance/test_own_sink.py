@@ -15,7 +15,6 @@ from sparkonce.sink import Handle, Outcome, Owner, Token, WriterContext, transac
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_sink"
-CHECKS = len(Suite.checks())
 
 
 class TestOwnSink(Suite):

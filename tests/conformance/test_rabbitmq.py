@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.system_suite import SystemSuite, text_rows
+from conformance.system_suite import WaitingSuite, text_rows
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem, RabbitSystem
-from sparkonce.testing.hooks import SinkHooks
 
 pytestmark = USES_RABBIT
 
 
-class TestStream(SystemSuite):
+class TestStream(WaitingSuite):
     loses_whole_batches = True
-    leaves_traces = False
-    other_facts = SinkHooks.other_facts
+    finds_missing = True
     make_rows = staticmethod(text_rows)
 
     def new_system(self) -> RabbitSystem:
@@ -30,7 +28,7 @@ class TestSuperStream(TestStream):
 
 class TestQueue(TestStream):
     loses_whole_batches = False
-    leaves_traces = True
+    finds_missing = False
 
     def new_system(self) -> RabbitSystem:
         return RabbitQueueSystem(server=rabbit_server())

@@ -8,8 +8,6 @@ from sparkonce.lab.systems.redis import RedisSystem
 
 
 class RedisSuite(SystemSuite):
-    finds_missing = True
-
     def new_system(self) -> RedisSystem:
         return RedisSystem(server=redis_server())
 

@@ -6,13 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conformance.system_suite import SystemSuite
+from conformance.system_suite import WaitingSuite
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, WriteAheadSystem
 from object_files import object_files
 from plain_store import PlainStore
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
-from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.protocol.handles import Handle
@@ -20,8 +19,7 @@ from sparkonce.testing.hooks import SinkHooks
 from sparkonce.write_ahead import Applies
 
 
-class TestTransactional(SystemSuite):
-    other_facts = SinkHooks.other_facts
+class TestTransactional(WaitingSuite):
     restart_server = SinkHooks.restart_server  # the folder and the target are files
     options = {"applies": Applies.TRANSACTIONAL}  # noqa: RUF012
     target: Any = None
@@ -52,24 +50,11 @@ class TestWholeBatches(TestNeither):
 
 
 class TestOnAStoreWithoutRenames(TestTransactional):
-    """The rows wait in the checkpoint, as they do by default."""
-
     lists_open = False
-
-    def begin(self, folder: Path) -> None:
-        super().begin(folder)
-        self.files = self.store(folder / "checkpoint")
 
     @staticmethod
     def store(folder: Path) -> CheckpointFiles:
         return PlainStore(folder)
-
-    def make(self, **more: Any) -> WriteAheadSink:
-        given = {**self.system.arguments(), **self.options, **more}
-        del given["folder"]
-        sink = WriteAheadSink(given.pop("apply"), **given)
-        sink.use_checkpoint(self.files)
-        return sink
 
     def expire(self, handle: Handle) -> bool:
         self.files.delete([f"sparkonce-write-ahead/write-ahead/rows/{handle['name']}"])

@@ -129,13 +129,14 @@ class WriteAheadSystem(Injectable, System):
         pass
 
     def place(self, *columns: str) -> None:
-        self.folder = self.parent / f"place-{secrets.token_hex(5)}"
-        self.target = self._target(self.folder / "target")
+        root = self.parent / f"place-{secrets.token_hex(5)}"
+        self.folder = root / "waiting"
+        self.target = self._target(root / "target")
         self.target.visible()
-        self.files = self._store(self.folder / "waiting") if self._store is not None else None
+        self.files = self._store(self.folder) if self._store is not None else None
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        where = {"folder": self.folder / "waiting"} if self.files is None else {"files": self.files}
+        where = {"folder": self.folder} if self.files is None else {"files": self.files}
         applied = {"is_applied": self.target.is_applied} if isinstance(self.target, SqliteTarget) else {}
         return {"apply": self.target, **where, **applied, **self._options, **options}
 
@@ -155,4 +156,4 @@ class WriteAheadSystem(Injectable, System):
         return self.target.visible()
 
     def left_open(self) -> Sequence[str]:
-        return waiting_rows(self.folder / "waiting")
+        return waiting_rows(self.folder)

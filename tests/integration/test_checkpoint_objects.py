@@ -50,9 +50,9 @@ def test_a_key_is_the_path_as_it_is_written(bucket: Bucket, prefix: str) -> None
     assert files.put("log/0", b"two") == Taken(standing=b"one")
     assert files.read("log/0") == b"one"
     assert files.names("log") == ["0"]
-    assert bucket.read(f"{prefix}/log/0") == b"one"
+    assert bucket.content(f"{prefix}/log/0") == b"one"
     files.replace("log/0", b"three")
-    assert bucket.read(f"{prefix}/log/0") == b"three"
+    assert bucket.content(f"{prefix}/log/0") == b"three"
     files.delete(["log/0", "log/never"])
     assert files.names("log") == []
     assert files.read("log/0") is None

@@ -75,7 +75,7 @@ def test_files_of_old_batches_become_one_in_each_folder(store: str, tmp_path: Pa
     elif store == "s3":
         bucket = Bucket(s3_server())
         url, options = f"s3://{bucket.name}/out", bucket.server.settings()
-        read = lambda path: pq.ParquetFile(pa.BufferReader(bucket.read(path.removeprefix(f"s3://{bucket.name}/"))))  # noqa: E731
+        read = lambda path: pq.ParquetFile(pa.BufferReader(bucket.content(path.removeprefix(f"s3://{bucket.name}/"))))  # noqa: E731
     else:
         server, folder = hdfs_server(), f"/out-{secrets.token_hex(6)}"
         url, client = f"{server.url}{folder}", Client(server.url)

@@ -205,7 +205,7 @@ def test_small_files_are_put_read_listed_and_deleted(bucket: Bucket) -> None:
     store.put("lists/deeper/0.json", b"other")
     store.put("lists-of-others/0.json", b"other")
     assert store.get("lists/0 ü.json") == b"new"
-    assert bucket.read("out/lists/0 ü.json") == b"new"
+    assert bucket.content("out/lists/0 ü.json") == b"new"
     assert sorted(store.list_names("lists")) == [f"{number} ü.json" for number in range(5)]
     store.delete([f"lists/{number} ü.json" for number in (0, 1, 7)])
     assert sorted(store.list_names("lists/")) == [f"{number} ü.json" for number in (2, 3, 4)]

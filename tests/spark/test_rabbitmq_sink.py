@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 from shared_servers import USES_RABBIT, rabbit_server
 from spark.in_process import MARKS, crash_at
 from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink, explain
+from sparkonce.lab.systems.rabbitmq import StreamClient
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.rabbitmq.connection import PublisherConnection
 from sparkonce.sinks.rabbitmq.messages import Frame
-from sparkonce.testing.systems.rabbitmq import StreamWitness
 from tryout.bulk import make_orders
 
 pytestmark = [*(mark for mark in MARKS if mark.name != "kafka"), USES_RABBIT]
@@ -29,7 +29,7 @@ class Query:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
         server = rabbit_server()
-        self.witness = StreamWitness(HOST, server.stream_port)
+        self.witness = StreamClient(HOST, server.stream_port)
         self.stream = self.witness.create()
         self.server = RabbitMQ(host=HOST, stream_port=server.stream_port)
         self.sent = make_orders(folder / "orders", files=8)

@@ -232,6 +232,8 @@ class ServerSystem(Served, System):
 
     def restart(self) -> bool:
         """See `System.restart`."""
-        if self.server is not None:
-            self.server.restart()
-        return self.server is not None
+        if self.server is None:
+            return False
+        self.close()  # a connection that dies with the server would fail the next question
+        self.server.restart()
+        return True

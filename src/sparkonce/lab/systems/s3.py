@@ -168,9 +168,10 @@ class S3System(ServerSystem, VerifiedSystem):
 
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
-    def keys(self) -> list[str]:
-        """Lists the objects."""
-        found = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
+    def keys(self, prefix: str = "") -> list[str]:
+        """Lists the objects whose keys begin with this after `prefix`."""
+        pages = self.client.get_paginator("list_objects_v2")
+        found = pages.paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
         return [one["Key"] for page in found for one in page.get("Contents", ())]
 
     def published(self) -> list[str]:
