@@ -18,7 +18,7 @@ from sparkonce.rig.proxy import FaultProxy, RequestFault
 from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.spark.checkpoints import calls
 
-pytestmark = [USES_HDFS, pytest.mark.drawn(4, "a checkpoint on HDFS")]
+pytestmark = [USES_HDFS, pytest.mark.slow]  # spark/test_hdfs_checkpoint.py runs this client in a query
 
 TESTS = str(Path(__file__).parents[1])
 

@@ -19,7 +19,7 @@ from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.rig.proxy import FaultProxy, RequestFault
 from sparkonce.rig.servers.hdfs import Hdfs
 
-pytestmark = [USES_HDFS, pytest.mark.drawn(3, "a checkpoint on HDFS, without a JVM")]
+pytestmark = USES_HDFS
 
 
 def new_url(address: str = "", folder: str = "") -> str:

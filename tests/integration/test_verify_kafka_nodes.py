@@ -17,7 +17,7 @@ from sparkonce.testing.kafka import coordinators
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    pytest.mark.drawn(1, "Kafka clusters of their own"),
+    pytest.mark.slow,
 ]
 
 
