@@ -48,6 +48,7 @@ from coverage import CoverageData
 from mutants.faults import Mutant, generated, injured, named, patched
 from mutants.operators import functions
 from mutants.table import COLUMNS, Row, read, write
+from verifying.mutants import TOGETHER
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -116,8 +117,9 @@ class Table:
         own = caught_by_own(self.items)
         functions()
         gc.freeze()
+        chosen = [name for source, name in self.rows if source == "generated"]
         broken = [Mutant(*key, ()) for key in own if key[0] in ("conformance suite", "crash matrix")]
-        for mutant in (*named(), *generated(), *patched(), *injured(), *broken):
+        for mutant in (*named(), *generated(chosen), *patched(), *injured(), *broken):
             key = mutant.source, mutant.name
             row = self.rows.get(key, {})
             left = [one for one in self.asked.harness if not row or one in row["not_run"].split(", ")]
@@ -233,7 +235,8 @@ def caught_by_own(tests: Iterable[str]) -> dict[tuple[str, str], str]:
     for source, (file, name) in OWN.items():
         for test in tests:
             if match := re.match(rf"{re.escape(file)}::\S*{name}[^[]*(?:\[(.*)\])?$", test):
-                found[source, match[1] or test.rpartition("::")[2]] = test
+                for one in TOGETHER.get(match[1] or "", (match[1] or test.rpartition("::")[2],)):
+                    found[source, one] = test
     return found
 
 

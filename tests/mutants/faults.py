@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -60,19 +60,24 @@ class Mutant:
     apply: Callable[[], None] | None = None
 
 
-def generated() -> Iterator[Mutant]:
-    """Yields the chosen ones of all faults that can be generated."""
+def generated(known: Collection[str]) -> Iterator[Mutant]:
+    """Yields the faults of these names, as far as the source still has their sites; without names those to choose."""
+    for name in sorted(known or _chosen(), key=_digest):
+        with suppress(KeyError, OSError):
+            fault = Fault.of_site(name)
+            yield Mutant("generated", name, ((fault.file, fault.lines),), fault.apply)
+
+
+def _chosen() -> set[str]:
     chosen: set[str] = set()
     for pattern, number in GENERATED.items():
-        found = []
-        for path in sorted(SOURCE.rglob("*.py")):
+        found: set[str] = set()
+        for path in SOURCE.rglob("*.py"):
             file = path.relative_to(SOURCE).as_posix()
-            if fnmatch(file, pattern) and (path.name not in NOT_IN or ("driver" in pattern and path.name == "sink.py")):
-                found += [f"{file}:{end}" for end in sites(ast.parse(path.read_text()))]
-        chosen.update(sorted(set(found) - chosen, key=_digest)[:number])
-    for name in sorted(chosen, key=_digest):
-        fault = Fault.of_site(name)
-        yield Mutant("generated", name, ((fault.file, fault.lines),), fault.apply)
+            if fnmatch(file, pattern) and path.name not in NOT_IN:
+                found.update(f"{file}:{end}" for end in sites(ast.parse(path.read_text())))
+        chosen.update(sorted(found - chosen, key=_digest)[:number])
+    return chosen
 
 
 def _digest(name: str) -> bytes:
