@@ -94,7 +94,7 @@ def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path: Path) -
 class SendsTwice(LocalFiles):
     """Its client sends each put a second time, which finds its own bytes."""
 
-    needs_proof = True
+    endpoint = "http://store.example"
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
         super().put(path, data)

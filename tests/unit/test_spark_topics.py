@@ -10,21 +10,22 @@ import pytest
 from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.sources.offsets import Offsets
-from sparkonce.spark.start.topics import SourceTopics, check_names
+from sparkonce.spark.start.topics import SourceTopics, _Ids, check_names
 
 OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
 
 
 class Topics(SourceTopics):
-    """Brokers that know these ids."""
+    """Brokers that know these ids: with commas between where clusters give different ones."""
 
     def __init__(self, **ids: str) -> None:
         super().__init__(())
         self.ids = ids
+        self.is_whole = True
 
-    def _ask(self, read: Sequence[str]) -> dict[str, str]:
+    def _ask(self, read: Sequence[str]) -> dict[str, _Ids]:
         assert read == OFFSETS
-        return dict(self.ids)
+        return {name: _Ids(frozenset(ids.split(",")), self.is_whole) for name, ids in self.ids.items()}
 
     def start(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
         return self.kept(recorded, OFFSETS)
@@ -45,8 +46,8 @@ def test_ids_are_kept_from_the_first_run_on() -> None:
 
 
 def test_a_topic_that_is_another_one_is_refused() -> None:
-    topics = Topics(a="1", b="3", c="4")
-    assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2", "c": "4"}
+    topics = Topics(a="1", b="3")
+    assert topics.start({"a": "1", "b": "2"}) == {"a": "1", "b": "2"}
     with pytest.raises(PreflightError, match=r"Topic 'b', .* it has the id 3, and had 2"):
         topics.check_same()
 
@@ -56,6 +57,24 @@ def test_a_topic_that_is_another_one_is_refused() -> None:
     assert topics.before_decision((), OFFSETS) == ""
     topics.ids = {"a": "1", "b": "3"}
     assert "Topic 'b'" in topics.before_decision((), OFFSETS)
+
+
+def test_a_topic_of_two_clusters_is_the_same_while_one_does_not_answer() -> None:
+    topics = Topics(a="2,1")
+    assert topics.start({}) == {"a": "1,2"}
+
+    topics.ids, topics.is_whole = {"a": "2"}, False
+    assert topics.before_decision((), OFFSETS) == ""
+    topics.ids = {"a": "3"}
+    assert "it has the id 3, and had 1,2" in topics.before_decision((), OFFSETS)
+
+    topics = Topics(a="2")
+    topics.is_whole = False
+    assert topics.start({}) == {}, "the other cluster has not told its id yet"
+    topics.ids, topics.is_whole = {"a": "1,2"}, True
+    assert topics.before_decision((), OFFSETS) == ""
+    topics.ids = {"a": "1,3"}
+    assert "it has the id 1,3, and had 1,2" in topics.before_decision((), OFFSETS)
 
 
 class Ends(Topics):
