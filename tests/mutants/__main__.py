@@ -148,7 +148,7 @@ class Table:
         began = time.monotonic()
         not_run = [one for one in known.get("not_run", ", ".join(LIMITS_S)).split(", ") if one not in harnesses]
         for harness, tests in ((one, self.reaching(one, mutant)) for one in harnesses):
-            if before in tests:
+            if before in self.items and before != own and before.startswith(f"tests/{harness}/"):
                 tests = [before, *tests]  # what saw it last
             failing, is_over = self.strike(mutant, tests, LIMITS_S[harness]) if tests else ([], True)
             if failing:
