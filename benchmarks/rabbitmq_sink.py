@@ -24,9 +24,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink
+from sparkonce.lab.systems.rabbitmq import StreamClient
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
-from sparkonce.testing.systems.rabbitmq import StreamWitness
 
 AT_ONCE = 1_000
 STREAM = "rows"
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def contenders(server: RabbitServer) -> list[Contender]:
-    witness = StreamWitness(HOST, server.stream_port)
+    witness = StreamClient(HOST, server.stream_port)
     witness.create(STREAM)
 
     def count(_: Path) -> int:

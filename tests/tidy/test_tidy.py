@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from tidy.sources import MODULES, ROOT, SOURCE, nodes, text, tree
 
@@ -69,6 +72,19 @@ def test_every_test_is_in_a_file_that_pytest_collects() -> None:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
     assert stray == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples"])
+def test_scripts_that_no_test_runs_find_what_they_import(folder: str) -> None:
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module} has no {alias.name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in nodes(tree(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sparkonce"
+        for alias in node.names
+        if not hasattr(import_module(str(node.module)), alias.name)
+    ]
+    assert missing == []
 
 
 def project_files() -> Iterator[Path]:
