@@ -15,6 +15,7 @@ from postgres_witness import (
     ask,
     database_fixture,
     finish,
+    fresh_database,
     needs_postgres,
     new_sink,
     outcomes,
@@ -456,3 +457,13 @@ def test_the_longest_names_fit_the_limit_of_a_gid(server: PostgresServer) -> Non
     assert prepared(server) == [handle["name"]]
     assert len(str(handle["name"])) == 185
     finish(given, handle, commit=False)
+
+
+def test_a_nullable_key_whose_nulls_conflict_can_be_upserted(server: PostgresServer) -> None:
+    """``NULLS NOT DISTINCT``, since PostgreSQL 15."""
+    fresh_database(server, "CREATE TABLE t (id int, text text, UNIQUE NULLS NOT DISTINCT (id))")
+    sink = new_sink(server, mode="upsert", key_columns=["id"])
+    for batch, text in enumerate(["first", "second"]):
+        row = pa.record_batch({"id": pa.array([None], pa.int32()), "text": [text]})
+        assert outcomes(finish(sink, prepare(sink, row, batch=batch))) == [Outcome.COMMITTED]
+    assert ask(server, "SELECT id, text FROM t") == [(None, "second")]

@@ -172,6 +172,14 @@ def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
+def test_a_larger_row_while_its_sink_cannot_be_swept_waits_like_any_outage(world: World, clock: Clock) -> None:
+    world.server.fail("prepare", LargerRowsError("a row is larger"))
+    lose_aborts(world, 1 + 5)  # by the writer, then by the sweeps
+    world.start().run_batch(asked(0), world.work(0))
+    assert clock.slept, "the sweep was asked again without a pause"
+    assert (world.visible(), world.unfinished()) == (numbers(0), [])
+
+
 def lose_aborts(world: World, count: int) -> None:
     """The next aborts, of writers, do not arrive."""
     world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)

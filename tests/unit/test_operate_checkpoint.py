@@ -212,7 +212,7 @@ def test_a_record_that_is_not_listed_or_below_the_floor_is_not_missed(decided: P
     ("missing", "said"),
     [
         (["offsets/3", "commits/2", "offsets/2"], "Batch 2 is asked for, but batch 3 is already decided"),
-        (["metadata"], "and this is query new: the checkpoint was deleted"),
+        (["metadata"], "and the checkpoint to no query: the checkpoint was deleted"),
     ],
 )
 def test_an_older_spark_part_is_refused_as_the_start_refuses_it(decided: Path, missing: list[str], said: str) -> None:

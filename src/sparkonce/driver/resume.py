@@ -60,7 +60,7 @@ class ResumePoint:
             location: The log's, see `sparkonce.log.base.LogStore.location`.
             moved: True as for ``checkpoint_moved=True``.
         """
-        query = self.checkpoint.query_id() or "new"
+        query = self.checkpoint.query_id() or "no query"
         claim = Claim(nonce="", run="", query=query, location=location)
         return refusal(State(claim=claim, moved=moved, view=self.view, batch=self.next_batch()))
 

@@ -101,7 +101,7 @@ def refusal(state: State) -> do.Stop | None:
     if run is not None and run.query != state.claim.query:
         return do.Stop(
             reason=StopReason.MISMATCH,
-            message=f"the decision log belongs to query {run.query}, and this is query {state.claim.query}: the "
+            message=f"the decision log belongs to query {run.query}, and the checkpoint to {state.claim.query}: the "
             "checkpoint was deleted or copied, and the log was kept",
         )
     if run is not None and run.location != state.claim.location and not state.moved:
