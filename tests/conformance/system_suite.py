@@ -25,15 +25,17 @@ class SystemSuite(SinkConformance):
     Attributes:
         columns: Those of the table.
         options: The sink's arguments.
+        server: The server to use instead of the one that the tests of this process share.
     """
 
     visible_within_s = 0.0
     columns: ClassVar[Sequence[str]] = ()
     options: ClassVar[Mapping[str, Any]] = {}
     system: System
+    server: Any = None
 
     def new_system(self) -> System:
-        """Makes a system on the server that the tests of this process share."""
+        """Makes a system on `server`, or on the server that the tests of this process share."""
         raise NotImplementedError
 
     def begin(self, folder: Path) -> None:

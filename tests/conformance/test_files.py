@@ -54,7 +54,7 @@ class TestS3(FilesSuite):
     restart_server = SystemSuite.restart_server
 
     def new_system(self) -> System:
-        return S3System(server=s3_server())
+        return S3System(server=self.server or s3_server())
 
 
 @pytest.mark.slow

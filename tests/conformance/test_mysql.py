@@ -14,7 +14,7 @@ class MySQLSuite(SystemSuite):
     commit = "staged"
 
     def new_system(self) -> MySQLSystem:
-        return MySQLSystem(commit=self.commit, server=shared_server())
+        return MySQLSystem(commit=self.commit, server=self.server or shared_server())
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))

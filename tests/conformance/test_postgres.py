@@ -14,7 +14,7 @@ class PostgresSuite(SystemSuite):
     commit = "staged"
 
     def new_system(self) -> PostgresSystem:
-        return PostgresSystem(commit=self.commit, server=postgres_server())
+        return PostgresSystem(commit=self.commit, server=self.server or postgres_server())
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))

@@ -17,7 +17,7 @@ class TestStream(WaitingSuite):
     make_rows = staticmethod(text_rows)
 
     def new_system(self) -> RabbitSystem:
-        return RabbitStreamSystem(server=rabbit_server())
+        return RabbitStreamSystem(server=self.server or rabbit_server())
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from sparkonce.lab.systems.redis import RedisSystem
 
 class RedisSuite(SystemSuite):
     def new_system(self) -> RedisSystem:
-        return RedisSystem(server=redis_server())
+        return RedisSystem(server=self.server or redis_server())
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))
