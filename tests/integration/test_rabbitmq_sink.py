@@ -5,16 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from conformance import test_rabbitmq_stream
-from integration import test_outages as outages
-from integration import test_went_back as went_back
 from plain_store import PlainStore
 from rabbit_streams import settings_of
 from rabbitmq_scene import PUBLISHER, QUERY, StreamScene
@@ -30,7 +26,6 @@ from sparkonce.sinks.rabbitmq.connection import PublisherConnection, connect_to
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
 
 pytestmark = USES_RABBIT
 
@@ -221,45 +216,6 @@ def test_a_start_is_refused(scene: StreamScene, changed: dict[str, Any], of_serv
     with pytest.raises(PreflightError, match=words) as caught:
         scene.sink(server=RabbitMQ(**settings), **changed).preflight(QUERY, None)
     assert "wrong" not in str(caught.value).replace(words, "")
-
-
-class Place(went_back.OnServer, test_rabbitmq_stream.StreamConformance):
-    """A server of the test's own."""
-
-    server: RabbitServer
-
-    def begin(self, folder: Path, stack: ExitStack) -> None:
-        if not RabbitServer.is_installed():
-            pytest.skip("rabbitmq-server is not installed")
-        self.settle(folder, stack.enter_context(RabbitServer(folder / "server")))
-        self.server.settle()
-
-    def make(self, **changed: Any) -> RabbitMQStreamSink:
-        """The sink, whose query tells it of the checkpoint."""
-        server = RabbitMQ(host=HOST, stream_port=self.server.stream_port)
-        return RabbitMQStreamSink(server, **{**self.target, "body": "raw", **changed})
-
-    def left_open(self) -> list[Path]:
-        waiting = self.root.parent / "checkpoint" / "sparkonce-write-ahead" / "rabbitmq"
-        return [path for state in ("open", "prepared", "started") for path in (waiting / state).iterdir()]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place()
-    with ExitStack() as stack:
-        made.begin(tmp_path / "place", stack)
-        yield made
-
-
-@pytest.mark.slow
-def test_a_server_that_is_away_while_a_batch_is_finished(place: Place, tmp_path: Path) -> None:
-    outages.test_a_server_that_is_away_while_a_batch_is_finished(place, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_server_that_went_back_is_found_at_a_start(place: Place, tmp_path: Path) -> None:
-    went_back.test_a_start_finds_what_is_missing_and_goes_on_when_it_is_told_to(place, tmp_path)
 
 
 @pytest.mark.slow
