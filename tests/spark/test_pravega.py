@@ -74,9 +74,6 @@ class TestPravega(SinkConformance):
         (self.root / "rows" / "pravega" / "prepared" / str(handle["name"])).unlink()
         return True
 
-    def restart_server(self) -> bool:
-        return True  # this server keeps its data in memory
-
     test_another_process_commits = None  # it would have to start its own Spark
 
 

@@ -102,9 +102,6 @@ class _DeltaHooks(SinkHooks):
         (self.root / "rows" / "delta" / "prepared" / str(handle["name"])).unlink()
         return True
 
-    def restart_server(self) -> bool:
-        return True  # the table is files
-
 
 class TestDelta(_DeltaHooks, CommitChecks):
     test_another_process_commits = None  # it would have to start its own Spark

@@ -67,9 +67,6 @@ class TestIceberg(SinkConformance):
         (self.root / "rows" / "iceberg" / "prepared" / str(handle["name"])).unlink()
         return True
 
-    def restart_server(self) -> bool:
-        return True  # the table is files
-
     test_another_process_commits = None  # it would have to start its own Spark
 
 
