@@ -85,8 +85,8 @@ def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch
 
 
 def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested() -> None:
-    with pytest.raises(PrepareError, match="contains NaN or an infinity"):
-        nested_text(pa.array([[1.0], [float("nan")]]))
+    with pytest.raises(PrepareError, match=r"Column 'x' contains .* NaN or an infinity"):
+        nested_text(pa.array([[1.0], [float("nan")]]), "x")
 
 
 @pytest.mark.parametrize(
