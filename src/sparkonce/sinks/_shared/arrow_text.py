@@ -3,8 +3,8 @@
 Numbers, dates and timestamps are written as Spark's ``to_json`` writes and reads them. A null stays null.
 
 Every sink that writes a value as text gets it from here. For dates from the year 32768 on, Arrow's own cast to text
-gives the words "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here the first are written
-in full, and the others are refused by the name of their column.
+gives the words "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here the first are
+written in full, and the others are refused by the name of their column.
 """
 
 from __future__ import annotations
