@@ -117,6 +117,8 @@ ROUND_TRIPS: dict[str, tuple[str, list[Any], pa.DataType]] = {
     "tinyint": ("TINYINT", [-128, 127, None], pa.int8()),
     "bigint": ("BIGINT", [-(2**63), 2**63 - 1, 0, None], pa.int64()),
     "unsigned": ("BIGINT UNSIGNED", [0, 2**63 - 1], pa.int64()),
+    "digits": ("DOUBLE(9,2)", [1.23, -0.07, 12345.67, -9999999.99, None], pa.float64()),
+    "float_digits": ("FLOAT(7,2)", [1.25, -0.07, None], pa.float32()),
     "decimal": ("DECIMAL(38,10)", [Decimal("1E-10"), Decimal("-1234567890123456789012345678.0000000001"), None],
                  pa.decimal128(38, 10)),
     "double": ("DOUBLE", [0.1, -1.7976931348623157e308, 5e-324, 0.0, None], pa.float64()),

@@ -206,13 +206,10 @@ def test_what_a_column_keeps_of_times_is_written_and_the_rest_refused(server: Po
             )
 
         with pytest.raises(PrepareError, match="Column 'x' has 1 µs of a day"):
-            prepare(sink, column(0, 25 * HOUR + 1 - HOUR))
-        finish(server, prepare(sink, column(0, None, -25 * HOUR, 7 * unit_us)))
-        expected = "x" if "[" not in declared else "x[1]"
-        ((found,),) = ask(
-            server, f"SELECT count(*) FROM k{number} WHERE extract(epoch FROM {expected}) = {7 * unit_us / 1e6}"
-        )
-        assert found == 1, declared
+            prepare(sink, column(0, 24 * HOUR + 1))
+        kept = column(0, -25 * HOUR, 7 * unit_us, None)
+        finish(sink, prepare(sink, kept))
+        assert ask(server, f"TABLE k{number}") == [(one,) for one in kept.column("x").to_pylist()], declared
 
 
 @pytest.mark.parametrize("declared", ["interval day", "interval year to month", "interval month[]"])
