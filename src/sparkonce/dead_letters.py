@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sparkonce.errors import SchemaError
 from sparkonce.sink import TwoPhaseCommitSink, WriterContext
+from sparkonce.sinks._shared.arrow_text import python_value
 
 LETTER = pa.schema(
     [
@@ -58,14 +59,13 @@ def to_letters(
         context: The copy that was to write them.
         columns: See `letter_columns`.
     """
-    cells = {name: _cells(rows.column(name)) for name in rows.schema.names}
     letters = [
         {
             "sink": sink,
             "batch": context.batch,
             "slot": context.slot,
             "reason": reason,
-            "row": {name: _plain(cell[number]) for name, cell in cells.items()},
+            "row": {name: _plain(python_value(rows.column(name)[number])) for name in rows.schema.names},
         }
         for number, reason in enumerate(reasons)
     ]
@@ -74,21 +74,6 @@ def to_letters(
         return pa.RecordBatch.from_pylist(messages, MESSAGE).select(list(columns))
     told = [{**letter, "row": _text(letter["row"])} for letter in letters]
     return pa.RecordBatch.from_pylist(told, LETTER).select(list(columns))
-
-
-def _cells(column: pa.Array) -> list[Any]:
-    """Returns the values of a column; those that Python does not have, such as a date in the year 12921, as texts."""
-    try:
-        return list(column.to_pylist())
-    except (UnicodeDecodeError, OverflowError, ValueError):
-        pass
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        found = column.cast(pa.large_binary()).to_pylist()
-        return [None if one is None else one.decode(errors="backslashreplace") for one in found]
-    if not pa.types.is_nested(kind):
-        return [f"{one.value} ({kind})" if one.is_valid else None for one in column]
-    return [column.slice(number, 1).to_string() for number in range(len(column))]
 
 
 def _text(value: Any) -> str:

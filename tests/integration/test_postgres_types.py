@@ -163,6 +163,64 @@ def test_the_character_nul_is_refused_with_a_way_out(server: PostgresServer) -> 
     assert ask(server, "SELECT count(*) FROM sparkonce_commits") == [(0,)]
 
 
+@pytest.mark.parametrize(
+    ("declared", "text", "words"),
+    [
+        ("text", b"a\xffb", "22021.*make_valid_utf8"),
+        ("jsonb", b'{"a": "\\u0000"}', "22P05.*make the column json"),
+    ],
+)
+def test_other_texts_that_the_server_cannot_hold(
+    server: PostgresServer, declared: str, text: bytes, words: str
+) -> None:
+    ask(server, f"CREATE TABLE t (x {declared})")
+    with pytest.raises(PrepareError, match=words):
+        prepare(new_sink(server), pa.record_batch({"x": pa.array([text]).view(pa.string())}))
+
+
+HOUR, MINUTE, SECOND = 3_600_000_000, 60_000_000, 1_000_000
+KEPT: list[tuple[str, pa.DataType, int]] = [
+    ("interval(0)", pa.duration("us"), SECOND),
+    ("interval(3)[]", pa.duration("us"), 1_000),
+    ("interval second(0)", pa.duration("us"), SECOND),
+    ("interval hour to minute", pa.duration("us"), MINUTE),
+    ("interval day to hour", pa.duration("us"), HOUR),
+    ("interval hour", pa.duration("us"), HOUR),
+    ("timestamptz(3)", pa.timestamp("us", "UTC"), 1_000),
+    ("timestamp(0)[]", pa.timestamp("us"), SECOND),
+]
+
+
+def test_what_a_column_keeps_of_times_is_written_and_the_rest_refused(server: PostgresServer) -> None:
+    """The server rounds or cuts off without a word."""
+    for number, (declared, kind, unit_us) in enumerate(KEPT):
+        ask(server, f"CREATE TABLE k{number} (x {declared})")
+        sink = new_sink(server, table=f"k{number}")
+
+        def column(*values: int | None, kind: pa.DataType = kind, declared: str = declared) -> pa.RecordBatch:
+            found = pa.array(values, pa.int64()).cast(kind)
+            return (
+                pa.record_batch({"x": pa.ListArray.from_arrays([*range(len(found) + 1)], found)})
+                if "[" in declared
+                else pa.record_batch({"x": found})
+            )
+
+        with pytest.raises(PrepareError, match="Column 'x' has 1 µs of a day"):
+            prepare(sink, column(0, 24 * HOUR + 1))
+        kept = column(0, -25 * HOUR, 7 * unit_us, None)
+        finish(sink, prepare(sink, kept))
+        assert ask(server, f"TABLE k{number}") == [(one,) for one in kept.column("x").to_pylist()], declared
+
+
+@pytest.mark.parametrize("declared", ["interval day", "interval year to month", "interval month[]"])
+def test_intervals_without_hours_are_refused_at_start(server: PostgresServer, declared: str) -> None:
+    ask(server, f"CREATE TABLE t (x {declared})")
+    column = pa.array([1], pa.duration("us"))
+    rows = pa.record_batch({"x": pa.ListArray.from_arrays([0, 1], column) if "[" in declared else column})
+    with pytest.raises(SchemaError, match="Column 'x' is day-time interval"):
+        prepare(new_sink(server), rows)
+
+
 @pytest.mark.parametrize("declared", ["varchar(3)", "varchar(3)[]"])
 def test_spaces_that_a_varchar_would_cut_off_are_refused(server: PostgresServer, declared: str) -> None:
     ask(server, f"CREATE TABLE t (x {declared})")

@@ -67,7 +67,9 @@ def test_a_null_value_deletes_in_the_order_of_the_rows(write: Write, client: Any
         (pa.array([0.1, -2.0, 1e300], pa.float64()), [b"0.1", b"-2", b"1e+300"]),
         (pa.array([True, False]), [b"true", b"false"]),
         (pa.array([Decimal("1.50"), Decimal("-3.00")]), [b"1.50", b"-3.00"]),
+        (pa.array([Decimal(0), Decimal("1E-7")], pa.decimal128(38, 18)), [b"0." + b"0" * 18, b"0.0000001" + b"0" * 11]),
         (pa.array([dt.date(2024, 2, 29)]), [b"2024-02-29"]),
+        (pa.array([12_019_723], pa.int32()).cast(pa.date32()), [b"+34878-11-19"]),
         (pa.array([b"\x00\xfe"], pa.large_binary()), [b"\x00\xfe"]),
         (pa.array(["ä"], pa.large_string()), ["ä".encode()]),
     ],
@@ -132,6 +134,20 @@ def test_sets_and_sorted_sets(write: Write, client: Any) -> None:
     assert client.zrange("z", 0, -1, withscores=True) == [(b"b", float("-inf")), (b"c", 4.0)]
 
 
+Z, ADD = {"structure": "sorted_set"}, {"structure": "increment"}
+
+
+def test_numbers_at_the_limits_of_a_double_are_kept(write: Write, client: Any) -> None:
+    scores = [Decimal("123456789012.345"), Decimal("-0.00000000000000100"), Decimal("90000000000000000000")]
+    write({"key": ["z"] * 3, "member": ["a", "b", "c"], "score": pa.array(scores, pa.decimal128(38, 17))}, **Z)
+    assert [Decimal(repr(client.zscore("z", one))) for one in "abc"] == [scores[0], scores[1], scores[2]]
+    write({"key": ["z"] * 2, "member": ["d", "e"], "score": [2**53, -(2**53)]}, **Z)
+    assert (client.zscore("z", "d"), client.zscore("z", "e")) == (2**53, -(2**53))
+    tenths = pa.array([Decimal("0.10")] * 30 + [Decimal("0.00000000000000001")], pa.decimal128(38, 18))
+    write({"key": ["f"] * 31, "amount": tenths}, **ADD)
+    assert client.get("f") == b"3.00000000000000001"
+
+
 def test_increments(write: Write, client: Any) -> None:
     write({"key": ["n", "n", "m"], "amount": [1, 2, None]}, structure="increment")
     write({"key": ["f"] * 2, "amount": [0.5, 0.25]}, structure="increment")
@@ -151,6 +167,12 @@ def test_increments(write: Write, client: Any) -> None:
         ({"structure": "list"}, {"key": ["a"], "value": [["x", None]]}, "contains a null"),
         ({"structure": "sorted_set"}, {"key": ["a"], "member": ["b"], "score": [float("nan")]}, "no number"),
         ({"structure": "increment"}, {"key": ["a"], "amount": [float("inf")]}, "infinite"),
+        (Z, {"key": ["a"], "member": ["b"], "score": [2**53 + 1]}, "Column 'score' contains 9007199254740993"),
+        (Z, {"key": ["a"], "member": ["b"], "score": [Decimal("0.1234567890123456")]}, "decimals of 15 digits"),
+        ({"structure": "increment", "member": "m"}, {"key": ["a"], "m": ["b"], "amount": [-(2**53) - 1]}, "'amount'"),
+        (ADD, {"key": ["a"], "amount": pa.array([Decimal("1E-18")], pa.decimal128(38, 18))}, "17 digits behind"),
+        (ADD, {"key": ["a"], "amount": [Decimal("12345678901234567.01")]}, "contains 12345678901234567.01"),
+        (ADD, {"key": ["a"], "amount": [1e-18]}, "contains 1e-18, and INCRBYFLOAT"),
         ({}, {"key": ["a", "sparkonce:id", "b"], "value": ["1", "2", "3"]}, "1 keys begin with 'sparkonce:'"),
         ({"structure": "increment"}, {"key": ["a"], "amount": pa.array([2**63], pa.uint64())}, "counts up to"),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparkonce.errors import PrepareError
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files.hdfs.outcomes import of_error as of_hdfs_error
@@ -22,24 +23,34 @@ def test_odd_characters_are_escaped_as_spark_does() -> None:
     assert escape(odd) == "a%2Fb%3Dc%3Ad%25e%27f%22g%2Ah%3Fi%5Cj%7Bk%5Bl%5Dm%5En%23o%0A"
     assert escape("plain é 😀 + & ~ } ,") == "plain é 😀 + & ~ } ,"
 
-    folder = folder_of(["a=b", "c", "d"], [odd, None, 3])
+    folder = folder_of(["a=b", "c", "d"], [odd, None, "3"])
     assert values_of(folder) == {"a=b": odd, "c": None, "d": "3"}
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "__HIVE_DEFAULT_PARTITION__"),
-        ("", "__HIVE_DEFAULT_PARTITION__"),
-        (True, "true"),
-        (-5, "-5"),
-        (dt.date(2024, 2, 29), "2024-02-29"),
-        (Decimal("0.0000000001"), "0.0000000001"),
-        (Decimal("12.50"), "12.50"),
+        (pa.array([None], pa.int32()), "__HIVE_DEFAULT_PARTITION__"),
+        (pa.array([""]), "__HIVE_DEFAULT_PARTITION__"),
+        (pa.array([True]), "true"),
+        (pa.array([-5]), "-5"),
+        (pa.array([dt.date(2024, 2, 29)]), "2024-02-29"),
+        (pa.array([2_932_897], pa.int32()).cast(pa.date32()), "+10000-01-01"),
+        (pa.array([-(2**31)], pa.int32()).cast(pa.date32()), "-5877641-06-23"),
+        (pa.array([Decimal("0.0000000001")]), "0.0000000001"),
+        (pa.array([Decimal("12.50")]), "12.50"),
+        (pa.array([Decimal("0")], pa.decimal128(38, 18)), "0.000000000000000000"),
     ],
 )
-def test_values_name_folders(value: object, text: str) -> None:
-    assert folder_of(["x"], [value]) == f"x={text}"
+def test_values_name_folders(value: pa.Array, text: str) -> None:
+    ((folder, _),) = split(pa.table({"x": value, "y": [1]}), ["x"])
+    assert folder == f"x={text}"
+
+
+def test_a_string_that_is_not_utf8_names_no_folder() -> None:
+    text = pa.array([b"fine", b"a\xffb"]).view(pa.string())
+    with pytest.raises(PrepareError, match=r"Column 'x' has a string that is not UTF-8: .* 0xff at position 1"):
+        list(split(pa.table({"x": text, "y": [1, 2]}), ["x"]))
 
 
 def test_rows_are_split_and_keep_their_order() -> None:
@@ -47,11 +58,11 @@ def test_rows_are_split_and_keep_their_order() -> None:
     days = [dt.date(2024, 1, 1 + number % 3) for number in range(300)]
     rows = pa.table({"id": range(300), "s": names, "day": days})
     found = dict(split(pa.concat_tables([rows.slice(0, 100), rows.slice(100)]), ["s", "day"]))
-    assert set(found) == {folder_of(["s", "day"], [s, day]) for s, day in zip(names, days, strict=True) if s != ""}
+    assert set(found) == {folder_of(["s", "day"], [s, str(day)]) for s, day in zip(names, days, strict=True) if s != ""}
     for folder, part in found.items():
         ids = part.column("id").to_pylist()
         assert part.column_names == ["id"]
-        assert [folder_of(["s", "day"], [names[one], days[one]]) for one in ids] == [folder] * len(ids)
+        assert [folder_of(["s", "day"], [names[one], str(days[one])]) for one in ids] == [folder] * len(ids)
         own = [one for one in ids if names[one] is None], [one for one in ids if names[one] is not None]
         assert all(part == sorted(part) for part in own)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.sinks.kafka.rows import select_columns, to_arguments, to_chunks
+from sparkonce.sinks.kafka.rows import refused_rows, select_columns, to_arguments, to_chunks
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", "UTC")
@@ -124,11 +124,32 @@ def test_a_timestamp_that_kafka_would_replace_or_refuse_is_named(instant: int) -
         arguments(rows)
 
 
-@pytest.mark.parametrize("headers", [[None], [{"key": None, "value": b"1"}]])
-def test_a_header_without_a_key_is_named(headers: list[object]) -> None:
-    rows = pa.record_batch({"value": ["a"], "headers": pa.array([headers], HEADERS)})
+def headers_of(keys: list[bytes | None]) -> pa.Array:
+    texts = pa.array(keys, pa.binary()).view(pa.string())
+    one = pa.StructArray.from_arrays([texts, pa.nulls(len(keys), pa.binary())], ["key", "value"])
+    return pa.ListArray.from_arrays([0, *range(len(keys) + 1)], one)
+
+
+@pytest.mark.parametrize("key", [None, b"a\0b", b"a\xff"])
+def test_a_header_whose_key_librdkafka_cannot_send_is_named(key: bytes | None) -> None:
+    rows = pa.record_batch({"value": ["none", "a", "b", "c"], "headers": headers_of([b"fine", key, "\u00e9".encode()])})
     with pytest.raises(PrepareError, match="'headers'"):
         arguments(rows)
+    assert refused_rows(rows, "t", 1_000_000).rows == [2]
+    assert arguments(rows.take([0, 1, 3]))["headers"] == [[], [("fine", None)], [("é", None)]]
+
+
+def test_a_header_that_is_null_is_named() -> None:
+    rows = pa.record_batch({"value": ["a"], "headers": pa.array([[None]], HEADERS)})
+    with pytest.raises(PrepareError, match="'headers'"):
+        arguments(rows)
+
+
+def test_the_value_of_a_header_may_be_any_bytes() -> None:
+    text = pa.array([b"a\xff"]).view(pa.string())
+    header = pa.StructArray.from_arrays([pa.array(["k"]), text], ["key", "value"])
+    rows = pa.record_batch({"value": ["a"], "headers": pa.ListArray.from_arrays([0, 1], header)})
+    assert arguments(rows)["headers"] == [[("k", b"a\xff")]]
 
 
 @given(

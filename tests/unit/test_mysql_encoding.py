@@ -27,6 +27,7 @@ COLUMN = Column(
 )
 OF_MILLISECONDS = replace(COLUMN, type="datetime", full_type="datetime(3)", fraction_digits=3)
 UTF8 = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+DIGITS = replace(COLUMN, type="double", full_type="double(7,2) unsigned")
 ENUM = replace(COLUMN, type="enum", full_type="enum('a','it''s')")
 
 
@@ -49,6 +50,8 @@ def not_utf8() -> pa.Array:
         (pa.array([2**31 - 1], pa.date32()), "date", COLUMN, "before year 1 or after year 9999"),
         (pa.array([float("nan")]), "double", COLUMN, "NaN or an infinity"),
         (pa.array([float("-inf")], pa.float32()), "float", COLUMN, "NaN or an infinity"),
+        (pa.array([1.23, 1.239]), "double", DIGITS, "contain 1.239, which the column would round"),
+        (pa.array([1.239], pa.float32()), "float", replace(DIGITS, full_type="float(5,2)"), "column would round"),
         (pa.array([2**53 + 1]), "integer", replace(COLUMN, type="double"), "a double would round"),
         (pa.array([-1]), "integer", replace(COLUMN, type="bit"), "a negative number"),
         (not_utf8(), "string", COLUMN, "not UTF-8"),
@@ -67,6 +70,8 @@ def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: C
         (pa.array([datetime(2026, 1, 1, 0, 0, 0, 1000)]), "timestamp", OF_MILLISECONDS),
         (pa.array([date(1, 1, 1), date(9999, 12, 31)]), "date", COLUMN),
         (pa.array([1.5, None]), "double", COLUMN),
+        (pa.array([1.23, -0.07, 12345.67, 8e15, None]), "double", DIGITS),
+        (pa.array([1.23, 0.1], pa.float32()), "float", replace(DIGITS, type="float", full_type="float(7,2)")),
         (pa.array([2**53]), "integer", replace(COLUMN, type="double")),
         (pa.array([0]), "integer", replace(COLUMN, type="bit")),
         (pa.array(["a", "it's", None]), "string", ENUM),
@@ -85,8 +90,8 @@ def test_rows_too_large_for_one_piece_are_halved(monkeypatch: pytest.MonkeyPatch
 
 
 def test_numbers_that_json_does_not_have_are_refused_where_they_are_nested() -> None:
-    with pytest.raises(PrepareError, match="contains NaN or an infinity"):
-        nested_text(pa.array([[1.0], [float("nan")]]))
+    with pytest.raises(PrepareError, match=r"Column 'x' contains .* NaN or an infinity"):
+        nested_text(pa.array([[1.0], [float("nan")]]), "x")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,15 @@ import datetime as dt
 import math
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparkonce.errors import PrepareError
 from sparkonce.sinks._shared.arrow_text import all_finite, json_text, plain_text
-from sparkonce.sinks.files.cells import json_lines
+from sparkonce.sinks.files.cells import csv_lines, json_lines, text_lines
 from sparkonce.sinks.mysql.encoding import nested_text
 
 ROWS: list[tuple[pa.Array, list[str]]] = [
@@ -38,12 +41,12 @@ def of_files(values: pa.Array) -> list[str]:
 
 
 def of_frame(values: pa.Array) -> list[str]:
-    return [text or "null" for text in json_text(values).to_pylist()]
+    return [text or "null" for text in json_text(values, "x").to_pylist()]
 
 
 def of_mysql(values: pa.Array) -> list[str]:
     rows = pa.StructArray.from_arrays([values], names=["x"])
-    return [text.removeprefix('{"x":').removesuffix("}") for text in nested_text(rows).to_pylist()]
+    return [text.removeprefix('{"x":').removesuffix("}") for text in nested_text(rows, "x").to_pylist()]
 
 
 @pytest.mark.parametrize("encode", [of_frame, of_files, of_mysql])
@@ -67,13 +70,60 @@ def test_odd_values() -> None:
     ]
     assert all_finite(pa.array(["NaN"]))
 
-    assert plain_text(pa.array([b"", b"a", b"ab", None])).to_pylist() == ["", "YQ==", "YWI=", None]
-    assert plain_text(pa.array(['a"'])).to_pylist() == ['a"']
+    assert plain_text(pa.array([b"", b"a", b"ab", None]), "x").to_pylist() == ["", "YQ==", "YWI=", None]
+    assert plain_text(pa.array(['a"']), "x").to_pylist() == ['a"']
 
     kind = pa.list_(pa.struct([]))
-    assert json_text(pa.array([[{}, None], []], kind)).to_pylist() == ["[{},null]", "[]"]
+    assert json_text(pa.array([[{}, None], []], kind), "x").to_pylist() == ["[{},null]", "[]"]
 
     # Its inner vectors have no offsets at all then, not even the first one.
     inner = pa.ListArray.from_buffers(pa.list_(pa.int32()), 0, [None, pa.py_buffer(b"")], children=[pa.array([], "i4")])
     outer = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), inner)
-    assert json_text(outer).to_pylist() == ["[]", "[]"]
+    assert json_text(outer, "x").to_pylist() == ["[]", "[]"]
+
+
+DAYS = np.array([-(2**31), -719_893, -719_528, -1, 2_932_896, 2_932_897, 12_019_723, 2**31 - 1])
+MICROSECONDS = np.array(
+    [-(2**63) + 1, -62_167_219_200_000_001, -1, 253_402_300_800_000_000, 1_700_000_000_000_000_000, 2**63 - 1]
+)
+
+
+def signed(text: str) -> str:
+    """As NumPy writes it, but with four digits of a year or more, and a plus before more than four."""
+    year, rest = text[1:].split("-", 1)
+    sign, year = ("-", year) if text[0] == "-" else ("", text[0] + year)
+    return f"{'+' if not sign and len(year) > 4 else sign}{year:0>4}-{rest}"
+
+
+def test_dates_and_instants_of_all_years_have_their_iso_text() -> None:
+    """From the year 32768 on, Arrow's own cast writes "<value out of range: …>"."""
+    days = pa.array(DAYS.astype(np.int32)).cast(pa.date32())
+    assert plain_text(days, "x").to_pylist() == [signed(str(one)) for one in DAYS.astype("datetime64[D]")]
+    assert plain_text(pa.array([4_000_000, None], pa.int32()).cast(pa.date32()), "x").to_pylist()[1] is None
+    wanted = [signed(str(one)) for one in MICROSECONDS.astype("datetime64[us]")]
+    for zone, end in ((None, ""), ("UTC", "Z"), ("Asia/Tokyo", "Z")):
+        instants = pa.array(MICROSECONDS).cast(pa.timestamp("us", zone))
+        assert plain_text(instants, "x").to_pylist() == [f"{one}{end}" for one in wanted]
+    assert plain_text(pa.array([2**40, None]).cast(pa.timestamp("s", "UTC")), "x").to_pylist() == [
+        "+36812-02-20T00:36:16Z",
+        None,
+    ]
+    assert json_text(pa.array([[12_019_723]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())), "x").to_pylist() == [
+        '["+34878-11-19"]'
+    ]
+
+
+def test_a_string_that_is_not_utf8_is_refused_by_its_column_at_any_depth() -> None:
+    text = pa.array([b"fine", None, b"a\xffb"]).view(pa.string())
+    inside = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 3], text)], ["tags"])
+    for encode, column in ((json_text, text), (plain_text, text.cast(pa.large_string())), (json_text, inside)):
+        with pytest.raises(
+            PrepareError, match=r"not UTF-8: it has the byte 0xff at position 1.*make_valid_utf8"
+        ) as refused:
+            encode(column, "s")
+        assert ("'s.tags'" if column is inside else "'s'") in str(refused.value)
+    for lines in (json_lines, partial(csv_lines, delimiter=","), text_lines):
+        with pytest.raises(PrepareError, match="Column 's' has a string that is not UTF-8"):
+            lines(pa.record_batch({"s": text.drop_null()}))
+    with pytest.raises(PrepareError, match=r"Column 's\.tags' has a string that is not UTF-8"):
+        nested_text(inside, "s")

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    DataType,
     DayTimeIntervalType,
+    IntegerType,
+    MapType,
     StructField,
     StructType,
     TimestampType,
@@ -99,3 +102,16 @@ def test_a_sink_without_a_share_is_refused() -> None:
         SparkWork(plan, 0, shares({MemorySink(MemoryServer(), name="one"): None})).write(
             {"one": owner, "other": owner}, None
         )
+
+
+TWICE = StructType([StructField(name, IntegerType()) for name in "aba"])
+
+
+@pytest.mark.parametrize(
+    "around", [TWICE, ArrayType(TWICE), MapType(IntegerType(), StructType([StructField("in", ArrayType(TWICE))]))]
+)
+def test_a_field_name_that_a_struct_has_twice_is_refused(around: DataType) -> None:
+    """Spark would number the fields on their way to the workers: a_0, a_1."""
+    schema = StructType([StructField("id", IntegerType()), StructField("s", around)])
+    with pytest.raises(SchemaError, match=r"Column 's' has the field 'a' twice"):
+        arrow_schema(schema)

@@ -14,7 +14,7 @@ from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sparkonce.arguments import shown
 from sparkonce.dead_letters import letter_columns
@@ -144,6 +144,14 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     Raises:
         SchemaError: naming those that PySpark cannot transfer to Python, such as intervals of years and months.
     """
+    for column in schema:
+        if twice := _twice(column.dataType):
+            raise SchemaError(
+                f"Column {column.name!r} has the field {twice!r} twice, and would be written with fields {twice}_0 and "
+                f"{twice}_1.",
+                next_step="Rename one of them.",
+                column=column.name,
+            )
     try:
         return to_arrow(schema)
     except PySparkTypeError:
@@ -159,6 +167,17 @@ def to_arrow(schema: StructType) -> pa.Schema:
     """Calls PySpark's function, which from 4.2 on needs the time zone of timestamps; before it was UTC."""
     zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
+
+
+def _twice(kind: DataType) -> str:
+    """Returns the name that two fields of one struct have, at any depth: Spark numbers them on their way to Python."""
+    if isinstance(kind, StructType):
+        names = kind.fieldNames()
+        twice = (name for name in names if names.count(name) > 1)
+        return next(twice, "") or next(filter(None, (_twice(one.dataType) for one in kind)), "")
+    if isinstance(kind, ArrayType):
+        return _twice(kind.elementType)
+    return _twice(kind.keyType) or _twice(kind.valueType) if isinstance(kind, MapType) else ""
 
 
 def _is_transferred(column: StructField) -> bool:

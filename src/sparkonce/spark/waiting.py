@@ -26,5 +26,7 @@ def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str
     """Returns the rows in these files."""
     # No file may be skipped, whatever the session's settings for files that are missing or damaged.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+    # Nor may a date be shifted, whatever the settings for files of Spark 2: these rows never had its calendar.
+    reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
     # Spark takes paths for patterns.
     return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))

@@ -1,6 +1,10 @@
 """Arrow columns as text and as JSON: Arrow's kernels turn every value into characters, none is touched by Python.
 
 Numbers, dates and timestamps are written as Spark's ``to_json`` writes and reads them. A null stays null.
+
+Every sink that writes a value as text gets it from here. For dates from the year 32768 on, Arrow's own cast to text
+gives the words "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here the first are
+written in full, and the others are refused by the name of their column.
 """
 
 from __future__ import annotations
@@ -15,56 +19,80 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from sparkonce.errors import PrepareError
+
 STRING = pa.large_string()
 """The type of all texts: Arrow's smaller one ends at 2 GiB a column."""
 
 _TO_ESCAPE = r"[\x00-\x1f\"\\]"
 _CONTROL = r"[\x00-\x1f]"
+_FIRST_DAY, _LAST_DAY = -719_528, 2_932_896
+"""0000-01-01 and 9999-12-31, which ISO 8601 writes without a sign."""
+_DAYS_TO_2000 = 10_957
+_CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
+"""The calendar repeats after these."""
+_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SHORT = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 
 
 def json_object(columns: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """Returns each row as a JSON object, its fields in the order of the columns, with null for a missing value."""
+    """Returns each row as a JSON object, its fields in the order of the columns, with null for a missing value.
+
+    Raises:
+        PrepareError: naming the column with a string that is not UTF-8.
+    """
+    return _object(columns, names, "")
+
+
+def _object(columns: Sequence[pa.Array], names: Sequence[str], path: str) -> pa.Array:
     parts: list[Any] = []
     for number, (column, name) in enumerate(zip(columns, names, strict=True)):
         key = ("{" if number == 0 else ",") + json.dumps(name, ensure_ascii=False) + ":"
-        parts += [pa.scalar(key, STRING), _or_null(column)]
+        parts += [pa.scalar(key, STRING), _or_null(column, path + name)]
     return pc.binary_join_element_wise(*parts, pa.scalar("}", STRING), pa.scalar("", STRING))
 
 
-def _or_null(column: pa.Array) -> pa.Array:
-    return pc.fill_null(json_text(column), "null")
+def _or_null(column: pa.Array, name: str) -> pa.Array:
+    return pc.fill_null(json_text(column, name), "null")
 
 
-def json_text(column: pa.Array) -> pa.Array:
-    """Returns each value as JSON. As in Spark's ``to_json``, NaN and infinities are strings, and bytes are base64."""
+def json_text(column: pa.Array, name: str) -> pa.Array:
+    """Returns each value as JSON. As in Spark's ``to_json``, NaN and infinities are strings, and bytes are base64.
+
+    Args:
+        column: The values.
+        name: The name of their column.
+
+    Raises:
+        PrepareError: naming the column with a string that is not UTF-8.
+    """
     kind = column.type
     if types.is_struct(kind):
         fields = [pc.struct_field(column, [number]) for number in range(kind.num_fields)]
         if not fields:
             return _where_valid(column, pa.repeat(pa.scalar("{}", STRING), len(column)))
-        text = json_object(fields, [kind.field(number).name for number in range(kind.num_fields)])
+        text = _object(fields, [kind.field(number).name for number in range(kind.num_fields)], f"{name}.")
         return _where_valid(column, text)
     if types.is_list(kind) or types.is_large_list(kind):
-        return _list(column)
+        return _list(column, name)
     if types.is_string(kind) or types.is_large_string(kind):
-        return in_quotes(_escaped(column.cast(STRING)))
+        return in_quotes(_escaped(utf8_text(column, name)))
     if types.is_floating(kind):
         text = float_text(column)
         return pc.if_else(pc.is_finite(column), text, in_quotes(text))
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_decimal(kind):
-        return plain_text(column)
-    return in_quotes(plain_text(column))
+        return plain_text(column, name)
+    return in_quotes(plain_text(column, name))
 
 
-def _list(column: pa.Array) -> pa.Array:
+def _list(column: pa.Array, name: str) -> pa.Array:
     if not len(column):
         # Spark's JVM sends no offsets at all then, not even the first one: all lists around this one are empty.
         return pa.array([], STRING)
     # The elements' texts are an array of their own; the list's offsets, unchanged, say which belong together.
     offsets = np.frombuffer(column.buffers()[1], np.int64 if types.is_large_list(column.type) else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    elements = _or_null(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])))
+    elements = _or_null(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), name)
     lists = pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), elements)
     inside = pc.binary_join(lists, pa.scalar(",", STRING))
     text = pc.binary_join_element_wise(pa.scalar("[", STRING), inside, pa.scalar("]", STRING), pa.scalar("", STRING))
@@ -93,16 +121,70 @@ def all_finite(column: pa.Array) -> bool:
     return not types.is_floating(column.type) or pc.all(pc.is_finite(column)).as_py() is not False
 
 
-def plain_text(column: pa.Array) -> pa.Array:
-    """Returns each value without quotes: a decimal with all its digits, a timestamp in ISO 8601, bytes in base64."""
+def plain_text(column: pa.Array, name: str) -> pa.Array:
+    """Returns each value without quotes: a decimal with all its digits, a timestamp in ISO 8601, bytes in base64.
+
+    Args:
+        column: The values, of a type that is not nested.
+        name: The name of their column.
+
+    Raises:
+        PrepareError: naming the column with a string that is not UTF-8.
+    """
     kind = column.type
     if types.is_decimal(kind):
         return _decimal(column)
     if types.is_timestamp(kind):
         return _timestamp(column)
+    if types.is_date32(kind):
+        return _date(column)
+    if types.is_string(kind) or types.is_large_string(kind):
+        return utf8_text(column, name)
     if types.is_binary(kind) or types.is_large_binary(kind):
         return _base64(column)
     return column.cast(STRING)
+
+
+def utf8_text(column: pa.Array, name: str) -> pa.Array:
+    """Returns strings as they are, once all are known to be UTF-8: Spark's may hold any bytes.
+
+    Raises:
+        PrepareError: naming the column, and the first byte that is not.
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raise PrepareError(
+            f"Column {name!r} has a string that is not UTF-8{_first_wrong_byte(column)}.",
+            next_step=f"Use make_valid_utf8({name}) in the query, which puts U+FFFD in place of such bytes, or keep "
+            f"them all: base64(cast({name} AS binary)).",
+            column=name,
+        ) from None
+    return column.cast(STRING)
+
+
+def _first_wrong_byte(column: pa.Array) -> str:
+    try:
+        for one in column.cast(pa.large_binary()):
+            str(one.as_py() or b"", "utf-8")
+    except UnicodeDecodeError as error:
+        return f": it has the byte 0x{error.object[error.start]:02x} at position {error.start}"
+    return ""
+
+
+def python_value(value: pa.Scalar) -> Any:
+    """Returns a value for a message or a dead letter; what Python lacks as text: far dates, strings not in UTF-8."""
+    try:
+        return value.as_py()
+    except (UnicodeDecodeError, OverflowError, ValueError):
+        pass
+    if isinstance(value, pa.StructScalar):
+        return {name: python_value(one) for name, one in value.items()}
+    if isinstance(value, pa.ListScalar | pa.LargeListScalar):
+        return [python_value(one) for one in value.values]
+    if types.is_string(value.type) or types.is_large_string(value.type):
+        return str(value.as_buffer(), "utf-8", "backslashreplace")
+    return plain_text(pa.repeat(value, 1), "").to_pylist()[0]
 
 
 def float_text(column: pa.Array) -> pa.Array:
@@ -142,12 +224,47 @@ def _decimal(column: pa.Array) -> pa.Array:
     )
 
 
+def _date(column: pa.Array) -> pa.Array:
+    """Returns ISO 8601; with a sign, as in Spark and Java, for years outside of 0 to 9999."""
+    days = column.cast(pa.int32())
+    if _within(days, _FIRST_DAY, _LAST_DAY):
+        return column.cast(STRING)
+    cycles, rest = np.divmod(_numbers(days) - _DAYS_TO_2000, _CYCLE_DAYS)
+    near = pa.array(rest + _DAYS_TO_2000, pa.int32()).cast(pa.date32()).cast(STRING)
+    years = pc.utf8_slice_codeunits(near, 0, 4).cast(pa.int64()).to_numpy() + cycles * _CYCLE_YEARS
+    signs = np.select([years < 0, years > 9999], ["-", "+"], "")
+    digits = pc.utf8_lpad(pa.array(np.abs(years)).cast(STRING), 4, "0")
+    text = pc.binary_join_element_wise(
+        pa.array(signs, STRING), digits, pc.utf8_slice_codeunits(near, 4), pa.scalar("", STRING)
+    )
+    return _where_valid(column, text)
+
+
 def _timestamp(column: pa.Array) -> pa.Array:
-    """Returns ISO 8601 in UTC with ``Z``; without a zone if the type has none."""
-    zoned = column.type.tz is not None
-    text = column.cast(pa.timestamp(column.type.unit)).cast(STRING) if zoned else column.cast(STRING)
-    text = pc.replace_substring(text, " ", "T", max_replacements=1)
-    return pc.binary_join_element_wise(text, pa.scalar("Z", STRING), pa.scalar("", STRING)) if zoned else text
+    """Returns ISO 8601 in UTC with ``Z``; without a zone if the type has none. Far years are as those of dates."""
+    unit = column.type.unit
+    ticks, of_day = column.cast(pa.int64()), _UNITS[unit] * 86_400
+    if _within(ticks, _FIRST_DAY * of_day, (_LAST_DAY + 1) * of_day - 1):
+        text = column.cast(pa.timestamp(unit)).cast(STRING)
+        text = pc.replace_substring(text, " ", "T", max_replacements=1)
+    else:
+        days, rest = np.divmod(_numbers(ticks), of_day)
+        time = pa.time32(unit) if unit in {"s", "ms"} else pa.time64(unit)
+        clock = pa.array(rest).cast(pa.int32() if unit in {"s", "ms"} else pa.int64()).cast(time).cast(STRING)
+        date = _date(pa.array(days).cast(pa.int32()).cast(pa.date32()))
+        text = _where_valid(column, pc.binary_join_element_wise(date, clock, pa.scalar("T", STRING)))
+    if column.type.tz is None:
+        return text
+    return pc.binary_join_element_wise(text, pa.scalar("Z", STRING), pa.scalar("", STRING))
+
+
+def _within(numbers: pa.Array, least: int, most: int) -> bool:
+    found = pc.min_max(numbers).as_py()
+    return found["min"] is None or (least <= found["min"] and found["max"] <= most)
+
+
+def _numbers(column: pa.Array) -> Any:
+    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _base64(column: pa.Array) -> pa.Array:

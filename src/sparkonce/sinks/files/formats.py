@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from sparkonce.arguments import one_of
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks._shared.parquet import parquet_writer
 from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
 
 NONE = "none"
@@ -143,11 +144,9 @@ class _ParquetEncoder(Encoder):
         self._writer: Any = None
 
     def write(self, rows: pa.Table) -> None:
-        import pyarrow.parquet as pq
-
         if self._writer is None:
             wanted = self._options["use_dictionary"]
-            self._writer = pq.ParquetWriter(
+            self._writer = parquet_writer(
                 self._stream,
                 rows.schema,
                 compression=self._compression,

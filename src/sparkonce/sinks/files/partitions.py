@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sparkonce.sinks._shared.arrow_text import plain_text
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder of null, and as in Spark of empty strings: a folder's name cannot be empty."""
@@ -23,14 +24,15 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
-def folder_of(names: Sequence[str], values: Sequence[Any]) -> str:
+def folder_of(names: Sequence[str], values: Sequence[str | None]) -> str:
     """Returns the folder of one partition, relative.
 
     Args:
         names: The names of the columns.
-        values: Their values in Python, as pyarrow gives them.
+        values: Their values as text; None for null.
     """
-    return "/".join(f"{escape(name)}={_text(value)}" for name, value in zip(names, values, strict=True))
+    named = zip(names, values, strict=True)
+    return "/".join(f"{escape(name)}={escape(value) if value else NULL}" for name, value in named)
 
 
 def values_of(folder: str) -> dict[str, str | None]:
@@ -39,16 +41,12 @@ def values_of(folder: str) -> dict[str, str | None]:
     return {unquote(name): None if value == NULL else unquote(value) for name, _, value in parts}
 
 
-def _text(value: Any) -> str:
-    if value is None or value == "":
-        return NULL
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return escape(format(value, "f") if hasattr(value, "as_tuple") else str(value))
-
-
 def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """Yields each partition's folder and its rows, in their order, without the columns that name it."""
+    """Yields each partition's folder and its rows, in their order, without the columns that name it.
+
+    Raises:
+        PrepareError: naming the column with a string that is not UTF-8.
+    """
     # The rows are copied, so that one partition does not keep the memory of the others.
     codes = np.zeros(rows.num_rows, np.int64)
     for name in names:
@@ -63,8 +61,8 @@ def split(rows: pa.Table, names: Sequence[str]) -> Iterator[tuple[str, pa.Table]
     order = np.argsort(codes.astype(np.uint16) if len(counts) <= 1 << 16 else codes, kind="stable")
     ends = np.cumsum(counts)
     starts = ends - counts
-    firsts = rows.select(list(names)).take(pa.array(order[starts])).to_pylist()
+    firsts = pa.array(order[starts])
+    texts = [plain_text(rows.column(name).take(firsts).combine_chunks(), name).to_pylist() for name in names]
     rest = rows.drop_columns(list(names))
-    for first, start, end in zip(firsts, starts, ends, strict=True):
-        folder = folder_of(names, [first[name] for name in names])
-        yield folder, rest if len(counts) == 1 else rest.take(pa.array(order[start:end]))
+    for first, start, end in zip(zip(*texts, strict=True), starts, ends, strict=True):
+        yield folder_of(names, first), rest if len(counts) == 1 else rest.take(pa.array(order[start:end]))

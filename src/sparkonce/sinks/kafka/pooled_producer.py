@@ -68,6 +68,16 @@ _TOO_LARGE = (
 )
 
 
+_ABOUT_ROWS = {
+    KafkaError.INVALID_TIMESTAMP: "Column 'timestamp' has an instant that the topic does not take: correct it in the "
+    "query, or raise the topic's message.timestamp.after.max.ms or message.timestamp.before.max.ms "
+    "(message.timestamp.difference.max.ms before Kafka 3.6).",
+    KafkaError.INVALID_RECORD: "A topic with cleanup.policy=compact takes no row whose column 'key' is null: give each "
+    "row a key, or filter such rows out.",
+}
+"""What to do about an answer to a single row, by a code that does not say it."""
+
+
 class Reports:
     """The reports of librdkafka's callbacks, which `poll` and `flush` serve.
 
@@ -136,6 +146,7 @@ class Reports:
             self.missing_topic = self.missing_topic or topic
         if error.code() == KafkaError._UNKNOWN_PARTITION:
             self.missing_partition = max(self.missing_partition or (topic, partition), (topic, partition))
+        self.advice = self.advice or _ABOUT_ROWS.get(error.code(), "")
         if len(self.refusals) < _REMEMBERED_ERRORS:
             self.refusals.append(f"topic {topic!r}: {one_line(error.str())}")
 

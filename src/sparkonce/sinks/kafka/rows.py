@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,7 @@ def refused_rows(
     if "headers" in rows.schema.names:
         sizes, keyless = _headers(rows.column("headers"))
         whole += sizes
-        checks.append((keyless, "Column 'headers' holds a header without a key, which Kafka cannot store."))
+        checks.append((keyless, f"Column 'headers' holds {_BAD_KEY}."))
     if topic is None:
         topics = rows.column("topic")
         checks.append((_mask(topics.is_null()), "Column 'topic' is null, and the sink has no topic."))
@@ -202,15 +203,30 @@ def _limits(rows: pa.RecordBatch, most_bytes: int, by_topic: Mapping[str, int]) 
     return found
 
 
+_BAD_KEY = "a header whose key is null, has the character NUL or is not UTF-8, which librdkafka cannot send"
+
+
 def _headers(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Returns for each row the size of its headers, and whether one of them has no key."""
+    """Returns for each row the size of its headers, and whether one of them has a key that cannot be sent."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends, entries = np.cumsum(counts), column.flatten()
     keys, values = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
     sizes = sum(pc.fill_null(pc.binary_length(one), 0).to_numpy(zero_copy_only=False) for one in (keys, values))
     sums = np.concatenate(([0], np.cumsum(sizes + _AROUND_HEADER_BYTES))).astype(np.int64)
-    lacking = np.concatenate(([0], np.cumsum(_mask(keys.is_null()))))
+    lacking = np.concatenate(([0], np.cumsum(_bad_keys(keys))))
     return sums[ends] - sums[ends - counts], lacking[ends] > lacking[ends - counts]
+
+
+def _bad_keys(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    # librdkafka reads a key up to its first NUL.
+    bytes_of_keys = pc.fill_null(keys.cast(pa.large_binary()), b"\0")
+    bad = _mask(pc.match_substring(bytes_of_keys, "\0"))
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid:
+        whole = (one == one.decode(errors="ignore").encode() for one in bytes_of_keys.to_pylist())
+        bad |= ~np.fromiter(whole, bool, len(keys))
+    return bad
 
 
 def _mask(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -286,13 +302,16 @@ def _instants_ms(column: pa.Array) -> pa.Array:
 
 
 def _to_headers(column: pa.Array) -> list[Any]:
-    return [None if headers is None else [_to_header(header) for header in headers] for headers in column.to_pylist()]
-
-
-def _to_header(header: dict[str, Any] | None) -> tuple[str, bytes | str | None]:
-    if header is None or header["key"] is None:
-        raise PrepareError("A row's column 'headers' holds a header without a key, which Kafka cannot store.")
-    return header["key"], header["value"]
+    entries = column.flatten()
+    keys, values = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
+    if _bad_keys(keys).any():
+        raise PrepareError(
+            f"A row's column 'headers' holds {_BAD_KEY}.",
+            next_step="Correct the key in the query, for example with replace or make_valid_utf8, or filter it out.",
+        )
+    pairs = iter(zip(keys.to_pylist(), _to_bytes(values), strict=True))
+    counts = pc.list_value_length(column).to_pylist()
+    return [None if count is None else list(islice(pairs, count)) for count in counts]
 
 
 _CONVERT: dict[str, Callable[[pa.Array], list[Any]]] = {

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkonce.sinks._shared.arrow_text import plain_text
 from sparkonce.sinks._shared.pieces import cut, halves
 from sparkonce.sinks.mysql.encoding import LARGEST_PIECE_BYTES, check, nested_text
 from sparkonce.sinks.mysql.target import Column, has_utf8, kind_of
@@ -101,9 +102,9 @@ def _cells(values: pa.Array, column: Column) -> Iterator[Cells]:
         case "timestamp":
             yield _fixed(values, _times(values))
         case "nested":
-            yield from _texts(nested_text(values))
+            yield from _texts(nested_text(values, column.name))
         case "decimal":
-            yield from _texts(pc.cast(values, pa.string()))
+            yield from _texts(plain_text(values, column.name))
         case _:
             yield from _texts(values)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks._shared.arrow_text import all_finite, json_text
+from sparkonce.sinks._shared.arrow_text import all_finite, json_text, plain_text
 from sparkonce.sinks._shared.pieces import bytes_of, cut, halves, offsets_of
 from sparkonce.sinks.mysql.target import Column, kind_of
 
@@ -94,10 +94,10 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa
         if kind == "float" and column.type == "double":
             # As text, 0.1 of 32 bits would become the 0.1 of 64 bits, which is another number.
             values = pc.cast(values, pa.float64())
-        yield _text(values, kind), column, kind
+        yield _text(values, column, kind), column, kind
 
 
-def _text(values: pa.Array, kind: str) -> pa.Array:
+def _text(values: pa.Array, column: Column, kind: str) -> pa.Array:
     """Returns each value as text, not escaped; null stays null."""
     if kind == "boolean":
         values = pc.cast(values, pa.int8())
@@ -107,8 +107,8 @@ def _text(values: pa.Array, kind: str) -> pa.Array:
     elif kind == "binary":
         return _hexadecimal(values)
     elif kind == "nested":
-        return nested_text(values)
-    return pc.cast(values, pa.string())
+        return nested_text(values, column.name)
+    return plain_text(values, column.name).cast(pa.string())
 
 
 def _for_load(cells: pa.Array, _column: Column, kind: str) -> pa.Array:
@@ -136,18 +136,22 @@ def _contains(texts: pa.Array, byte: bytes) -> bool:
     return bytes(bytes_of(texts)).find(byte) >= 0
 
 
-def nested_text(values: pa.Array) -> pa.Array:
+def nested_text(values: pa.Array, name: str) -> pa.Array:
     """Returns arrays and structs as JSON; null stays null.
 
+    Args:
+        values: The column.
+        name: Its name.
+
     Raises:
-        PrepareError: for a number that JSON does not have (NaN, infinity).
+        PrepareError: for a number that JSON does not have (NaN, infinity), and for a string that is not UTF-8.
     """
     if not all_finite(values):
         raise PrepareError(
-            "An array or a struct contains NaN or an infinity, and JSON has no such numbers.",
+            f"Column {name!r} contains an array or a struct with NaN or an infinity, and JSON has no such numbers.",
             next_step="Filter or replace them in the query.",
         )
-    return json_text(values).cast(pa.string())
+    return json_text(values, name).cast(pa.string())
 
 
 def _hexadecimal(values: pa.Array) -> pa.Array:
@@ -183,6 +187,8 @@ def check(values: pa.Array, column: Column, kind: str) -> None:
         raise _refused(column, "they contain a date before year 1 or after year 9999")
     elif kind in {"float", "double"} and pc.any(pc.invert(pc.is_finite(values))).as_py():
         raise _refused(column, "they contain NaN or an infinity, and the server has no such numbers")
+    elif kind in {"float", "double"} and column.digits is not None:
+        _check_digits(values, column, column.digits)
     elif kind == "string":
         _check_texts(values, column)
     elif kind == "integer" and column.type == "double" and not _within(values, -_WHOLE_IN_DOUBLE, _WHOLE_IN_DOUBLE):
@@ -204,6 +210,19 @@ def _check_times(values: pa.Array, column: Column) -> None:
             column,
             f"they contain a time that the column's {column.fraction_digits} digits of a second would round",
             f"use date_trunc in the DataFrame, or {column.type}(6) in the table.",
+        )
+
+
+def _check_digits(values: pa.Array, column: Column, digits: int) -> None:
+    # The server rounds without a warning, and shows so many digits.
+    numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
+    kept = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
+    wrong = kept != pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
+    if wrong.any():
+        raise _refused(
+            column,
+            f"they contain {values[int(np.flatnonzero(wrong)[0])]}, which the column would round",
+            f"use round(…, {digits}) in the DataFrame, or plain {column.type} in the table.",
         )
 
 

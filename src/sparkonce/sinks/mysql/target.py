@@ -26,6 +26,7 @@ _CHECKS = (
     "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY CONSTRAINT_NAME"
 )
 _QUOTED = re.compile(r"`((?:[^`]|``)*)`")
+_DIGITS = re.compile(r"(?:double|float)\(\d+,(\d+)\)")
 _ENUM_VALUE = re.compile(r"'((?:[^']|'')*)'")
 
 _INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
@@ -74,6 +75,12 @@ class Column:
     generated: bool
     fraction_digits: int
     collation: str
+
+    @property
+    def digits(self) -> int | None:
+        """Returns the digits behind the point to which a ``double(7,2)`` or ``float(7,2)`` rounds; None without."""
+        found = _DIGITS.match(self.full_type)
+        return int(found[1]) if found else None
 
     @property
     def choices(self) -> list[str]:

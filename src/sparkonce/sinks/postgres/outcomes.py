@@ -110,8 +110,10 @@ _STEPS: Mapping[str, str] = {
     "out of the trigger, or use commit='staged'.",
     "22001": "Shorten the text in the query, or widen the column.",
     "22003": "Widen the column, or filter such rows.",
-    "22021": "Text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
-    "binary to a bytea column.",
+    "22021": "The text is not UTF-8, or has a character that the database's encoding lacks: use make_valid_utf8 in the "
+    "query, or write binary to a bytea column.",
+    "22P05": "The database's encoding lacks a character of the text: replace it in the query, or use a database with "
+    "the encoding UTF8.",
     "22P03": "The table's columns may have changed while the query ran: start it again.",
     "23": "Correct such rows in the query, or the constraint.",
     "25006": "Connect to the primary (target_session_attrs=read-write).",
@@ -129,6 +131,15 @@ _STEPS: Mapping[str, str] = {
     "again.",
     "P0": "A trigger or function refuses the rows: correct it, or the rows.",
 }
+
+
+_STEPS_OF_NUL: Mapping[str, str] = {
+    "22021": "Text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
+    "binary to a bytea column.",
+    "22P05": "jsonb cannot hold the escape \\u0000, the character NUL: take it out with replace in the query, or make "
+    "the column json, which keeps the text as it is.",
+}
+_NUL = re.compile(r"encoding .*: 0x00$|\\u0000")
 
 
 def code_of(error: Exception) -> str:
@@ -150,6 +161,10 @@ def server_message(error: Exception) -> str:
     where = [line for line in (given.context or "").splitlines() if line.startswith(_PLACES)]
     told = ". ".join(part.strip().rstrip(".") for part in (primary, *where[:1]) if part)
     return one_line(f"{code_of(error)} {told or str(error).strip().partition(chr(10))[0]}")
+
+
+def _server_words(error: psycopg.Error) -> str:
+    return "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
 
 
 def finished(error: Exception) -> Finished:
@@ -182,6 +197,7 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     """
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
-    step = _STEPS.get(entry_of(code, _STEPS, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
+    steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(_server_words(error)) else _STEPS
+    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
     kind = OutageError if is_outage(error) else PrepareError
     return kind(f"{what}: {message.rstrip('.')}.", next_step=step, sqlstate=code)

@@ -25,6 +25,9 @@ _FIRST_US, _END_US = -211_813_488_000_000_000, 9_223_371_331_200_000_000
 """PostgreSQL's dates and timestamps begin in 4713 BC and end in the years 5874897 and 294276 (its ``timestamp.h``)."""
 
 
+_ALL_FIELDS, _HOUR, _MINUTE, _SECOND = 0x7FFF, 1 << 10, 1 << 11, 1 << 12
+"""The fields in an interval's ``atttypmod``, above its digits of a second (PostgreSQL's ``timestamp.h``)."""
+
 _INTEGERS: Mapping[str, tuple[str, pa.DataType]] = {
     "int2": (">i2", pa.int16()),
     "int4": (">i4", pa.int32()),
@@ -113,9 +116,10 @@ def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | No
         return partial(_dates, column=column) if name == "date" else None
     if pa.types.is_timestamp(given):
         fits = name == ("timestamp" if given.tz is None else "timestamptz")
-        return partial(_timestamps, column=column) if fits else None
-    if pa.types.is_duration(given):
-        return _durations if name == "interval" else None
+        unit_us = 10 ** (6 - min(wanted.modifier, 6)) if wanted.modifier >= 0 else 1
+        return partial(_timestamps, column=column, unit_us=unit_us, shown=wanted.shown) if fits else None
+    if pa.types.is_duration(given) and name == "interval":
+        return partial(_durations, column=column, unit_us=_interval_unit_us(column, wanted), shown=wanted.shown)
     return None
 
 
@@ -199,7 +203,7 @@ def _dates(values: pa.Array, column: str) -> list[Part]:
     return fixed(days.astype(">i4"), nulls)
 
 
-def _timestamps(values: pa.Array, column: str) -> list[Part]:
+def _timestamps(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
     since_1970 = integers(values.cast(pa.timestamp("us", values.type.tz)), "i8", pa.int64())
     nulls = null_mask(values)
     _check_range(
@@ -209,14 +213,43 @@ def _timestamps(values: pa.Array, column: str) -> list[Part]:
         _END_US,
         f"Column {column!r} has a timestamp outside of 4713 BC to 294276 AD",
     )
+    _check_unit(since_1970, unit_us, column, shown)
     return fixed((since_1970 - _US_TO_2000).astype(">i8"), nulls)
 
 
-def _durations(values: pa.Array) -> list[Part]:
+def _interval_unit_us(column: str, wanted: ServerType) -> int:
+    """Returns the smallest part of an interval that the column keeps: ``interval hour to minute`` has no seconds."""
+    if wanted.modifier < 0:
+        return 1
+    fields, digits = wanted.modifier >> 16 & _ALL_FIELDS, wanted.modifier & 0xFFFF
+    if fields & _SECOND:
+        return int(10 ** (6 - min(digits, 6)))
+    for bit, unit_us in ((_MINUTE, 60_000_000), (_HOUR, 3_600_000_000)):
+        if fields & bit:
+            return unit_us
+    raise SchemaError(
+        f"Column {column!r} is day-time interval, which is written as hours and less, and {wanted.shown} keeps none of "
+        "them.",
+        next_step="Make the column interval, or cast the value to a whole number in the query.",
+    )
+
+
+def _durations(values: pa.Array, column: str, unit_us: int, shown: str) -> list[Part]:
     # Microseconds alone: a day of Spark's interval has 24 hours, a day of PostgreSQL's what the calendar says.
     out = np.zeros(len(values), np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")]))
     out["us"] = integers(values.cast(pa.duration("us")), "i8", pa.int64())
+    _check_unit(out["us"], unit_us, column, shown)
     return fixed(out, null_mask(values))
+
+
+def _check_unit(values_us: Fixed, unit_us: int, column: str, shown: str) -> None:
+    """Refuses what the server would round or cut off. A null counts as 0."""
+    if unit_us > 1 and bool(np.any(wrong := values_us % unit_us != 0)):
+        raise PrepareError(
+            f"Column {column!r} has {int(values_us[wrong][0]) % 86_400_000_000} µs of a day, and {shown} keeps "
+            f"multiples of {unit_us} µs.",
+            next_step="Use date_trunc in the query, or widen the column.",
+        )
 
 
 def _check_range(values: Fixed, nulls: Fixed | None, first: int, end: int, words: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pika
+import pyarrow as pa
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from sparkonce.errors import PreflightError
@@ -19,8 +20,6 @@ from sparkonce.sinks.rabbitmq.queue_rows import CONTENT_TYPE, MESSAGE_ID, ROUTIN
 from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sparkonce.sinks.rabbitmq.server import RabbitMQ
 
 DEDUPLICATION_HEADER = "x-deduplication-header"
@@ -50,15 +49,16 @@ class QueuePublish:
         """Yields messages. Each has an id that every repeat makes alike."""
         number = 0
         for batch in rows:
-            given = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+            values = batch.column(VALUE).cast(pa.large_binary()).to_pylist()  # a string may hold any bytes
+            given = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != VALUE}
             nothing = [None] * batch.num_rows
             keys = given.get(ROUTING_KEY) or [self.routing_key] * batch.num_rows
             ids, kinds = given.get(MESSAGE_ID, nothing), given.get(CONTENT_TYPE, nothing)
-            for key, value, own, kind in zip(keys, given[VALUE], ids, kinds, strict=True):
+            for key, value, own, kind in zip(keys, values, ids, kinds, strict=True):
                 made = f"{token.id}-{number}"
                 yield (
                     key,
-                    value.encode() if isinstance(value, str) else value,
+                    value,
                     pika.BasicProperties(
                         message_id=own or made,
                         content_type=kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.sinks._shared.arrow_text import utf8_text
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class QueueRowsWriter(WriteAheadWriter):
             column = rows.column(name)
             if name in (VALUE, ROUTING_KEY) and column.null_count:
                 raise PrepareError(f"Column {name!r} is null in a row.", next_step="Give each row one, or drop it.")
+            if name in _SHORT:
+                utf8_text(column, name)
             most = MOST_BYTES if name == VALUE else _SHORT_BYTES
             longest = pc.max(pc.binary_length(column)).as_py() or 0
             if longest > most:

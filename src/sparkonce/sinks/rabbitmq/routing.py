@@ -49,7 +49,8 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
             f"{keys.null_count} of {len(keys)} rows that came together have no key to route by.",
             next_step="Filter such rows out, or give them a key.",
         )
-    return pa.array([mmh3.hash(key, _SEED, signed=False) % partitions for key in keys.to_pylist()], pa.int32())
+    hashed = keys.cast(pa.large_binary()).to_pylist()  # a string may hold any bytes
+    return pa.array([mmh3.hash(key, _SEED, signed=False) % partitions for key in hashed], pa.int32())
 
 
 class RowsByStream:

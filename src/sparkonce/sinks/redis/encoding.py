@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
+from sparkonce.sinks._shared.arrow_text import plain_text
 from sparkonce.sinks.redis.names import OWN
 from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
 
@@ -30,6 +31,10 @@ CHUNK_BYTES = 256 * 1024
 
 _MSET_VALUES = 1_000
 _INT64_MAX = 2**63 - 1
+_WHOLE_IN_DOUBLE, _DIGITS_IN_DOUBLE = 2**53, 15
+"""What a double keeps of whole numbers, and of any decimal."""
+_INCREMENT_DIGITS = 17
+"""INCRBYFLOAT and HINCRBYFLOAT write so many digits behind the point (``%.17Lf``)."""
 _STR32 = 0xDB
 _ARRAY32 = 0xDD
 
@@ -208,9 +213,10 @@ def _parts(shape: Shape, rows: pa.RecordBatch) -> list[pa.Array | pa.Scalar] | N
         case "sorted_set":
             score = column(shape.score, "score")
             _refuse_nan(score, shape.score or "score")
+            _refuse_rounding(score, shape.score or "score", "a score")
             return [wire(score), _needed(rows, shape.member or "member")]
         case "increment":
-            amount = _amount(column(shape.amount, "amount"), shape.amount or "amount")
+            amount = _amount(column(shape.amount, "amount"), shape.amount or "amount", in_score=bool(shape.member))
             if shape.field is not None:
                 return [_needed(rows, shape.field), amount]
             return [amount] if shape.member is None else [amount, _needed(rows, shape.member)]
@@ -231,13 +237,17 @@ def _verb(shape: Shape, rows: pa.RecordBatch) -> str:
 
 
 def wire(column: pa.Array) -> pa.Array:
-    """Returns a column as the bytes that Redis keeps: binary as it is, other types as text in UTF-8."""
+    """Returns a column as the bytes that Redis keeps: strings and binary as they are, other types as text."""
     kind = column.type
     if pa.types.is_binary(kind):
         return column
-    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_string(kind):
+    if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or _is_string(kind):
         return column.cast(pa.binary())
-    return column.cast(pa.string()).cast(pa.binary())
+    return plain_text(column, "").cast(pa.large_binary()).cast(pa.binary())
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _needed(rows: pa.RecordBatch, name: str) -> pa.Array:
@@ -288,7 +298,7 @@ def _ttl(shape: Shape, rows: pa.RecordBatch) -> pa.Array | None:
     return wire(column)
 
 
-def _amount(column: pa.Array, name: str) -> pa.Array:
+def _amount(column: pa.Array, name: str, *, in_score: bool) -> pa.Array:
     if pa.types.is_uint64(column.type) and pc.any(pc.greater(column, pa.scalar(_INT64_MAX, pa.uint64()))).as_py():
         raise PrepareError(
             f"Column {name!r} contains {pc.max(column).as_py()}, and Redis counts up to {_INT64_MAX}.",
@@ -298,12 +308,52 @@ def _amount(column: pa.Array, name: str) -> pa.Array:
         raise PrepareError(
             f"Column {name!r} contains an amount that is infinite or not a number.", next_step="Filter it out (isnan)."
         )
+    if in_score:
+        _refuse_rounding(column, name, "a score")
+    elif not pa.types.is_integer(column.type):
+        _refuse_rounding(column, name, "INCRBYFLOAT")
+        _refuse_small(column, name)
     return wire(column)
 
 
 def _refuse_nan(column: pa.Array, name: str) -> None:
     if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
         raise PrepareError(f"Column {name!r} contains a score that is no number.", next_step="Filter it out (isnan).")
+
+
+def _refuse_rounding(column: pa.Array, name: str, where: str) -> None:
+    """Refuses whole numbers and decimals that a double does not hold digit by digit."""
+    if pa.types.is_integer(column.type):
+        beyond = pc.or_(pc.less(column, -_WHOLE_IN_DOUBLE), pc.greater(column, _WHOLE_IN_DOUBLE))
+    elif pa.types.is_decimal(column.type):
+        digits = pc.utf8_rtrim(pc.utf8_ltrim(pc.replace_substring(plain_text(column, name), ".", ""), "-0"), "0")
+        beyond = pc.greater(pc.utf8_length(digits), _DIGITS_IN_DOUBLE)
+    else:
+        return
+    if pc.any(beyond).as_py():
+        raise PrepareError(
+            f"Column {name!r} contains {plain_text(column.filter(beyond)[:1], name)[0]}, and {where} of Redis would "
+            f"round it: it keeps whole numbers up to 2^53, and decimals of {_DIGITS_IN_DOUBLE} digits.",
+            next_step=f"Cast {name} to double in the query if it may be rounded"
+            + (", or give whole numbers, such as cents as bigint." if where == "INCRBYFLOAT" else "."),
+            column=name,
+        )
+
+
+def _refuse_small(column: pa.Array, name: str) -> None:
+    if pa.types.is_decimal(column.type):
+        if column.type.scale <= _INCREMENT_DIGITS:
+            return
+        small = pc.match_substring_regex(plain_text(column, name), rf"\.[0-9]{{{_INCREMENT_DIGITS}}}0*[1-9]")
+    else:
+        small = pc.and_(pc.less(pc.abs(column), 10.0**-_INCREMENT_DIGITS), pc.not_equal(column, 0.0))
+    if pc.any(small).as_py():
+        raise PrepareError(
+            f"Column {name!r} contains {wire(column.filter(small)[:1])[0].as_py().decode()}, and INCRBYFLOAT of Redis "
+            f"keeps {_INCREMENT_DIGITS} digits behind the point.",
+            next_step="Round it in the query, or give whole numbers of a smaller unit as bigint.",
+            column=name,
+        )
 
 
 # --- MessagePack ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
+from sparkonce.sinks._shared.parquet import parquet_writer
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -67,14 +69,13 @@ class RowsFile:
 
     def _write_down(self) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         if not self._waiting:
             return
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         if self._parquet is None:
-            self._parquet = pq.ParquetWriter(self._hashing, table.schema, compression="zstd", compression_level=1)
+            self._parquet = parquet_writer(self._hashing, table.schema, compression="zstd", compression_level=1)
         self._parquet.write_table(table)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +34,14 @@ def _hashes(column: pa.Array) -> _Hashes:
         found = _of_integers(column.cast(pa.int64()))
     elif pa.types.is_floating(kind):
         found = _mixed(pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False).view(np.uint64))
+    elif pa.types.is_struct(kind):
+        found = np.zeros(len(column), np.uint64)
+        for number in range(kind.num_fields):
+            found = _mixed(found * _FIRST + _hashes(pc.struct_field(column, [number])))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        found = _of_lists(column)
     else:
-        found = np.fromiter(map(_of_value, column.to_pylist()), np.uint64, len(column))
+        found = _of_bytes(column)
     if not column.null_count:
         return found
     return np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL, found)
@@ -47,8 +52,29 @@ def _of_integers(column: pa.Array) -> _Hashes:
     return _mixed(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).view(np.uint64))
 
 
-def _of_value(value: Any) -> int:
-    data = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else repr(value).encode()
+def _of_lists(column: pa.Array) -> _Hashes:
+    """Adds up the hashes of the elements, each mixed with its place."""
+    if pa.types.is_map(column.type):
+        entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+        column = pa.ListArray.from_arrays(column.offsets, entries)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(lengths)
+    places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    elements = _mixed(_hashes(column.flatten()) + (places.astype(np.uint64) + np.uint64(1)) * _NULL)
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)))
+    return _mixed(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
+
+
+def _of_bytes(column: pa.Array) -> _Hashes:
+    """Hashes the bytes in Arrow's memory: Python has no string that is not UTF-8."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        column = column.view(pa.binary(kind.byte_width))
+    values = pc.fill_null(column.cast(pa.large_binary()), b"").to_pylist()
+    return np.fromiter(map(_of_value, values), np.uint64, len(column))
+
+
+def _of_value(data: bytes) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 

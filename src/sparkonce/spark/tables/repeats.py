@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparkonce.sinks._shared.arrow_text import python_value
 from sparkonce.spark.tables.merging import has_key, quoted
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], Da
     if found is None:
         return ""
     *key, count = found
-    shown = ", ".join(f"{name}={value!r}" for name, value in zip(on, key, strict=True))
+    told = ", ".join(f"{name}={value}" for name, value in zip(on, key, strict=True))
     return (
-        f"{count} rows of the batch have the key {shown}, and merge_on={list(on)} takes one of each: aggregate in the "
+        f"{count} rows of the batch have the key {told}, and merge_on={list(on)} takes one of each: aggregate in the "
         "query, or give order_by=, for the last one to count"
     )
 
@@ -56,17 +57,19 @@ def _is_plain(kind: pa.DataType) -> bool:
     return not pa.types.is_nested(kind) and not pa.types.is_floating(kind)
 
 
-def _in_driver(keys: pa.Table) -> list[object] | None:
-    """Returns the values of a key that several rows have, and their number."""
+def _in_driver(keys: pa.Table) -> list[str] | None:
+    """Returns the values of a key that several rows have, and their number, all as text."""
     names = [str(number) for number in range(keys.num_columns)]
     counted = keys.rename_columns(names).drop_null().group_by(names).aggregate([([], "count_all")])
-    found = counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1).to_pylist()
-    return list(found[0].values()) if found else None
+    found = counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1)
+    return [repr(python_value(column[0])) for column in found.columns] if found.num_rows else None
 
 
-def _by_spark(on: Sequence[str], rows: DataFrame) -> list[object] | None:
+def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     counted = rows.where(has_key(on)).groupBy(*map(quoted, on)).agg(F.count("*").alias(_COUNT))
-    found = counted.where(F.col(_COUNT) > 1).limit(1).collect()
-    return list(found[0]) if found else None
+    # As text: Python has no date after the year 9999.
+    texts = [F.col(one).cast("string") for one in (*map(quoted, on), _COUNT)]
+    found = counted.where(F.col(_COUNT) > 1).limit(1).select(*texts).collect()
+    return [str(value) for value in found[0]] if found else None

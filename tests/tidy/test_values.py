@@ -1,0 +1,69 @@
+"""User's values become text or Python objects in few places, each of which knows the values that Python lacks."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tidy.sources import MODULES, Found, lines, name, nobody, nodes, tree
+
+ALLOWED = {
+    "sinks/_shared/arrow_text.py": "the one place for texts",
+    "executor.py": "reasons",
+    "spark/formats/fingerprints.py": "bytes",
+    "sinks/files/partitions.py": "texts of arrow_text",
+    "sinks/kafka/rows.py": "bytes, 32-bit numbers, milliseconds, and header keys that are known to be UTF-8",
+    "sinks/kafka/writer.py": "names of topics",
+    "sinks/memory/sink.py": "for tests",
+    "sinks/memory/server.py": "for tests",
+    "sinks/mysql/encoding.py": "texts of arrow_text, and hexadecimal digits",
+    "sinks/rabbitmq/queue_publisher.py": "bytes, numbers, and strings that are known to be UTF-8",
+    "sinks/rabbitmq/routing.py": "bytes",
+    "sinks/redis/hash_slots.py": "bytes",
+    "sources/rabbitmq/amqp.py": "what a broker has sent as UTF-8",
+}
+"""The modules that may, and what they convert."""
+
+_RIMS = ("lab/", "rig/", "testing/", "cli/", "page/", "watch/")
+"""They see no values of users."""
+
+
+def conversions(path: Path) -> Found:
+    return [(one.lineno, ast.unparse(one)) for one in nodes(tree(path)) if isinstance(one, ast.Call) and _converts(one)]
+
+
+def _converts(call: ast.Call) -> bool:
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if called in {"to_pylist", "to_pandas", "to_pydict"}:
+        return True
+    texts = {"pa.string()", "pa.large_string()", "STRING", "pa.utf8()"}  # not 'string': Spark's own texts are whole
+    return called == "cast" and any(ast.unparse(one) in texts for one in call.args)
+
+
+def test_values_become_text_or_objects_only_where_that_is_known_to_be_right() -> None:
+    """Arrow writes far dates as "<value out of range>", and Python has none; nor has it strings that are not UTF-8."""
+    modules = [path for path in MODULES if not name(path).startswith(_RIMS) and name(path) not in ALLOWED]
+    nobody(
+        (line for path in modules for line in lines(path, conversions(path))),
+        "use sinks/_shared/arrow_text.py: plain_text, json_text, python_value",
+    )
+
+
+def test_parquet_is_written_with_its_calendar() -> None:
+    def writers(path: Path) -> Found:
+        return [
+            (one.lineno, "ParquetWriter")
+            for one in nodes(tree(path))
+            if isinstance(one, ast.Attribute) and one.attr in {"ParquetWriter", "write_table"}
+        ]
+
+    modules = [path for path in MODULES if not name(path).startswith(_RIMS)]
+    found = {name(path) for path in modules if any(what for _, what in writers(path))}
+    assert found <= {"sinks/_shared/parquet.py", "sinks/files/formats.py", "sinks/write_ahead/rows.py"}
+
+
+@pytest.mark.parametrize("path", ALLOWED)
+def test_no_place_is_allowed_that_does_not_need_it(path: str) -> None:
+    assert [one for one in MODULES if name(one) == path and conversions(one)]

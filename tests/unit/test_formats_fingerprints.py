@@ -1,0 +1,38 @@
+"""Fingerprints of the formats' rows: of Arrow's memory, for values that Python has and for those that it lacks."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.spark.formats.fingerprints import fingerprints
+
+DAYS = pa.array([1, 12_019_723, None, 12_019_724], pa.int32()).cast(pa.date32())
+INSTANTS = pa.array([1, 2**62, None, 2**62 + 1]).cast(pa.timestamp("us", "UTC"))
+TEXTS = pa.array([b"a", b"a\xff", None, b"\xff"]).view(pa.string())
+COLUMNS = [
+    DAYS,
+    INSTANTS,
+    TEXTS,
+    TEXTS.cast(pa.large_string()),
+    pa.array([Decimal(1), Decimal(10) ** 37, None, Decimal(-1)], pa.decimal128(38, 0)),
+    pa.array([[1, 2], [2, 1], None, []], pa.list_(pa.int32())),
+    pa.array([[[1], []], [[], [1]], None, [None]], pa.large_list(pa.list_(pa.int32()))),
+    pa.array([[("a", 1)], [("a", 2)], None, []], pa.map_(pa.string(), pa.int32())),
+    pa.array([{"a": 1, "b": 2}, {"a": 2, "b": 1}, None, {"a": None, "b": None}]),
+    *(pa.ListArray.from_arrays([0, 1, 2, 3, 4], one) for one in (DAYS, INSTANTS, TEXTS)),
+    *(pa.StructArray.from_arrays([one], ["x"]) for one in (DAYS, INSTANTS, TEXTS)),
+]
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type))
+def test_different_values_differ_and_the_same_are_the_same(column: pa.Array) -> None:
+    def of(values: pa.Array) -> list[int]:
+        return list(fingerprints(pa.record_batch({"x": values}), ["x"]).to_pylist())
+
+    found = of(column)
+    assert len(set(found)) == len(column)
+    assert of(column.slice(1)) == found[1:]
+    assert of(column.take(pa.array([3, 1, 2, 0]))) == [found[place] for place in (3, 1, 2, 0)]
