@@ -43,11 +43,21 @@ _PLACES = ("COPY ", "PL/pgSQL function ")
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
+_DECIDED = (
+    "The table refuses rows that are decided. It shows none of them, and nothing is lost; other sinks of the query may "
+    "show theirs."
+)
 _REFUSED_ROWS = Meaning(
     _UNKNOWN,
-    "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost.",
+    _DECIDED,
     "Change the constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging "
     "tables, of which none may be missing.",
+)
+_CONFLICT = Meaning(
+    _UNKNOWN,
+    _DECIDED,
+    "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the table's rows, or "
+    "--on-conflict update, which replaces them. Or remove the rows that are in the way.",
 )
 
 _MEANINGS: Mapping[str, Meaning] = {
@@ -92,12 +102,15 @@ _MEANINGS: Mapping[str, Meaning] = {
     "42P10": Meaning(_UNKNOWN, "The unique index on key_columns was dropped.", "Put it back."),
     "21000": Meaning(
         _UNKNOWN,
-        "Two rows of the batch are one key to the unique index, and two to its columns: nothing of it is visible, and "
-        "nothing is lost.",
+        "Two rows of the batch are one key to the unique index, and two to its columns. The table shows none of them, "
+        "and nothing is lost.",
         "Make the index anew with the collation of the columns.",
     ),
     "22": _REFUSED_ROWS,
     "23": _REFUSED_ROWS,
+    "23505": _CONFLICT,
+    "23P01": _CONFLICT,
+    "54000": _REFUSED_ROWS,
     "P0": _REFUSED_ROWS,
 }
 
@@ -113,7 +126,12 @@ _STEPS: Mapping[str, str] = {
     "22021": "Text in PostgreSQL cannot hold the character NUL (U+0000): take it out with regexp_replace, or write "
     "binary to a bytea column.",
     "22P03": "The table's columns may have changed while the query ran: start it again.",
+    "21000": "Give the unique index the collation of its columns.",
     "23": "Correct such rows in the query, or the constraint.",
+    "23503": "Write the rows that these refer to first, filter such rows in the query, or drop the foreign key.",
+    "23505": "Write with mode='upsert' and key_columns, which replaces the rows that are there, or keeps them with "
+    "on_conflict='nothing'; or drop such rows in the query (dropDuplicates), or from the table.",
+    "23514": "Correct such rows in the query, the constraint, or attach the partition that they need.",
     "25006": "Connect to the primary (target_session_attrs=read-write).",
     "25P03": "Raise slot_timeout_s, or make batches smaller.",
     "42501": "Grant what docs/postgres.md lists under rights.",
@@ -155,6 +173,11 @@ def server_message(error: Exception) -> str:
 def finished(error: Exception) -> Finished:
     """Returns the outcome of a commit or an abort that met an error."""
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
+
+
+def is_busy(error: psycopg.Error) -> bool:
+    """Returns True if the same request may succeed a moment later, with the same rows."""
+    return finished(error).outcome is _RETRY
 
 
 def is_about_row(error: psycopg.Error) -> bool:

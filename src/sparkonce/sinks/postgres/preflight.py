@@ -21,7 +21,7 @@ from sparkonce.sinks.postgres.catalog import (
     MEND_PARTITION,
     Table,
     check_keys,
-    late_refusals,
+    list_refusers,
     may_on_schema,
     read_table,
     row_triggers,
@@ -91,7 +91,7 @@ def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> 
         if request.commit == TWO_PHASE:
             _check_two_phase(connection, request, query, table)
         else:
-            _check_staged(connection, request, table)
+            _check_staged(connection, request)
         _check_commits(connection, request, is_new="commits" not in recorded)
         target = {"schema": request.target.schema, "table": request.target.table}
         return {**facts, "commits": request.commits_schema, "prefix": request.prefix, **target}, table
@@ -308,7 +308,7 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
         )
 
 
-def _check_staged(connection: Connection, request: PreflightRequest, table: Table) -> None:
+def _check_staged(connection: Connection, request: PreflightRequest) -> None:
     found = may_on_schema(connection, request.commits_schema, "CREATE")
     if not found:
         raise refusal(
@@ -317,11 +317,11 @@ def _check_staged(connection: Connection, request: PreflightRequest, table: Tabl
             "there is no such schema" if found is None else "no permission to make staging tables in it",
             f"CREATE SCHEMA {quoted(request.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
         )
-    if late := late_refusals(connection, request.target, table):
-        log.warning(
-            "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
-            "query stops until the row or the table is corrected, see docs/postgres.md.",
-            *(request.target, " and ".join(late)),
+    if refusers := list_refusers(connection, request.target):
+        log.info(
+            "Table %s has %s. With commit='staged' each batch is merged on trial before it is decided, see "
+            "docs/postgres.md.",
+            *(request.target, " and ".join(refusers)),
         )
 
 
