@@ -56,8 +56,8 @@ _REFUSED_ROWS = Meaning(
 _CONFLICT = Meaning(
     _UNKNOWN,
     _DECIDED,
-    "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the table's rows, or "
-    "--on-conflict update, which replaces them. Or remove the rows that are in the way.",
+    "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the table's rows, "
+    "or --on-conflict update, which replaces them. Or remove the rows that are in the way.",
 )
 
 _MEANINGS: Mapping[str, Meaning] = {
@@ -114,7 +114,15 @@ _MEANINGS: Mapping[str, Meaning] = {
     "P0": _REFUSED_ROWS,
 }
 
-FINISHING = ErrorTable(_MEANINGS, class_lengths=_CLASS_LENGTHS)
+STATEMENT_POOLING = "statement pooling mode"
+"""PgBouncer's words for BEGIN. Its code, 08P01, is also that of all its other errors, such as a server that is down."""
+POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or connect to the server itself."
+
+FINISHING = ErrorTable(
+    _MEANINGS,
+    phrases=((STATEMENT_POOLING, Meaning(_UNKNOWN, "The pooler takes no transactions.", POOL_TRANSACTIONS)),),
+    class_lengths=_CLASS_LENGTHS,
+)
 
 _STEPS: Mapping[str, str] = {
     "": "See whether the server is up and reachable; the batch is written again.",
@@ -191,7 +199,7 @@ def is_outage(error: psycopg.Error) -> bool:
     # Of a connection that the server refuses libpq tells the words alone.
     if not code and (not isinstance(error, _NOT_CONNECTED) or _LOGIN.search(str(error))):
         return False
-    return FINISHING.meaning(code).outage
+    return FINISHING.meaning(code, str(error)).outage
 
 
 def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
@@ -205,6 +213,12 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     """
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
-    step = _STEPS.get(entry_of(code, _STEPS, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
+    step = (
+        POOL_TRANSACTIONS
+        if STATEMENT_POOLING in message
+        else _STEPS.get(
+            entry_of(code, _STEPS, _CLASS_LENGTHS), "see the server's own words; the batch is written again."
+        )
+    )
     kind = OutageError if is_outage(error) else PrepareError
     return kind(f"{what}: {message.rstrip('.')}.", next_step=step, sqlstate=code)

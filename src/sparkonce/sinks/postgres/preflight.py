@@ -29,7 +29,7 @@ from sparkonce.sinks.postgres.catalog import (
 )
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import check_markers, find_commits, read_system
-from sparkonce.sinks.postgres.outcomes import server_message
+from sparkonce.sinks.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Conninfo, Target, quoted
 from sparkonce.sinks.postgres.statements import create_commits
 
@@ -178,6 +178,7 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
             "not: everything is set within transactions.",
             request.to,
         )
+    _check_transactions(connection, request)
     facts = {"system": read_system(connection, request.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
@@ -191,6 +192,21 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
             setting="conninfo",
         )
     return facts
+
+
+def _check_transactions(connection: Connection, request: PreflightRequest) -> None:
+    """Does what a batch does: begins a transaction of several statements."""
+    try:
+        for statement in ("BEGIN", "SELECT 1", "ROLLBACK"):
+            connection.execute(statement)
+    except psycopg.errors.ProtocolViolation as error:
+        if STATEMENT_POOLING not in str(error):
+            raise
+        raise PreflightError(
+            f"The server at {request.to} takes no transactions: {server_message(error)}.",
+            next_step=POOL_TRANSACTIONS,
+            setting="conninfo",
+        ) from None
 
 
 def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:

@@ -121,8 +121,8 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         if self.commit == STAGED:
             return (
                 *shared,
-                "between a batch's trial merge and its commit, no other writer adds rows by which a unique index, foreign "
-                "key or trigger refuses it: that stops the query, and other sinks show the batch",
+                "between a batch's trial merge and its commit, no other writer adds rows by which a unique index, "
+                "foreign key or trigger refuses it: that stops the query, and other sinks show the batch",
             )
         return (
             *shared,
