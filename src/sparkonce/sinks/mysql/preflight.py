@@ -21,7 +21,7 @@ from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect,
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import quote, stage_table
 from sparkonce.sinks.mysql.settings import address
-from sparkonce.sinks.mysql.target import Column, bind, describe
+from sparkonce.sinks.mysql.target import KEYS, Column, bind, describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,10 +49,7 @@ _VARIABLES = (
     "max_connections",
     "wsrep_on",
 )
-_KEYS = (
-    "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
-    "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
-)
+_TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +206,15 @@ def _check_table(connection: Connection, request: PreflightRequest) -> list[Colu
         (request.table,),
     )
     _, kind, engine = next((row for row in rows if row[0] == request.table), rows[0])
-    if str(kind).upper() != "BASE TABLE" or str(engine or "").lower() != "innodb":
+    if str(kind).upper() not in _TABLES:
         raise PreflightError(
-            f"{request.table!r} is a {str(kind).lower()} of engine {engine}, and only InnoDB has transactions.",
+            f"{request.table!r} is a {str(kind).lower()}, and rows go into tables.",
+            next_step="Name the table itself.",
+            setting="table",
+        )
+    if str(engine or "").lower() != "innodb":
+        raise PreflightError(
+            f"{request.table!r} is a table of engine {engine}, and only InnoDB has transactions.",
             next_step="ALTER TABLE … ENGINE=InnoDB, or name another table.",
             setting="table",
         )
@@ -227,7 +230,7 @@ def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequ
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
     partial = set()
-    for index, column, part in connection.rows(_KEYS, (request.table,)):
+    for index, column, part in connection.rows(KEYS, (request.table,)):
         unique.setdefault(str(index), []).append(str(column).lower())
         if part is not None:
             partial.add(str(index))
