@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pyarrow as pa
 import pytest
 
 from mariadb_witness import Numbers, Witness, shared_server
@@ -154,3 +155,19 @@ def test_a_view_and_a_table_with_history_are_called_what_they_are(witness: Witne
     witness.run("CREATE VIEW seen AS SELECT number FROM target")
     with pytest.raises(PreflightError, match="'seen' is a view, and rows go into tables"):
         MySQLSink(witness.settings, table="seen").preflight("0123456789ab", None)
+
+
+@pytest.mark.parametrize("columns", [[f"c{n} INT" for n in range(1017)], ["c0 VARCHAR(16383) NOT NULL"]])
+def test_a_table_without_room_for_a_column_more_is_refused_at_start(witness: Witness, columns: list[str]) -> None:
+    witness.run(f"CREATE TABLE target ({', '.join(columns)}) ENGINE=InnoDB")
+    names = [column.partition(" ")[0] for column in columns]
+    kind = pa.int32() if len(names) > 1 else pa.string()
+    for commit in ("two_phase", "staged"):
+        sink = MySQLSink(witness.settings, table="target", commit=commit)
+        sink.columns(pa.schema([(name, kind) for name in names]))
+        if commit == "two_phase":
+            sink.preflight("0123456789ab", None)
+            continue
+        with pytest.raises(PreflightError, match=r"commit='staged'.* is at InnoDB's limits") as caught:
+            sink.preflight("0123456789ab", None)
+        assert "commit='two_phase'" in caught.value.next_step

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,11 @@ from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, MySQLError, connect, numbered_message
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import quote, stage_table
 from sparkonce.sinks.mysql.settings import address
+from sparkonce.sinks.mysql.statements import definition
 from sparkonce.sinks.mysql.target import KEYS, Column, bind, describe
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ _VARIABLES = (
     "max_connections",
     "wsrep_on",
 )
+_TOO_WIDE = re.compile(r"error 111[78]\b|errno: (139|185)\b")
+"""ER_TOO_MANY_FIELDS, ER_TOO_BIG_ROWSIZE, and InnoDB's own numbers for both."""
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 
@@ -100,7 +104,8 @@ def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
             markers.draw_identity(connection, secrets.token_hex(8))
         server = _check_identity(connection, flavour, recorded)
         _make_table(connection, markers.COMMITS, is_new="server" not in (recorded or {}))
-        _check_commit(connection, flavour, request)
+        names = {name.lower() for name in request.schema.names} if request.schema is not None else set()
+        _check_commit(connection, flavour, request, [one for one in columns if one.name.lower() in names])
     return {"prefix": request.prefix, "server": server, "database": database, "table": request.table}
 
 
@@ -320,7 +325,9 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
         connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
 
 
-def _check_commit(connection: Connection, flavour: Flavour, request: PreflightRequest) -> None:
+def _check_commit(
+    connection: Connection, flavour: Flavour, request: PreflightRequest, written: Sequence[Column]
+) -> None:
     with _attempts.of(
         "XA RECOVER, which tells prepared transactions from finished ones,",
         f"Grant {flavour.recover_right} to the user of the settings.",
@@ -332,8 +339,20 @@ def _check_commit(connection: Connection, flavour: Flavour, request: PreflightRe
     with _attempts.of(
         "Making a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
-        connection.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
-        connection.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
+        parts = ["sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY", *map(definition, written)]
+        try:
+            connection.run(f"CREATE TABLE {probe} ({', '.join(parts)}) ENGINE=InnoDB")
+        except MySQLError as error:
+            if _TOO_WIDE.search(numbered_message(error)) is None:
+                raise
+            raise refusal(
+                "commit",
+                repr(STAGED),
+                f"table {request.table!r} is at InnoDB's limits, and a staging table has a column more: "
+                f"{numbered_message(error)}",
+                "Use commit='two_phase', or fewer or shorter columns.",
+            ) from None
+        connection.run(f"INSERT INTO {probe} SELECT * FROM {probe} WHERE FALSE")  # noqa: S608 - ours
         connection.run(f"DROP TABLE {probe}")
 
 
