@@ -114,7 +114,7 @@ def test_staged_rows_that_the_table_refuses_wait_for_the_operator(server: Postgr
     found = finish(given, *handles)
     assert outcomes(found) == [UNKNOWN, UNKNOWN]
     assert "23505" in found[0].reason
-    assert "UPDATE the rows in the staging tables" in found[0].next_step
+    assert "--on-conflict nothing" in found[0].next_step
     assert ids(server) == [2]
     ask(server, "ALTER TABLE t DROP CONSTRAINT one")
     assert outcomes(finish(given, *handles)) == [COMMITTED, COMMITTED]

@@ -19,6 +19,7 @@ from redis_servers import needs_redis
 from redis_servers import witness as redis_client
 from small_job import SmallJob
 from sparkonce.cli.main import app
+from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
@@ -170,3 +171,19 @@ def test_without_a_log_all_that_is_listed_is_aborted(unit: Unit) -> None:
     assert found["open"] == []
     assert unit.visible() == everywhere(wanted(1))
     assert unit.left() == []
+
+
+def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_says_so(unit: Unit) -> None:
+    unit.die_at(Phase.FINISHING, 0)
+    theirs = "INSERT INTO staged VALUES (0, 'theirs', 'b')"
+    ask(unit.postgres, theirs)
+    unit.mariadb.run(theirs)
+    resolve = ["transactions", "resolve", str(unit.job.checkpoint), "--yes", "--config", str(unit.config)]
+    refused = CliRunner().invoke(app, [*resolve, "--patience-s", "0"])
+    assert isinstance(refused.exception, UnknownOutcomeError)
+    assert "--on-conflict nothing" in refused.exception.next_step
+    done = unit.command(*resolve[1:4], "--on-conflict", "nothing")
+    assert (done["batch"], done["committed"], done["lost"], done["open"]) == (0, len(SINKS) * SLOTS, 0, [])
+    assert unit.visible() == everywhere(wanted(1))
+    read = "SELECT id, value FROM staged ORDER BY id"
+    assert ask(unit.postgres, read) == list(unit.mariadb.rows(read)) == [(0, "b"), (1, "a")]

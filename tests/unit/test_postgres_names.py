@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import pickle
+from unittest.mock import Mock
 
 import pytest
+from psycopg.errors import ProtocolViolation
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
+from sparkonce.sinks.postgres.preflight import _check_transactions
 from sparkonce.sinks.postgres.settings import Conninfo, Target
 from sparkonce.sinks.postgres.sink import PostgresSink
 
@@ -63,3 +66,15 @@ def test_conditions_say_what_each_way_asks_of_the_server_and_its_readers() -> No
     staged, two_phase = (PostgresSink("dbname=x", table="t", commit=one) for one in ("staged", "two_phase"))
     assert any("unique index" in one for one in staged.conditions())
     assert any("max_prepared_transactions" in one for one in two_phase.conditions())
+
+
+def test_a_pooler_of_statements_is_refused_and_a_pooler_without_a_server_is_not_taken_for_one() -> None:
+    request = Mock(to="host=pooler")
+    words = "transaction blocks not allowed in statement pooling mode"
+    refusing = Mock(**{"execute.side_effect": ProtocolViolation(words)})
+    with pytest.raises(PreflightError, match="host=pooler takes no transactions: 08P01") as caught:
+        _check_transactions(refusing, request)
+    assert caught.value.next_step.startswith("Set pool_mode=transaction or session in PgBouncer")
+    away = Mock(**{"execute.side_effect": ProtocolViolation("query_wait_timeout")})
+    with pytest.raises(ProtocolViolation):
+        _check_transactions(away, request)

@@ -32,6 +32,15 @@ AcceptLost = Annotated[
     list[str] | None,
     typer.Option("--accept-lost", metavar="SINK=BATCH", help="As accept_lost_batches says; may be repeated."),
 ]
+OnConflict = Annotated[
+    str,
+    typer.Option(
+        "--on-conflict",
+        metavar="nothing|update",
+        help="For rows of a decided batch that were to be appended to a table of PostgreSQL or MariaDB, and whose keys "
+        "are there: keep the table's rows, or replace them.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Patience = Annotated[float, typer.Option("--patience-s", min=0, help="How long a silent system is waited for.")]
 _NOT_ALL = 1
@@ -49,6 +58,7 @@ def resolve(
     config: ConfigFile = "",
     moved: Moved = False,
     accept_lost: AcceptLost = None,
+    on_conflict: OnConflict = "",
     yes: Yes = False,
     patience_s: Patience = 60.0,
     conf: Conf = None,
@@ -67,7 +77,9 @@ def resolve(
         sinks = _sinks(files, file)
         accepted = _accepted(accept_lost, sinks)
         _confirm(files, file, moved=moved, yes=yes)
-        done = resolve_query(files, sinks, moved=moved, accept_lost=accepted, patience_s=patience_s)
+        done = resolve_query(
+            files, sinks, moved=moved, accept_lost=accepted, on_conflict=on_conflict, patience_s=patience_s
+        )
         left = _listed_after(files, file)
     _tell(done, left, form)
 

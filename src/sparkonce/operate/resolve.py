@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparkonce.arguments import one_of
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.halves import HalfRun
@@ -27,6 +28,7 @@ from sparkonce.protocol.state import State
 from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import run_of
+from sparkonce.sinks._shared.settings import CONFLICTS, MergesStaged
 from sparkonce.version import __version__
 
 _TRIES = 5
@@ -79,6 +81,7 @@ def resolve(
     moved: bool = False,
     accept_lost: Mapping[str, int] | None = None,
     decided: bool = True,
+    on_conflict: str = "",
     patience_s: float = 60.0,
 ) -> Resolved:
     """Commits the transactions of a decided batch, and aborts all others of the query's runs until now.
@@ -92,6 +95,7 @@ def resolve(
         moved: True as for ``checkpoint_moved=True``.
         accept_lost: As ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
         decided: False to refuse if a decided batch may not be finished.
+        on_conflict: See `MergesStaged.decided_conflicts`; empty to leave conflicting rows staged.
         patience_s: How long a system that is away is waited for, in seconds.
 
     Raises:
@@ -99,6 +103,7 @@ def resolve(
         OSError: if the checkpoint's store cannot be read.
     """
     _check_owner(files)
+    _let_conflict(sinks, on_conflict)
     for _ in range(_TRIES):
         try:
             done = _tried(
@@ -169,6 +174,21 @@ def _tried(
         return replace(done, swept=tuple(sorted(sinks)))
     finally:
         run.close()
+
+
+def _let_conflict(sinks: Mapping[str, TwoPhaseCommitSink], on_conflict: str) -> None:
+    if not on_conflict:
+        return
+    one_of("on_conflict", on_conflict, CONFLICTS)
+    merging = [sink for sink in sinks.values() if isinstance(sink, MergesStaged)]
+    for sink in merging:
+        sink.decided_conflicts = on_conflict
+    if not merging:
+        raise ConfigurationError(
+            f"on_conflict={on_conflict!r}: none of the sinks {sorted(sinks)} merges rows into a table with keys.",
+            next_step="Leave it out.",
+            setting="on_conflict",
+        )
 
 
 def newest_run(files: CheckpointFiles) -> Run:

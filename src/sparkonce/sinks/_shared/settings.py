@@ -11,8 +11,20 @@ APPEND, UPSERT = "append", "upsert"
 MODES = (APPEND, UPSERT)
 STAGED, TWO_PHASE = "staged", "two_phase"
 COMMITS = (STAGED, TWO_PHASE)
+CONFLICTS = ("update", "nothing")
 
 _PREFIX_EXAMPLE = "a text, such as 'sparkonce'"
+
+
+class MergesStaged:
+    """A sink whose staged rows are merged into its table once their batch is decided.
+
+    Attributes:
+        decided_conflicts: What an operator has chosen for rows that were to be appended, and whose keys are in the
+            table by now: one of `CONFLICTS`. Empty to leave them staged.
+    """
+
+    decided_conflicts: str = ""
 
 
 def commit(value: str) -> str:

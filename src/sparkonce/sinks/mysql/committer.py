@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, Every, finish_each
-from sparkonce.sinks._shared.databases import DatabaseCommitter
+from sparkonce.sinks._shared.databases import NOTHING_UNDONE, DatabaseCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers, prepared, staged
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Session, connect, number_of, server_message
+from sparkonce.sinks.mysql.connection import (
+    SERVER_ERRORS,
+    Session,
+    connect,
+    number_of,
+    numbered_message,
+    server_message,
+)
 from sparkonce.sinks.mysql.flavours import flavour_of
 from sparkonce.sinks.mysql.markers import Marker
-from sparkonce.sinks.mysql.outcomes import LOCKED, finished, is_no_reply
+from sparkonce.sinks.mysql.outcomes import DUPLICATE_KEY, LOCKED, finished, is_no_reply, step_for_rows
 from sparkonce.sinks.mysql.settings import address
+from sparkonce.sinks.mysql.target import columns_of_key
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +44,7 @@ ATTEMPT_LIMIT_S = 10.0
 AT_ONCE = 8
 """Branches are finished over so many connections at most."""
 
+_KEY = re.compile(r"for key '(?:[^']*\.)?([^']+)'")
 _LOCK_WAIT_S = 2
 _TIDY_EVERY = 20
 
@@ -48,6 +59,7 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
         name: The sink's, for the handles that `list_lingering` makes.
         commit_timeout_s: How long the merge of a batch's staging tables may take.
         attempt_limit_s: How long one call asks about branches of XA.
+        on_conflict: See `staged.commit_staged`.
     """
 
     errors = SERVER_ERRORS
@@ -61,10 +73,12 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
         *,
         commit_timeout_s: float,
         attempt_limit_s: float = ATTEMPT_LIMIT_S,
+        on_conflict: str = "",
     ) -> None:
         super().__init__(name, f"The server at {address(settings)}", answer_s=attempt_limit_s)
         self._settings = dict(settings)
         self._commit_timeout_s = commit_timeout_s
+        self._on_conflict = on_conflict
         self._tidying = Every(_TIDY_EVERY)
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
@@ -89,7 +103,7 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
             if marker not in answers:
                 groups.setdefault((marker.name.prefix, marker.name.query), {})[marker] = rows[marker]
         for group in groups.values():
-            answers |= staged.commit_staged(session.connection, group)
+            answers |= staged.commit_staged(session.connection, group, self._on_conflict)
         return answers
 
     def abort_all(self, wanted: Mapping[Marker, Handle]) -> Answers:
@@ -128,6 +142,35 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
             for name, one in own.items()
             if name not in settled
         ]
+
+    def check_prepared(self, handles: Sequence[Handle]) -> str:
+        """Merges the staged rows of all slots on trial: what the table refuses now is refused before the decision.
+
+        Raises:
+            PrepareError: if the table refuses a row, in the server's words.
+            UnknownOutcomeError: if the server does not say, or rows are locked.
+        """
+        known = {one: handle.rows for handle in handles if isinstance(one := self._read(handle), Marker)}
+        rows = {marker: count for marker, count in known.items() if marker.kind == STAGED}
+        if not rows:
+            return ""
+        try:
+            with self.lent(self._commit_timeout_s) as session:
+                return staged.try_merge(session, rows)
+        except SERVER_ERRORS as error:
+            found, number = self.outcome_of(error), number_of(error)
+            if found.outcome is Outcome.RETRY:
+                what = f"{self._server} did not say if the table takes the batch: {found.reason}"
+                raise UnknownOutcomeError(what, next_step=NOTHING_UNDONE) from error
+            message = f"The table refuses rows, so the batch is not decided: {numbered_message(error)}"
+            if number == DUPLICATE_KEY and (key := _KEY.search(message)):
+                message += f" ({', '.join(self._columns_of(next(iter(rows)), key[1]))})"
+            raise PrepareError(f"{message}.", next_step=step_for_rows(number)) from error
+
+    def _columns_of(self, marker: Marker, key: str) -> list[str]:
+        with self.asking("what its keys are") as session:
+            tables = [one.table for one in staged.list_staging_tables(session.connection) if one.name == marker.name]
+            return [name for table in tables for name in columns_of_key(session.connection, table, key)]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         """Lists what the markers show as committed, which are kept for `markers.KEPT_BATCHES` batches.

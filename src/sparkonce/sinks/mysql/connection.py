@@ -49,7 +49,7 @@ _HELLO = slice(9, 32)
 """The reserved bytes of a client's first packets. MariaDB reads its own capabilities in the last four of them."""
 
 _FIRST_WARNINGS = "SHOW WARNINGS LIMIT 3"
-_VALUE = re.compile(r"\b(entry|value:?) '(?:.*'(?= for )|.*'$)")
+_VALUE = re.compile(r"(?:\b(entry|value:?) '(?:.*'(?= for )|.*'$)|(no partition for value) .*)")
 """A row's value in an error or a warning. The name of a key or a column follows it."""
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ def numbered_message(error: BaseException) -> str:
 def without_values(message: object) -> str:
     """Returns what the server says in one line, with an ellipsis for a value that it repeats."""
     line = one_line(message)
-    shown = _VALUE.sub(r"\1 '…'", line)
+    shown = _VALUE.sub(lambda found: f"{found[1] or found[2]} '…'", line)
     if shown != line:
         log.debug("The server said: %s", line)
     return shown

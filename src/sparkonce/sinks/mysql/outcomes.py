@@ -16,6 +16,8 @@ from sparkonce.sinks.mysql.connection import number_of, server_message
 
 XAER_NOTA = 1397
 DUPLICATE_KEY = 1062
+NO_PARENT = 1452
+NO_PARTITION = 1526
 NO_SUCH_TABLE = 1146
 NO_SUCH_THREAD = 1094
 
@@ -25,7 +27,9 @@ ROLLED_BACK = frozenset({1402, 1613, 1614})
 LOCKED = frozenset({1205, 1213})
 """Another transaction holds the row or the table."""
 
-ABOUT_ROWS = frozenset({1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, 1452, 1644, 1690, 3819, 4025})
+ABOUT_ROWS = frozenset(
+    {1048, DUPLICATE_KEY, 1264, 1265, 1292, 1366, 1406, NO_PARENT, NO_PARTITION, 1644, 1690, 3819, 4025}
+)
 """A row is refused for its values: null, duplicate, range, type, length, foreign key, a trigger's SIGNAL, a CHECK."""
 
 _NO_REPLY = frozenset({0, 2002, 2003, 2005, 2006, 2013, 2027, 2055})
@@ -38,7 +42,9 @@ _FULL = re.compile(r"rr(?:or|code|no):? 28\b|No space left|Disk full|Disk quota 
 
 _NOTHING_LOST = "Nothing is lost."
 _GRANT = "Grant the right."
-_NOT_APPLIED = "The whole merge was rolled back and nothing of it is visible."
+_NOT_APPLIED = (
+    "The whole merge was rolled back, and the table shows nothing of it; other sinks of the query may show their rows."
+)
 _UPDATE = "UPDATE one in its staging table, of whose rows none may be missing."
 _PUT_RIGHT = f"Put right what refuses the row, or {_UPDATE}"
 
@@ -68,7 +74,8 @@ ERRORS = ErrorTable(
         1062: Meaning(
             Outcome.UNKNOWN,
             f"A row of the batch has a key that the table, or another row of the batch, has already. {_NOT_APPLIED}",
-            f"Remove the table's row that is in the way; of two rows of the batch, {_UPDATE}",
+            "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the "
+            "table's rows, or --on-conflict update, which replaces them. Or remove the row that is in the way.",
             name="ER_DUP_ENTRY",
         ),
         1114: Meaning(
@@ -137,6 +144,12 @@ ERRORS = ErrorTable(
         1452: Meaning(
             Outcome.UNKNOWN, f"A foreign key refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_NO_REFERENCED_ROW_2"
         ),
+        1526: Meaning(
+            Outcome.UNKNOWN,
+            f"The table has no partition for a row. {_NOT_APPLIED}",
+            f"Add the partition (ALTER TABLE … ADD PARTITION), or {_UPDATE}",
+            name="ER_NO_PARTITION_FOR_GIVEN_VALUE",
+        ),
         1644: Meaning(
             Outcome.UNKNOWN, f"A trigger refuses a row. {_NOT_APPLIED}", _PUT_RIGHT, name="ER_SIGNAL_EXCEPTION"
         ),
@@ -157,6 +170,19 @@ ERRORS = ErrorTable(
         ),
     }
 )
+
+
+_STEPS = {
+    DUPLICATE_KEY: "Write with mode='upsert' and key_columns, which replaces the rows that are there; or drop such "
+    "rows in the query (dropDuplicates), or from the table.",
+    NO_PARENT: "Write the rows that these refer to first, filter such rows in the query, or drop the foreign key.",
+    NO_PARTITION: "Add the partition (ALTER TABLE … ADD PARTITION), or filter such rows in the query.",
+}
+
+
+def step_for_rows(number: int | None) -> str:
+    """Returns what helps if a table refuses rows of a batch that is not decided."""
+    return _STEPS.get(number or 0, "Correct such rows in the query, or what refuses them.")
 
 
 def finished(error: BaseException) -> Finished:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, MySQLError, connect, numbered_message
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import quote, stage_table
 from sparkonce.sinks.mysql.settings import address
-from sparkonce.sinks.mysql.target import Column, bind, describe
+from sparkonce.sinks.mysql.statements import definition
+from sparkonce.sinks.mysql.target import KEYS, Column, bind, describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,10 +51,9 @@ _VARIABLES = (
     "max_connections",
     "wsrep_on",
 )
-_KEYS = (
-    "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
-    "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
-)
+_TOO_WIDE = re.compile(r"error 111[78]\b|errno: (139|185)\b")
+"""ER_TOO_MANY_FIELDS, ER_TOO_BIG_ROWSIZE, and InnoDB's own numbers for both."""
+_TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,8 @@ def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
             markers.draw_identity(connection, secrets.token_hex(8))
         server = _check_identity(connection, flavour, recorded)
         _make_table(connection, markers.COMMITS, is_new="server" not in (recorded or {}))
-        _check_commit(connection, flavour, request)
+        names = {name.lower() for name in request.schema.names} if request.schema is not None else set()
+        _check_commit(connection, flavour, request, [one for one in columns if one.name.lower() in names])
     return {"prefix": request.prefix, "server": server, "database": database, "table": request.table}
 
 
@@ -209,9 +211,15 @@ def _check_table(connection: Connection, request: PreflightRequest) -> list[Colu
         (request.table,),
     )
     _, kind, engine = next((row for row in rows if row[0] == request.table), rows[0])
-    if str(kind).upper() != "BASE TABLE" or str(engine or "").lower() != "innodb":
+    if str(kind).upper() not in _TABLES:
         raise PreflightError(
-            f"{request.table!r} is a {str(kind).lower()} of engine {engine}, and only InnoDB has transactions.",
+            f"{request.table!r} is a {str(kind).lower()}, and rows go into tables.",
+            next_step="Name the table itself.",
+            setting="table",
+        )
+    if str(engine or "").lower() != "innodb":
+        raise PreflightError(
+            f"{request.table!r} is a table of engine {engine}, and only InnoDB has transactions.",
             next_step="ALTER TABLE … ENGINE=InnoDB, or name another table.",
             setting="table",
         )
@@ -227,7 +235,7 @@ def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequ
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
     partial = set()
-    for index, column, part in connection.rows(_KEYS, (request.table,)):
+    for index, column, part in connection.rows(KEYS, (request.table,)):
         unique.setdefault(str(index), []).append(str(column).lower())
         if part is not None:
             partial.add(str(index))
@@ -317,7 +325,9 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
         connection.run(f"INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")  # noqa: S608 - one of ours
 
 
-def _check_commit(connection: Connection, flavour: Flavour, request: PreflightRequest) -> None:
+def _check_commit(
+    connection: Connection, flavour: Flavour, request: PreflightRequest, written: Sequence[Column]
+) -> None:
     with _attempts.of(
         "XA RECOVER, which tells prepared transactions from finished ones,",
         f"Grant {flavour.recover_right} to the user of the settings.",
@@ -329,8 +339,20 @@ def _check_commit(connection: Connection, flavour: Flavour, request: PreflightRe
     with _attempts.of(
         "Making a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
-        connection.run(f"CREATE TABLE {probe} (sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY) ENGINE=InnoDB")
-        connection.run(f"INSERT INTO {probe} SELECT sparkonce_row FROM {probe} WHERE FALSE")  # noqa: S608 - ours
+        parts = ["sparkonce_row BIGINT UNSIGNED NOT NULL PRIMARY KEY", *map(definition, written)]
+        try:
+            connection.run(f"CREATE TABLE {probe} ({', '.join(parts)}) ENGINE=InnoDB")
+        except MySQLError as error:
+            if _TOO_WIDE.search(numbered_message(error)) is None:
+                raise
+            raise refusal(
+                "commit",
+                repr(STAGED),
+                f"table {request.table!r} is at InnoDB's limits, and a staging table has a column more: "
+                f"{numbered_message(error)}",
+                "Use commit='two_phase', or fewer or shorter columns.",
+            ) from None
+        connection.run(f"INSERT INTO {probe} SELECT * FROM {probe} WHERE FALSE")  # noqa: S608 - ours
         connection.run(f"DROP TABLE {probe}")
 
 

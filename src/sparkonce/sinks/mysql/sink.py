@@ -10,7 +10,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, files_of
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
-from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT
+from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT, MergesStaged
 from sparkonce.sinks.mysql.names import PREFIX_LIMIT_BYTES
 from sparkonce.sinks.mysql.settings import TLS_FILES, address, connection_settings
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PORT = 3306
 
 
-class MySQLSink(TwoPhaseCommitSink):
+class MySQLSink(MergesStaged, TwoPhaseCommitSink):
     """Writes rows to a table of MariaDB 10.5 or newer, or MySQL 8.0.19 or newer.
 
     Args:
@@ -162,4 +162,9 @@ class MySQLSink(TwoPhaseCommitSink):
         """Makes what finishes transactions of either kind, whatever ``commit`` is now."""
         from sparkonce.sinks.mysql.committer import MySQLCommitter
 
-        return MySQLCommitter(self.settings, self.name, commit_timeout_s=self.commit_timeout_s)
+        return MySQLCommitter(
+            self.settings,
+            self.name,
+            commit_timeout_s=self.commit_timeout_s,
+            on_conflict=self.decided_conflicts,
+        )

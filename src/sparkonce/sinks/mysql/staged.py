@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,16 +13,18 @@ from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import Connection, MySQLError, Session, number_of
+from sparkonce.sinks.mysql.flavours import MARIADB
 from sparkonce.sinks.mysql.names import StagingTable, quote, stage_table
-from sparkonce.sinks.mysql.outcomes import LOCKED, NO_SUCH_TABLE, finished
-from sparkonce.sinks.mysql.prepared import end_holder
+from sparkonce.sinks.mysql.outcomes import LOCKED, NO_PARENT, NO_SUCH_TABLE, finished
+from sparkonce.sinks.mysql.prepared import end_holder, recovered
 from sparkonce.sinks.mysql.statements import merge as merge_statement
-from sparkonce.sinks.mysql.target import describe
+from sparkonce.sinks.mysql.target import describe, may_refuse
 
 _WAIT_S = 5
 _IDLE_S = 3
 """The longest time between two statements of a merge, unless the driver is paused or cut off."""
 
+_PARENT = re.compile(r"REFERENCES (?:`[^`]+`\.)?`((?:[^`]|``)+)`")
 _LOST = "Neither the staging table nor the marker of its merge is there: nothing of it is visible."
 _UNREADABLE = Finished(
     outcome=Outcome.UNKNOWN,
@@ -44,7 +47,9 @@ def list_staging_tables(connection: Connection) -> list[StagingTable]:
     return [one for one in found if one is not None]
 
 
-def commit_staged(connection: Connection, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
+def commit_staged(
+    connection: Connection, wanted: Mapping[markers.Marker, int], on_conflict: str = ""
+) -> dict[markers.Marker, Finished]:
     """Merges all of these, or none, in one transaction; those that are gone are left out and LOST.
 
     One connection at a time does so for a query, under a lock that the server releases when the connection has ended
@@ -53,19 +58,75 @@ def commit_staged(connection: Connection, wanted: Mapping[markers.Marker, int]) 
     Args:
         connection: A connection that is in no transaction. After an error it must be closed.
         wanted: The transactions, each with its rows; of one query.
+        on_conflict: What an operator has chosen for appended rows whose key is there, see `merge_statement`.
 
     Raises:
         pymysql.err.MySQLError: if the server refuses the merge as a whole, or does not answer.
     """
     try:
         with _alone(connection, next(iter(wanted)).name):
-            return _merge(connection, wanted)
+            return _merge(connection, wanted, on_conflict)
     except _LockedError:
         reason = "Another connection is merging rows of this query."
         return {marker: Finished(outcome=Outcome.RETRY, reason=reason) for marker in wanted}
 
 
-def _merge(connection: Connection, wanted: Mapping[markers.Marker, int]) -> dict[markers.Marker, Finished]:
+def try_merge(session: Session, wanted: Mapping[markers.Marker, int]) -> str:
+    """Merges all of these, and rolls back, where their tables may refuse any row.
+
+    Args:
+        session: A connection that is in no transaction. After an error it must be closed.
+        wanted: The transactions, each with its rows.
+
+    Returns:
+        What is wrong with the staging tables; empty for nothing.
+
+    Raises:
+        pymysql.err.MySQLError: if a table refuses a row, or the server does not answer.
+    """
+    connection, listed = session.connection, list_staging_tables(session.connection)
+    there = {stage.name: stage for stage in listed}
+    stages = {there[one.name]: one for one in wanted if one.name in there}
+    has_checks = session.flavour is MARIADB
+    refusing = {
+        (stage.table, stage.keys)
+        for stage in {(stage.table, stage.keys): stage for stage in stages}.values()
+        if may_refuse(connection, stage.table, _columns(connection, stage), stage.keys, has_checks=has_checks)
+    }
+    trying = [stage for stage in stages if (stage.table, stage.keys) in refusing]
+    if not trying:
+        return ""
+    connection.run("START TRANSACTION")
+    try:
+        for stage in sorted(trying, key=lambda one: (one.name.slot, one.name.copy)):
+            if (wrong := _merge_one(connection, stage, wanted[stages[stage]])) is not None:
+                return wrong.reason
+    except MySQLError as error:
+        parent = _PARENT.search(str(error.args[-1])) if number_of(error) == NO_PARENT else None
+        if parent is None or not _is_in_unit(session, trying[0].name, parent[1].replace("``", "`"), listed):
+            raise
+        # Another sink of the batch may have these rows. The commits are repeated until that sink's is through.
+    finally:
+        if connection.open:
+            connection.run("ROLLBACK")
+    return ""
+
+
+def _is_in_unit(session: Session, one: TransactionName, parent: str, listed: Sequence[StagingTable]) -> bool:
+    """Returns True if another sink of the batch may have rows for a table that a foreign key refers to."""
+    pending = [xid.named() for xid in recovered(session.connection, session.flavour)]
+    pending += [stage.name for stage in listed if stage.table == parent and stage.name.batch == one.batch]
+    return any(name.query == one.query and name.prefix != one.prefix for name in pending)
+
+
+def _columns(connection: Connection, stage: StagingTable) -> list[str]:
+    found = describe(connection, stage_table(stage.name.copy))
+    return [column.name for column in found if column.name != "sparkonce_row"]
+
+
+def _merge(
+    connection: Connection, wanted: Mapping[markers.Marker, int], on_conflict: str
+) -> dict[markers.Marker, Finished]:
     done = markers.committed(connection, [marker.name for marker in wanted])
     answers = {marker: Finished(outcome=Outcome.ALREADY_COMMITTED) for marker in wanted if marker.name in done}
     there = {stage.name: stage for stage in list_staging_tables(connection)}
@@ -81,7 +142,15 @@ def _merge(connection: Connection, wanted: Mapping[markers.Marker, int]) -> dict
     for marker in left:
         markers.insert(connection, marker)
     for marker in left:
-        wrong = _merge_one(connection, there[marker.name], wanted[marker])
+        stage = there[marker.name]
+        try:
+            wrong = _merge_one(connection, stage, wanted[marker], on_conflict)
+        except MySQLError as error:
+            if number_of(error) in LOCKED or not connection.open:
+                raise
+            found = finished(error)
+            where = f"{stage_table(stage.name.copy)} into {stage.table!r}"
+            wrong = replace(found, reason=f"The merge of {where} failed: {found.reason}")
         if wrong is not None:
             connection.run("ROLLBACK")
             return answers | dict.fromkeys(left, wrong)
@@ -103,21 +172,15 @@ def _not_listed(connection: Connection, name: TransactionName) -> Finished:
     return _UNREADABLE
 
 
-def _merge_one(connection: Connection, stage: StagingTable, rows: int) -> Finished | None:
+def _merge_one(connection: Connection, stage: StagingTable, rows: int, on_conflict: str = "") -> Finished | None:
     """Merges one staging table's rows; returns an answer if they cannot be merged as they are."""
     source, table = stage_table(stage.name.copy), stage.table
-    columns = [column.name for column in describe(connection, source) if column.name != "sparkonce_row"]
-    try:
-        merged = connection.run(merge_statement(source, table, columns, stage.keys))
-    except MySQLError as error:
-        if number_of(error) in LOCKED or not connection.open:
-            raise
-        found = finished(error)
-        return replace(found, reason=f"The merge of {source} into {table!r} failed: {found.reason}")
+    merged = connection.run(merge_statement(source, table, _columns(connection, stage), stage.keys, on_conflict))
     if merged.warnings:
         return _changed(source, table, connection.first_warnings())
     # An upsert's count is not that of its rows. Counted afterwards, a row that was deleted in between is missed, too.
-    came = connection.row(f"SELECT COUNT(*) FROM {quote(source)}")[0] if stage.keys else merged.rows  # noqa: S608 - quoted
+    is_counted = bool(stage.keys or on_conflict)
+    came = connection.row(f"SELECT COUNT(*) FROM {quote(source)}")[0] if is_counted else merged.rows  # noqa: S608 - quoted
     if came != rows:
         return _changed(
             source,

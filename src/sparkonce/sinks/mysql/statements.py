@@ -35,7 +35,7 @@ def upsert_tail(flavour: Flavour, columns: Sequence[str], keys: Sequence[str]) -
     )
 
 
-def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str]) -> str:
+def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str], on_conflict: str = "") -> str:
     """Merges a staging table's rows into the target, in the order in which they were written.
 
     Args:
@@ -43,14 +43,18 @@ def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str]) -
         table: The target.
         columns: The columns that the staging table has of the target.
         keys: Of an upsert; none to append.
+        on_conflict: What appended rows do whose keys are there: ``nothing``, or ``update`` them. Empty to fail.
     """
     names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)
     statement = (
         f"{insert_into(table, columns)} SELECT {names} "  # noqa: S608 - quoted
         f"FROM {quote(stage)} AS sparkonce_stage ORDER BY sparkonce_row"
     )
-    if not keys:
+    if not keys and not on_conflict:
         return statement
+    if not keys and on_conflict == "nothing":
+        same = f"{quote(table)}.{quote(columns[0])}"
+        return f"{statement} ON DUPLICATE KEY UPDATE {same} = {same}"
     sets = ", ".join(
         f"{quote(table)}.{quote(column)} = sparkonce_stage.{quote(column)}" for column in updated(columns, keys)
     )

@@ -25,6 +25,25 @@ _CHECKS = (
     "SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
     "WHERE CONSTRAINT_SCHEMA = DATABASE() AND TABLE_NAME = %s ORDER BY CONSTRAINT_NAME"
 )
+KEYS = (
+    "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() "
+    "AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX"
+)
+_ANY_CHECK = (
+    "SELECT 1 FROM information_schema.TABLE_CONSTRAINTS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "AND CONSTRAINT_TYPE = 'CHECK' LIMIT 1"
+)
+_REFUSERS = (
+    "SELECT (SELECT COUNT(*) FROM information_schema.KEY_COLUMN_USAGE WHERE REFERENCED_TABLE_NAME IS NOT NULL "
+    "AND (TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "OR REFERENCED_TABLE_SCHEMA = DATABASE() AND REFERENCED_TABLE_NAME = %s)) + "
+    "(SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = DATABASE() "
+    "AND EVENT_OBJECT_TABLE = %s AND EVENT_MANIPULATION IN ('INSERT', %s)) + "
+    "(SELECT COUNT(*) FROM information_schema.PARTITIONS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "AND REGEXP_INSTR(PARTITION_METHOD, '^(RANGE|LIST)') > 0 AND NOT EXISTS "
+    "(SELECT 1 FROM information_schema.PARTITIONS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s "
+    "AND PARTITION_DESCRIPTION IN ('MAXVALUE', 'DEFAULT')))"
+)
 _QUOTED = re.compile(r"`((?:[^`]|``)*)`")
 _DIGITS = re.compile(r"(?:double|float)\(\d+,(\d+)\)")
 _ENUM_VALUE = re.compile(r"'((?:[^']|'')*)'")
@@ -105,6 +124,42 @@ def checks_of(connection: Connection, table: str, columns: Sequence[str]) -> dic
         for name, condition in connection.rows(_CHECKS, (table,))
         if {one.replace("``", "`") for one in _QUOTED.findall(str(condition))} <= set(columns)
     }
+
+
+def may_refuse(
+    connection: Connection, table: str, columns: Sequence[str], keys: Sequence[str], *, has_checks: bool
+) -> bool:
+    """Returns True if a table may refuse a row that its staging table has taken.
+
+    Args:
+        connection: A connection.
+        table: The target.
+        columns: The columns that are written.
+        keys: Of an upsert; none to append.
+        has_checks: True if staging tables have those CHECKs that name written columns alone.
+    """
+    written = {column.lower() for column in columns}
+    known = describe(connection, table)
+    # Of a key that the server draws, a trial would prove nothing.
+    drawn = {one.name.lower() for one in known if one.automatic} - written
+    unique: dict[str, set[str]] = {}
+    for index, column, part in connection.rows(KEYS, (table,)):
+        name = "" if part is not None else str(column).lower()
+        unique.setdefault(str(index), set()).add(name)
+    others = [parts for parts in unique.values() if parts != {key.lower() for key in keys} and not parts & drawn]
+    if others or any(one.generated for one in known):
+        return True
+    (count,) = connection.row(_REFUSERS, (table, table, table, "UPDATE" if keys else "", table, table))
+    if count:
+        return True
+    if not has_checks:
+        return bool(connection.rows(_ANY_CHECK, (table,)))
+    return len(connection.rows(_CHECKS, (table,))) > len(checks_of(connection, table, columns))
+
+
+def columns_of_key(connection: Connection, table: str, key: str) -> list[str]:
+    """Returns the columns of a unique key."""
+    return [str(column) for index, column, _ in connection.rows(KEYS, (table,)) if index == key]
 
 
 def _column(row: Sequence[object]) -> Column:

@@ -13,7 +13,7 @@ from sparkonce.errors import SchemaError
 from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.encode import Encode
-from sparkonce.sinks.postgres.settings import Target
+from sparkonce.sinks.postgres.settings import Target, quoted
 from sparkonce.sinks.postgres.types import ServerType, encoder
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
@@ -222,7 +222,7 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
 
 
 def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[str], bool, bool]]:
-    """Returns the columns of each unique index that ON CONFLICT can use.
+    """Returns the columns of each unique index that ON CONFLICT can use, the primary key first.
 
     Each comes with two flags: nulls conflict or all columns are NOT NULL; the index and the columns take the same
     values for equal.
@@ -331,7 +331,7 @@ CROSS JOIN ROWS FROM (unnest(i.indkey::int2[]), unnest(i.indcollation::oid[])) W
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.num AND k.n <= i.indnkeyatts
 WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
   AND i.indexprs IS NULL
-GROUP BY i.indexrelid
+GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC, i.indexrelid
 """
 
 
@@ -354,24 +354,93 @@ def row_triggers(connection: Connection, oid: int) -> int:
     return int(count)
 
 
-def late_refusals(connection: Connection, target: Target, table: Table) -> list[str]:
-    """Returns, in words, what may refuse a staged row after its batch is decided, each with its number."""
+def list_refusers(connection: Connection, target: Target, columns: Sequence[str] | None = None) -> list[str]:
+    """Returns, in words, what may refuse a row that its staging table has taken, each with its number.
+
+    Args:
+        connection: A connection.
+        target: The table and its rules.
+        columns: The columns that are written; None for all.
+    """
+    is_upsert = target.mode != "append"
+    row = connection.execute(
+        _REFUSERS,
+        {
+            "schema": target.schema,
+            "table": target.table,
+            "columns": None if columns is None else list(columns),
+            "keys": sorted(target.keys),
+            "upsert": is_upsert,
+            "update": is_upsert and target.on_conflict == "update",
+        },
+    ).fetchone()
+    return [f"{count} {what}" for what, count in zip(_REFUSERS_WORDS, row or (), strict=bool(row)) if count]
+
+
+_REFUSERS_WORDS = (
+    "unique indexes, exclusion constraints or indexes on expressions",
+    "foreign keys",
+    "triggers",
+    "checks that staging tables lack",
+    "partitioned tables without a default partition",
+    "policies (row-level security)",
+    "generated columns",
+    "rules ON INSERT",
+)
+# Not counted: the index by which rows are upserted, and those on a column that a sequence or random UUIDs fill: a trial
+# would prove nothing of these.
+_REFUSERS = """
+WITH t AS (
+    SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+), tree AS (
+    SELECT oid AS relid FROM t UNION SELECT p.relid FROM t, pg_catalog.pg_partition_tree(t.oid) p
+), col AS (
+    SELECT attrelid, attnum, attname::text AS name, attgenerated, attnotnull AND attrelid NOT IN (SELECT oid FROM t) AND
+           attname NOT IN (SELECT r.attname FROM pg_catalog.pg_attribute r JOIN t ON r.attrelid = t.oid
+                           WHERE r.attnotnull) AS narrower,
+           coalesce(attname = ANY (%(columns)s::text[]), true) AS written,
+           attidentity <> '' OR coalesce(pg_catalog.pg_get_expr(adbin, adrelid) ~ '^(nextval|[a-z_.]*uuid)', false)
+               AS drawn
+    FROM pg_catalog.pg_attribute LEFT JOIN pg_catalog.pg_attrdef ON adrelid = attrelid AND adnum = attnum
+    WHERE attrelid IN (SELECT relid FROM tree) AND attnum > 0 AND NOT attisdropped
+), con AS (
+    SELECT c.*,
+           ARRAY(SELECT name FROM col WHERE attrelid = conrelid AND attnum = ANY (conkey) AND NOT written) AS others,
+           ARRAY(SELECT name FROM col WHERE attrelid = confrelid AND attnum = ANY (confkey) AND written
+                 AND name <> ALL (%(keys)s::text[])) AS updated
+    FROM pg_catalog.pg_constraint c
+    WHERE coalesce((to_jsonb(c) ->> 'conenforced')::bool, true)  -- a column of PostgreSQL 18
+)
+SELECT (SELECT count(*) FROM pg_catalog.pg_index i
+        CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(name ORDER BY name), '{}'), coalesce(bool_or(drawn AND NOT written), false)
+            FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (num, n) JOIN col ON attrelid = indrelid AND attnum = num
+            WHERE n <= indnkeyatts) AS k (names, drawn)
+        WHERE indrelid IN (SELECT relid FROM tree) AND (indexprs IS NOT NULL OR indpred IS NOT NULL OR
+            (indisunique OR indisexclusion) AND NOT drawn
+            AND (NOT %(upsert)s OR names <> %(keys)s OR NOT indimmediate))),
+       (SELECT count(*) FROM con WHERE contype = 'f' AND (conrelid IN (SELECT relid FROM tree)
+            OR %(update)s AND confrelid IN (SELECT relid FROM tree) AND updated <> '{}')),
+       (SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid IN (SELECT relid FROM tree) AND NOT tgisinternal
+            AND tgenabled IN ('O', 'A') AND (tgtype & 4 > 0 OR %(update)s AND tgtype & 16 > 0)),
+       (SELECT count(*) FROM con WHERE contype = 'c' AND conrelid IN (SELECT relid FROM tree) AND coninhcount = 0
+            AND (conrelid NOT IN (SELECT oid FROM t) OR 0 = ANY (conkey) OR others <> '{}'))
+           + (SELECT count(*) FROM col WHERE narrower),
+       (SELECT count(*) FROM pg_catalog.pg_partitioned_table WHERE partdefid = 0 AND partstrat <> 'h'
+            AND partrelid IN (SELECT relid FROM tree)),
+       (SELECT count(*) FROM t WHERE pg_catalog.row_security_active(oid)),
+       (SELECT count(*) FROM col WHERE attgenerated <> '' AND attrelid IN (SELECT oid FROM t)),
+       (SELECT count(*) FROM pg_catalog.pg_rewrite WHERE ev_class IN (SELECT oid FROM t) AND ev_type = '3')
+"""
+
+
+def definition(connection: Connection, schema: str, table: str, name: str) -> str:
+    """Returns a constraint or index of a table in SQL; empty if there is none of this name."""
     rows = connection.execute(
-        "SELECT (SELECT count(*) FROM pg_catalog.pg_index WHERE indrelid = %(t)s AND (indisunique OR indisexclusion)), "
-        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'f'), "
-        "(SELECT count(*) FROM pg_catalog.pg_trigger WHERE tgrelid = %(t)s AND NOT tgisinternal), "
-        "(SELECT count(*) FROM pg_catalog.pg_constraint WHERE conrelid = %(t)s AND contype = 'c' AND 0 = ANY (conkey)),"
-        "(SELECT count(*) FROM pg_catalog.pg_partitioned_table WHERE partdefid = 0 AND partstrat <> 'h' "
-        " AND partrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(%(t)s::regclass)))",
-        {"t": table.oid},
+        "SELECT pg_catalog.pg_get_constraintdef(oid) FROM pg_catalog.pg_constraint "
+        "WHERE conname = %(name)s AND conrelid = pg_catalog.to_regclass(%(table)s) "
+        "UNION ALL SELECT pg_catalog.pg_get_indexdef(pg_catalog.to_regclass(%(index)s)) LIMIT 1",
+        {"name": name, "table": f"{quoted(schema)}.{quoted(table)}", "index": f"{quoted(schema)}.{quoted(name)}"},
     ).fetchall()
-    unique, foreign, triggers, whole, open_ended = rows[0]
-    counts = {
-        "unique indexes": unique if target.mode == "append" else max(0, unique - 1),
-        "foreign keys": foreign,
-        "triggers": triggers,
-        "checks of the row as a whole": whole,
-        "partitioned tables without a default partition": open_ended,
-        "policies (row-level security)": int(table.row_security),
-    }
-    return [f"{count} {what}" for what, count in counts.items() if count]
+    return str(rows[0][0] or "") if rows else ""

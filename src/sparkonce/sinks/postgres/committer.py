@@ -6,26 +6,27 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import psycopg
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import SparkonceError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, Every, finish_each
-from sparkonce.sinks._shared.databases import DatabaseCommitter
+from sparkonce.sinks._shared.databases import NOTHING_UNDONE, DatabaseCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
-from sparkonce.sinks.postgres.catalog import read_signature
+from sparkonce.sinks.postgres.catalog import definition, read_signature
 from sparkonce.sinks.postgres.connection import Connection, connect, is_alive, is_idle, within
 from sparkonce.sinks.postgres.markers import TIDY_EVERY, list_staged, not_committed, read_traces, tidy
 from sparkonce.sinks.postgres.names import FIELDS, OPEN, BackendName, Location, Transaction
-from sparkonce.sinks.postgres.outcomes import finished
+from sparkonce.sinks.postgres.outcomes import finished, is_busy, prepare_error
 from sparkonce.sinks.postgres.prepared import list_prepared, try_finish
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
-from sparkonce.sinks.postgres.staged import abort_staged, commit_staged
+from sparkonce.sinks.postgres.staged import abort_staged, commit_staged, try_merge
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +50,21 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
         name: The sink's name, for the handles that `list_lingering` makes.
         limits: How long each kind of request may take.
         target: The table of staged rows, which is checked before each decision; None for others.
+        on_conflict: See `commit_staged`.
     """
 
     errors = (psycopg.Error,)
     name_field = "name"
     handle_fields = FIELDS
 
-    def __init__(self, to: Conninfo, name: str, *, limits: Limits, target: Target | None = None) -> None:
+    def __init__(
+        self, to: Conninfo, name: str, *, limits: Limits, target: Target | None = None, on_conflict: str = ""
+    ) -> None:
         super().__init__(name, f"PostgreSQL at {to}", answer_s=limits.answer_s)
         self._to = to
         self._limits = limits
         self._target = target
+        self._on_conflict = on_conflict
         self._tidying = Every(TIDY_EVERY)
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
@@ -108,6 +113,39 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
             log.warning("%s The batch is decided: its commit checks again.", error.message)
             return ""
         return fragile and f"rows of table {self._target} may go where they are not safe: {fragile}"
+
+    def check_prepared(self, handles: Sequence[Handle]) -> str:
+        """Merges the staged rows of all slots on trial: what the table refuses now is refused before the decision.
+
+        Raises:
+            PrepareError: if the table refuses a row, in the server's words.
+            UnknownOutcomeError: if the server does not say, or the table is locked.
+        """
+        staged: dict[Location, dict[Any, int]] = {}
+        for handle in handles:
+            one = self.transaction_of(handle) if handle.transaction else FOREIGN
+            if isinstance(one, Transaction) and one.kind == STAGED:
+                staged.setdefault(one.location, {})[one.name] = handle.rows
+        for location, rows in staged.items():
+            try:
+                with self.lent(self._limits.commit_s + self._limits.answer_s) as connection:
+                    wrong = try_merge(connection, rows, location, self._limits)
+            except psycopg.Error as error:
+                raise self._refused(error) from error
+            if wrong:
+                return wrong
+        return ""
+
+    def _refused(self, error: psycopg.Error) -> SparkonceError:
+        if is_busy(error):
+            what = f"{self._server} did not say if the table takes the batch: {self.outcome_of(error).reason}"
+            return UnknownOutcomeError(what, next_step=NOTHING_UNDONE)
+        about, known = error.diag, ""
+        if about.schema_name and about.table_name and about.constraint_name:
+            with self.asking("what its constraint says") as connection:
+                known = definition(connection, about.schema_name, about.table_name, about.constraint_name)
+        by = f" by {known}" if known else ""
+        return prepare_error(error, f"Table {self._target} refuses rows{by}, so the batch is not decided")
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
         """Lists what the markers show as committed.
@@ -192,7 +230,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
         def finish(connection: Connection) -> Answers:
             names = {one.name: count for one, count in rows.items()}
             if commit:
-                found = commit_staged(connection, names, location, self._limits)
+                found = commit_staged(connection, names, location, self._limits, self._on_conflict)
             else:
                 found = abort_staged(connection, list(names), location, self._limits)
             return {one: found[one.name] for one in rows}

@@ -43,11 +43,21 @@ _PLACES = ("COPY ", "PL/pgSQL function ")
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
+_DECIDED = (
+    "The table refuses rows that are decided. It shows none of them, and nothing is lost; other sinks of the query may "
+    "show theirs."
+)
 _REFUSED_ROWS = Meaning(
     _UNKNOWN,
-    "The table refuses rows that are decided: nothing of the batch is visible, and nothing is lost.",
+    _DECIDED,
     "Change the constraint or the trigger, attach the partition that is missing, or UPDATE the rows in the staging "
     "tables, of which none may be missing.",
+)
+_CONFLICT = Meaning(
+    _UNKNOWN,
+    _DECIDED,
+    "Run sparkonce transactions resolve CHECKPOINT --config FILE --on-conflict nothing, which keeps the table's rows, "
+    "or --on-conflict update, which replaces them. Or remove the rows that are in the way.",
 )
 
 _MEANINGS: Mapping[str, Meaning] = {
@@ -92,16 +102,27 @@ _MEANINGS: Mapping[str, Meaning] = {
     "42P10": Meaning(_UNKNOWN, "The unique index on key_columns was dropped.", "Put it back."),
     "21000": Meaning(
         _UNKNOWN,
-        "Two rows of the batch are one key to the unique index, and two to its columns: nothing of it is visible, and "
-        "nothing is lost.",
+        "Two rows of the batch are one key to the unique index, and two to its columns. The table shows none of them, "
+        "and nothing is lost.",
         "Make the index anew with the collation of the columns.",
     ),
     "22": _REFUSED_ROWS,
     "23": _REFUSED_ROWS,
+    "23505": _CONFLICT,
+    "23P01": _CONFLICT,
+    "54000": _REFUSED_ROWS,
     "P0": _REFUSED_ROWS,
 }
 
-FINISHING = ErrorTable(_MEANINGS, class_lengths=_CLASS_LENGTHS)
+STATEMENT_POOLING = "statement pooling mode"
+"""PgBouncer's words for BEGIN. Its code, 08P01, is also that of all its other errors, such as a server that is down."""
+POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or connect to the server itself."
+
+FINISHING = ErrorTable(
+    _MEANINGS,
+    phrases=((STATEMENT_POOLING, Meaning(_UNKNOWN, "The pooler takes no transactions.", POOL_TRANSACTIONS)),),
+    class_lengths=_CLASS_LENGTHS,
+)
 
 _STEPS: Mapping[str, str] = {
     "": "See whether the server is up and reachable; the batch is written again.",
@@ -115,7 +136,12 @@ _STEPS: Mapping[str, str] = {
     "22P05": "The database's encoding lacks a character of the text: replace it in the query, or use a database with "
     "the encoding UTF8.",
     "22P03": "The table's columns may have changed while the query ran: start it again.",
+    "21000": "Give the unique index the collation of its columns.",
     "23": "Correct such rows in the query, or the constraint.",
+    "23503": "Write the rows that these refer to first, filter such rows in the query, or drop the foreign key.",
+    "23505": "Write with mode='upsert' and key_columns, which replaces the rows that are there, or keeps them with "
+    "on_conflict='nothing'; or drop such rows in the query (dropDuplicates), or from the table.",
+    "23514": "Correct such rows in the query, the constraint, or attach the partition that they need.",
     "25006": "Connect to the primary (target_session_attrs=read-write).",
     "25P03": "Raise slot_timeout_s, or make batches smaller.",
     "42501": "Grant what docs/postgres.md lists under rights.",
@@ -172,6 +198,11 @@ def finished(error: Exception) -> Finished:
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
 
 
+def is_busy(error: psycopg.Error) -> bool:
+    """Returns True if the same request may succeed a moment later, with the same rows."""
+    return finished(error).outcome is _RETRY
+
+
 def is_about_row(error: psycopg.Error) -> bool:
     """Returns whether the server refused a row for its values: a type, a constraint, or a trigger that raised."""
     return code_of(error).startswith(_ABOUT_ROWS)
@@ -183,7 +214,7 @@ def is_outage(error: psycopg.Error) -> bool:
     # Of a connection that the server refuses libpq tells the words alone.
     if not code and (not isinstance(error, _NOT_CONNECTED) or _LOGIN.search(str(error))):
         return False
-    return FINISHING.meaning(code).outage
+    return FINISHING.meaning(code, str(error)).outage
 
 
 def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str = "") -> PrepareError:
@@ -199,5 +230,7 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     code = code_of(error)
     steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(_server_words(error)) else _STEPS
     step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
+    if STATEMENT_POOLING in message:
+        step = POOL_TRANSACTIONS
     kind = OutageError if is_outage(error) else PrepareError
     return kind(f"{what}: {message.rstrip('.')}.", next_step=step, sqlstate=code)

@@ -21,7 +21,7 @@ from sparkonce.sinks.postgres.catalog import (
     MEND_PARTITION,
     Table,
     check_keys,
-    late_refusals,
+    list_refusers,
     may_on_schema,
     read_table,
     row_triggers,
@@ -29,7 +29,7 @@ from sparkonce.sinks.postgres.catalog import (
 )
 from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wire, within
 from sparkonce.sinks.postgres.markers import check_markers, find_commits, read_system
-from sparkonce.sinks.postgres.outcomes import server_message
+from sparkonce.sinks.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Conninfo, Target, quoted
 from sparkonce.sinks.postgres.statements import create_commits
 
@@ -91,7 +91,7 @@ def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> 
         if request.commit == TWO_PHASE:
             _check_two_phase(connection, request, query, table)
         else:
-            _check_staged(connection, request, table)
+            _check_staged(connection, request)
         _check_commits(connection, request, is_new="commits" not in recorded)
         target = {"schema": request.target.schema, "table": request.target.table}
         return {**facts, "commits": request.commits_schema, "prefix": request.prefix, **target}, table
@@ -178,6 +178,7 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
             "not: everything is set within transactions.",
             request.to,
         )
+    _check_transactions(connection, request)
     facts = {"system": read_system(connection, request.commits_schema), "database": database}
     before = {name: recorded.get(name, facts[name]) for name in facts}
     if not before["system"]:
@@ -191,6 +192,21 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
             setting="conninfo",
         )
     return facts
+
+
+def _check_transactions(connection: Connection, request: PreflightRequest) -> None:
+    """Does what a batch does: begins a transaction of several statements."""
+    try:
+        for statement in ("BEGIN", "SELECT 1", "ROLLBACK"):
+            connection.execute(statement)
+    except psycopg.errors.ProtocolViolation as error:
+        if STATEMENT_POOLING not in str(error):
+            raise
+        raise PreflightError(
+            f"The server at {request.to} takes no transactions: {server_message(error)}.",
+            next_step=POOL_TRANSACTIONS,
+            setting="conninfo",
+        ) from None
 
 
 def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:
@@ -308,7 +324,7 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
         )
 
 
-def _check_staged(connection: Connection, request: PreflightRequest, table: Table) -> None:
+def _check_staged(connection: Connection, request: PreflightRequest) -> None:
     found = may_on_schema(connection, request.commits_schema, "CREATE")
     if not found:
         raise refusal(
@@ -317,11 +333,11 @@ def _check_staged(connection: Connection, request: PreflightRequest, table: Tabl
             "there is no such schema" if found is None else "no permission to make staging tables in it",
             f"CREATE SCHEMA {quoted(request.commits_schema)}, or GRANT CREATE, USAGE on it TO the query's role.",
         )
-    if late := late_refusals(connection, request.target, table):
-        log.warning(
-            "Table %s has %s. With commit='staged' a row that these refuse is refused after its batch is decided: the "
-            "query stops until the row or the table is corrected, see docs/postgres.md.",
-            *(request.target, " and ".join(late)),
+    if refusers := list_refusers(connection, request.target):
+        log.info(
+            "Table %s has %s. With commit='staged' each batch is merged on trial before it is decided, see "
+            "docs/postgres.md.",
+            *(request.target, " and ".join(refusers)),
         )
 
 

@@ -11,9 +11,7 @@ from sparkonce.arguments import mapping, missing_package, one_of
 from sparkonce.errors import ConfigurationError
 from sparkonce.needs import files_of
 from sparkonce.protocol.plain import read_json
-from sparkonce.sinks._shared.settings import APPEND, UPSERT, seconds
-
-CONFLICTS = ("update", "nothing")
+from sparkonce.sinks._shared.settings import APPEND, CONFLICTS, UPSERT, seconds
 
 COMMITS_TABLE = "sparkonce_commits"
 

@@ -12,7 +12,7 @@ from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
-from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT, MergesStaged
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target, check_identifier
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.postgres.preflight import PreflightRequest
 
 
-class PostgresSink(TwoPhaseCommitSink):
+class PostgresSink(MergesStaged, TwoPhaseCommitSink):
     """Writes rows into a table of PostgreSQL, by COPY in binary.
 
     Args:
@@ -121,8 +121,8 @@ class PostgresSink(TwoPhaseCommitSink):
         if self.commit == STAGED:
             return (
                 *shared,
-                "no unique index, foreign key or trigger of the table refuses a row: that would be after its batch is "
-                "decided, and stops the query",
+                "between a batch's trial merge and its commit, no other writer adds rows by which a unique index, "
+                "foreign key or trigger refuses it: that stops the query, and other sinks show the batch",
             )
         return (
             *shared,
@@ -166,7 +166,9 @@ class PostgresSink(TwoPhaseCommitSink):
 
         is_staged = self.guarantee is Guarantee.EXACTLY_ONCE and self.commit == STAGED
         target = self.target if is_staged else None
-        return PostgresCommitter(self._to, self.name, limits=self.limits, target=target)
+        return PostgresCommitter(
+            self._to, self.name, limits=self.limits, target=target, on_conflict=self.decided_conflicts
+        )
 
     def _request(self) -> PreflightRequest:
         from sparkonce.sinks.postgres.preflight import PreflightRequest

@@ -6,20 +6,26 @@ reads its result.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
 
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.postgres.catalog import list_changes
+from sparkonce.sinks._shared.settings import APPEND, UPSERT
+from sparkonce.sinks.postgres.catalog import list_changes, list_refusers, read_table, unique_keys
 from sparkonce.sinks.postgres.connection import Connection, begin
-from sparkonce.sinks.postgres.markers import absent_verdict, look_for
+from sparkonce.sinks.postgres.markers import absent_verdict, list_staged, look_for
 from sparkonce.sinks.postgres.names import Location, staging_table
 from sparkonce.sinks.postgres.outcomes import finished
+from sparkonce.sinks.postgres.prepared import list_prepared
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Limits, Target
 from sparkonce.sinks.postgres.statements import COMMITTED_STATE, commits, drop_staging, merge
+
+log = logging.getLogger(__name__)
 
 Answers = dict[TransactionName, Finished]
 
@@ -27,7 +33,11 @@ _APPLICATION = "sparkonce finishing"
 
 
 def commit_staged(
-    connection: Connection, rows: Mapping[TransactionName, int], location: Location, limits: Limits
+    connection: Connection,
+    rows: Mapping[TransactionName, int],
+    location: Location,
+    limits: Limits,
+    on_conflict: str = "",
 ) -> Answers:
     """Merges the rows of all these copies into their tables at once.
 
@@ -36,8 +46,71 @@ def commit_staged(
         rows: How many rows each copy has prepared.
         location: The database.
         limits: How long each kind of request may take.
+        on_conflict: What an operator has chosen for appended rows whose key is there: ``nothing`` leaves them out,
+            ``update`` replaces the others. Empty to refuse the merge.
     """
-    return _finish(connection, list(rows), location, limits, rows=rows)
+    return _finish(connection, list(rows), location, limits, rows=rows, on_conflict=on_conflict)
+
+
+def try_merge(connection: Connection, rows: Mapping[TransactionName, int], location: Location, limits: Limits) -> str:
+    """Merges these copies, checks all constraints, and rolls back, where their tables may refuse any row.
+
+    Returns:
+        What is wrong with the copies or the tables; empty for nothing.
+
+    Raises:
+        psycopg.Error: if the table refuses a row, or the server cannot say.
+        ValueError: if a marker is damaged.
+    """
+    texts = connection.execute(
+        sql.SQL("SELECT DISTINCT target FROM {} WHERE name = ANY ({})").format(
+            commits(location.commits), [str(name) for name in rows]
+        )
+    ).fetchall()
+    if not any(list_refusers(connection, *Target.from_text(text)) for (text,) in texts):
+        return ""
+    try:
+        connection.execute(begin(limits, limits.commit_s, _APPLICATION, idle_s=limits.lock_s))
+        waiting = {name: target for name, (_, target) in _lock(connection, list(rows), location).items()}
+        wrong = _changed(connection, waiting, rows, location) or _merge(connection, waiting, location)
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    except psycopg.errors.ForeignKeyViolation as error:
+        _roll_back(connection)
+        if not _refers_to_unit(connection, error, list(rows), location):
+            raise
+        log.debug("Rows that another sink of the batch has staged may be what a foreign key misses: %s", error)
+        return ""
+    finally:
+        _roll_back(connection)
+    return wrong.reason if wrong is not None else ""
+
+
+def _refers_to_unit(
+    connection: Connection, error: psycopg.Error, names: Sequence[TransactionName], location: Location
+) -> bool:
+    """Returns True if another sink of the batch may hold the rows that a foreign key misses.
+
+    They are invisible before the decision. After it, the commits are repeated until that sink's is through.
+    """
+    one = names[0]
+
+    def is_other(name: TransactionName) -> bool:
+        return name.prefix != one.prefix and (name.query, name.batch) == (one.query, one.batch)
+
+    if any(map(is_other, list_prepared(connection))):
+        return True
+    found = connection.execute(
+        "SELECT n.nspname::text, r.relname::text FROM pg_catalog.pg_constraint c "
+        "JOIN pg_catalog.pg_class r ON r.oid = c.confrelid JOIN pg_catalog.pg_namespace n ON n.oid = r.relnamespace "
+        "WHERE c.conname = %s AND c.contype = 'f'",
+        (error.diag.constraint_name,),
+    ).fetchall()
+    others = [str(name) for name in list_staged(connection, location.commits, [one.query]) if is_other(name)]
+    texts = connection.execute(
+        sql.SQL("SELECT DISTINCT target FROM {} WHERE name = ANY ({})").format(commits(location.commits), others)
+    ).fetchall()
+    targets = [Target.from_text(text)[0] for (text,) in texts]
+    return any((target.schema, target.table) in found for target in targets)
 
 
 def abort_staged(
@@ -54,6 +127,7 @@ def _finish(
     limits: Limits,
     *,
     rows: Mapping[TransactionName, int] | None = None,
+    on_conflict: str = "",
 ) -> Answers:
     """Commits if the numbers of rows are given, and aborts if not."""
     commit = rows is not None
@@ -64,7 +138,7 @@ def _finish(
         waiting = {name: target for name, (state, target) in found.items() if state != COMMITTED_STATE}
         answers = _before(connection, names, found, location, commit=commit)
         if rows is not None and waiting:
-            wrong = _changed(connection, waiting, rows, location) or _merge(connection, waiting, location)
+            wrong = _changed(connection, waiting, rows, location) or _merge(connection, waiting, location, on_conflict)
             if wrong is not None:
                 _roll_back(connection)
                 return {**answers, **dict.fromkeys(waiting, wrong)}
@@ -145,16 +219,25 @@ def _changed(
     return None
 
 
-def _merge(connection: Connection, waiting: Mapping[TransactionName, str], location: Location) -> Finished | None:
+def _merge(
+    connection: Connection, waiting: Mapping[TransactionName, str], location: Location, on_conflict: str = ""
+) -> Finished | None:
     """Merges the rows into their tables; returns an answer if a table has changed so that its rows would, too."""
     groups: dict[str, list[TransactionName]] = {}
     for name in sorted(waiting, key=lambda one: (one.slot, one.copy)):
         groups.setdefault(waiting[name], []).append(name)
     for text, members in groups.items():
         target, columns = Target.from_text(text)
+        if on_conflict and target.mode == APPEND:
+            settled = _settled(connection, target, columns, on_conflict)
+            if isinstance(settled, Finished):
+                return settled
+            target = settled
         tables = [staging_table(one) for one in members]
         merging = merge(target, columns, [sql.Identifier(location.commits, table) for table in tables])
         cursor = connection.execute(sql.SQL("; ").join([merging, list_changes(target, location.commits, tables)]))
+        if on_conflict:
+            log.warning("%d rows go into table %s by on_conflict=%r.", cursor.rowcount, target, target.on_conflict)
         while cursor.nextset():
             pass
         if found := [text for (text,) in cursor.fetchall()]:
@@ -165,6 +248,25 @@ def _merge(connection: Connection, waiting: Mapping[TransactionName, str], locat
                 "the query again; change it once the query is stopped and its last batch is committed.",
             )
     return None
+
+
+def _settled(connection: Connection, target: Target, columns: Sequence[str], on_conflict: str) -> Target | Finished:
+    """Returns the rules for rows that were to be appended, where an operator has said what a conflict does.
+
+    To replace rows takes one index that decides: the primary key if all of it is written, else another one.
+    """
+    if on_conflict == "nothing":
+        return replace(target, mode=UPSERT, on_conflict="nothing")
+    table = read_table(connection, target)
+    known = unique_keys(connection, table.oid) if table is not None else []
+    fitting = [keys for keys, not_null, alike in known if not_null and alike and keys <= set(columns)]
+    if fitting:
+        return replace(target, mode=UPSERT, keys=tuple(sorted(fitting[0])))
+    return Finished(
+        outcome=Outcome.UNKNOWN,
+        reason=f"Table {target} has no unique index on written NOT NULL columns, by which rows could be replaced.",
+        next_step="Run the command with --on-conflict nothing.",
+    )
 
 
 def _commit(waiting: Sequence[TransactionName], location: Location) -> sql.Composed:

@@ -92,8 +92,10 @@ def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Identifie
     ]
     rows = sql.SQL(" UNION ALL ").join(numbered)
     if target.on_conflict == "nothing":
-        return sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT ({}) DO NOTHING").format(
-            into, _names(columns), rows, _SLOT, _PLACE, _names(target.keys)
+        # Without keys: whichever unique index or exclusion constraint finds a row.
+        arbiter = sql.SQL("({})").format(_names(target.keys)) if target.keys else sql.SQL("")
+        return sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(
+            into, _names(columns), rows, _SLOT, _PLACE, arbiter
         )
     last = [sql.SQL("{} DESC").format(one) for one in (_SLOT, _PLACE)]
     if target.order_by:

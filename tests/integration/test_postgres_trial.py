@@ -1,0 +1,205 @@
+"""What a table refuses is found before the decision, by a merge that is rolled back."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from postgres_witness import (
+    ask,
+    database_fixture,
+    finish,
+    needs_postgres,
+    new_sink,
+    outcomes,
+    prepare,
+    server_fixture,
+    staging_tables,
+)
+from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sinks.postgres.connection import connect
+from sparkonce.sinks.postgres.sink import PostgresSink
+
+pytestmark = needs_postgres
+
+server = server_fixture()
+_database = database_fixture("CREATE TABLE t (id bigint, text text)")
+sink = partial(new_sink, lock_timeout_s=0.5)
+
+
+def rows(*ids: int, text: str = "x") -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "text": [text] * len(ids)})
+
+
+def content(server: PostgresServer) -> list[tuple[int, str]]:
+    return ask(server, "SELECT id, text FROM t ORDER BY id, text")
+
+
+def check(given: PostgresSink, *handles: Handle) -> str:
+    with closing(given.committer()) as committer:
+        return committer.check_prepared(handles)
+
+
+NO_NINE = """
+    CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN IF NEW.id = 9 THEN RAISE 'not nine'; END IF; RETURN NEW; END $$;
+    CREATE CONSTRAINT TRIGGER no AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION no()
+"""
+PARTITIONED = "DROP TABLE t; CREATE TABLE t (id bigint, text text) PARTITION BY RANGE (id)"
+LOW = "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (100)"
+
+REFUSING = {
+    "a primary key": ("ALTER TABLE t ADD PRIMARY KEY (id); INSERT INTO t VALUES (9)", "23505", "PRIMARY KEY (id)"),
+    "a deferred key": (
+        "ALTER TABLE t ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED; INSERT INTO t VALUES (9)",
+        "23505",
+        "UNIQUE (id)",
+    ),
+    "an index on an expression": (
+        "CREATE UNIQUE INDEX odd ON t ((id % 5)) WHERE id > 5; INSERT INTO t VALUES (14)",
+        "23505",
+        "(id % (5)::bigint)",
+    ),
+    "an exclusion": (
+        "ALTER TABLE t ADD CONSTRAINT apart EXCLUDE USING btree (id WITH =); INSERT INTO t VALUES (9)",
+        "23P01",
+        "EXCLUDE USING btree (id WITH =)",
+    ),
+    "a foreign key": (
+        "CREATE TABLE p (id bigint PRIMARY KEY); INSERT INTO p VALUES (1); "
+        "ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES p DEFERRABLE INITIALLY DEFERRED",
+        "23503",
+        "FOREIGN KEY (id) REFERENCES p(id)",
+    ),
+    "a trigger": (NO_NINE, "P0001", "not nine"),
+    "a check of what is not written": (
+        "ALTER TABLE t ADD more int DEFAULT 9, ADD CHECK (id <> more)",
+        "23514",
+        "CHECK",
+    ),
+    "a check of the row": ("ALTER TABLE t ADD CHECK (t <> ROW(9, 'x')::t)", "23514", "CHECK"),
+    "a generated column": ("ALTER TABLE t ADD more int GENERATED ALWAYS AS (1 / (id - 9)) STORED", "22012", ""),
+    "a missing partition": (f"{PARTITIONED}; CREATE TABLE p1 PARTITION OF t FOR VALUES FROM (0) TO (9)", "23514", ""),
+    "a partition's own key": (f"{PARTITIONED}; {LOW}; CREATE UNIQUE INDEX ON low (id)", "23505", ""),
+    "a partition's own check": (f"{PARTITIONED}; {LOW}; ALTER TABLE low ADD CHECK (id <> 9)", "23514", "CHECK"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSING)
+def test_what_a_table_refuses_is_found_before_the_decision(server: PostgresServer, what: str) -> None:
+    statement, code, words = REFUSING[what]
+    ask(server, statement)
+    before = content(server)
+    given = sink(server)
+    good, bad = prepare(given, rows(1), slot=0), prepare(given, rows(9, *[9] * ("own key" in what)), slot=1)
+    assert check(given, good) == ""
+    with pytest.raises(PrepareError, match=code) as caught:
+        check(given, good, bad)
+    assert words in str(caught.value)
+    assert "the batch is not decided" in caught.value.message
+    assert caught.value.next_step
+    assert content(server) == before
+    assert outcomes(finish(given, good, bad, commit=False)) == [Outcome.ABORTED] * 2
+
+
+def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(server: PostgresServer) -> None:
+    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(server)
+    handles = [prepare(given, rows(1, 2), slot=0), prepare(given, rows(2, 3), slot=1)]
+    with pytest.raises(PrepareError, match=r"PRIMARY KEY \(id\).*23505") as caught:
+        check(given, *handles)
+    assert "mode='upsert'" in caught.value.next_step
+    assert "(2)" not in str(caught.value)  # values are in no message
+    upsert = sink(server, mode="upsert", key_columns=["id"])
+    handles = [prepare(upsert, rows(1, 2), slot=0), prepare(upsert, rows(2, 3), slot=1)]
+    assert check(upsert, *handles) == ""
+    assert outcomes(finish(upsert, *handles)) == [Outcome.COMMITTED] * 2
+    assert content(server) == [(1, "x"), (2, "x"), (3, "x")]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX ON t (id)",
+        "ALTER TABLE t ADD number bigserial PRIMARY KEY, ADD token uuid UNIQUE DEFAULT gen_random_uuid()",
+        "ALTER TABLE t ADD CHECK (id > 0), ALTER text SET NOT NULL",
+        "ALTER TABLE t ADD PRIMARY KEY (id)",
+        f"{PARTITIONED}; {LOW}; CREATE TABLE rest PARTITION OF t DEFAULT; ALTER TABLE t ADD PRIMARY KEY (id)",
+    ],
+)
+def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
+    server: PostgresServer, statement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(server, statement)
+    given = sink(server, **({"mode": "upsert", "key_columns": ["id"]} if "KEY (id)" in statement else {}))
+    handle = prepare(given, rows(1))
+    monkeypatch.setattr("sparkonce.sinks.postgres.staged._merge", None)
+    assert check(given, handle) == ""
+
+
+def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(server: PostgresServer) -> None:
+    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(server)
+    handle = prepare(given, rows(1))
+    with closing(connect(given._to)) as other:
+        other.execute("BEGIN; INSERT INTO t VALUES (1)")
+        with pytest.raises(UnknownOutcomeError, match="55P03"):
+            check(given, handle)
+    assert check(given, handle) == ""
+
+
+def test_rows_of_another_sink_of_the_batch_are_waited_for(server: PostgresServer) -> None:
+    ask(server, "CREATE TABLE p (id bigint PRIMARY KEY, text text); ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES p")
+    parents, children = sink(server, "p", name="parents"), sink(server, name="children")
+    child = prepare(children, rows(1))
+    with pytest.raises(PrepareError, match="23503"):
+        check(children, child)
+    parent = prepare(parents, rows(1))
+    assert (check(parents, parent), check(children, child)) == ("", "")
+    assert outcomes(finish(children, child)) == [Outcome.UNKNOWN]
+    assert outcomes(finish(parents, parent) + finish(children, child)) == [Outcome.COMMITTED] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("nothing", [(1, "mine"), (2, "theirs"), (3, "first")]),
+        ("update", [(1, "mine"), (2, "mine"), (3, "last")]),
+    ],
+)
+def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
+    server: PostgresServer, how: str, expected: list[tuple[int, str]]
+) -> None:
+    """Another writer was faster, between the trial and the commit."""
+    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(server)
+    handles = [prepare(given, rows(1, 2, text="mine"), slot=0)]
+    assert check(given, *handles) == ""
+    ask(server, "INSERT INTO t VALUES (2, 'theirs')")
+    handles += [prepare(given, rows(3, text="first"), slot=1), prepare(given, rows(3, text="last"), slot=2)]
+    found = finish(given, *handles)
+    assert outcomes(found) == [Outcome.UNKNOWN] * 3
+    assert "other sinks of the query may show theirs" in found[0].reason
+    assert "--on-conflict nothing" in found[0].next_step
+    given.decided_conflicts = how
+    assert outcomes(finish(given, *handles)) == [Outcome.COMMITTED] * 3
+    assert content(server) == expected
+    assert staging_tables(server) == []
+
+
+def test_rows_without_a_key_of_their_own_cannot_replace_others(server: PostgresServer) -> None:
+    ask(server, "CREATE UNIQUE INDEX ON t (lower(text))")
+    given = sink(server)
+    handles = [prepare(given, rows(1), slot=0), prepare(given, rows(2), slot=1)]
+    given.decided_conflicts = "update"
+    (found, _) = finish(given, *handles)
+    assert (found.outcome, found.next_step) == (Outcome.UNKNOWN, "Run the command with --on-conflict nothing.")
+    given.decided_conflicts = "nothing"
+    assert outcomes(finish(given, *handles)) == [Outcome.COMMITTED] * 2
+    assert content(server) == [(1, "x")]
