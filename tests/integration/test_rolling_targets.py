@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
-from psycopg import sql
 
-from conformance import test_mysql, test_postgres
 from integration.kafka_witness import Witness, eventually, until_final
 from mariadb_witness import shared_server
-from postgres_witness import ask, close_all
+from postgres_witness import close_all
 from shared_servers import postgres_server
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
@@ -28,8 +28,6 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.mysql.sink import MySQLSink
-from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
@@ -79,54 +77,42 @@ class OnKafka:
 
 
 class OnTables:
+    """Tables in the schema or database that the system has made."""
+
     fact = "table"
 
-    def __init__(self, suite: Any, server: Any) -> None:
-        self.suite = suite()
-        self.suite.settle(server)
+    def __init__(self, system: PostgresSystem | MySQLSystem) -> None:
+        self.system = system
+        system.start(Path())
+        system.place("value varchar(20)")
+        self.inside = system.schema if isinstance(system, PostgresSystem) else system.database
+        for target in ("old", "new"):
+            system.ask(f"CREATE TABLE {self.inside}.{target} (value varchar(20))")
+
+    def make(self, target: str) -> TwoPhaseCommitSink:
+        return self.system.sink(table=target)
+
+    def visible(self, target: str) -> Sequence[str]:
+        return [value for (value,) in self.system.ask(f"SELECT value FROM {self.inside}.{target} ORDER BY 1")]  # noqa: S608
 
     def lose(self, handle: Handle) -> None:
-        assert self.suite.expire(handle)
-
-
-class OnPostgres(OnTables):
-    def make(self, target: str) -> TwoPhaseCommitSink:
-        return PostgresSink(self.suite.server.conninfo(), table=target, **self.suite.settings)
-
-    def __init__(self, suite: Any) -> None:
-        super().__init__(suite, postgres_server())
-        for table in ("old", "new"):
-            ask(self.suite.server, sql.SQL("CREATE TABLE {} (value text)").format(sql.Identifier(table)))
-
-    def visible(self, target: str) -> Sequence[str]:
-        found = ask(self.suite.server, sql.SQL("SELECT value FROM {} ORDER BY 1").format(sql.Identifier(target)))
-        return [value for (value,) in found]
-
-
-class OnMariaDB(OnTables):
-    def make(self, target: str) -> TwoPhaseCommitSink:
-        return MySQLSink(self.suite.witness.settings, table=target, commit=self.suite.commit)
-
-    def __init__(self, suite: Any) -> None:
-        super().__init__(suite, shared_server())
-        for table in ("old", "new"):
-            self.suite.witness.run(f"CREATE TABLE {table} (value varchar(20)) ENGINE=InnoDB")
-
-    def visible(self, target: str) -> Sequence[str]:
-        return [value for (value,) in self.suite.witness.rows(f"SELECT value FROM {target} ORDER BY 1")]  # noqa: S608
+        assert self.system.expire(handle)
 
 
 MADE: dict[str, Callable[[Witness], Place]] = {
     "kafka": OnKafka,
-    "postgres staged": lambda _: OnPostgres(test_postgres.TestStaged),
-    "mariadb staged": lambda _: OnMariaDB(test_mysql.TestMySQLStaged),
+    "postgres staged": lambda _: OnTables(PostgresSystem(commit="staged", server=postgres_server())),
+    "mariadb staged": lambda _: OnTables(MySQLSystem(commit="staged", server=shared_server())),
 }
 
 
 @pytest.fixture(params=MADE)
 def place(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Place]:
-    yield MADE[request.param](witness)
+    made = MADE[request.param](witness)
+    yield made
     close_all()
+    if isinstance(made, OnTables):
+        made.system.stop()
 
 
 class Query:

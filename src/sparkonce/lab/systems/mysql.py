@@ -14,6 +14,7 @@ from sparkonce.lab.systems.base import VerifiedSystem
 from sparkonce.lab.systems.injections import ServerSystem
 from sparkonce.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
 from sparkonce.rig.servers.process import HOST
+from sparkonce.sinks.mysql.names import Xid, quote, stage_table
 from sparkonce.sinks.mysql.settings import parse_settings
 from sparkonce.testing.matchers import after
 
@@ -205,7 +206,6 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     def expire(self, handle: Handle) -> bool:
         """Takes a transaction away, as an operator may: nothing expires here."""
         from sparkonce.protocol.ownership import TransactionName
-        from sparkonce.sinks.mysql.names import Xid, stage_table
 
         name = TransactionName.parse(str(handle["transaction"]))
         if name is None:
@@ -264,7 +264,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
     def stages(self) -> list[str]:
         """Lists the sink's staging tables."""
-        return [str(table) for (table,) in self.ask(_STAGES.format(self.database))]
+        return [str(table) for (table,) in self.ask(_STAGES.format(quote(self.database)))]
 
     def state(self) -> object:
         """See `System.state`. There is one marker for each transaction."""
