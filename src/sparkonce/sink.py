@@ -340,17 +340,11 @@ class TwoPhaseCommitSink(abc.ABC):
         """Opens folders that the sink was given by URL, on the driver, before `use_checkpoint`."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns the columns that the sink writes; by default all. The fingerprint covers them, so none is a map.
+        """Returns the columns that the sink writes; by default all.
 
         Raises:
             SchemaError: naming the column that is missing or has a type that the sink does not take.
         """
-        for column in schema:
-            if str(column.type).startswith("map<"):
-                raise SchemaError(
-                    f"Column {column.name!r} is a {column.type}, and Spark has no fingerprint for maps.",
-                    next_step="Turn it into an array of entries (map_entries) or a string (to_json), or drop it.",
-                )
         return list(schema.names)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - for those that override it

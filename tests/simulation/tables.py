@@ -145,6 +145,7 @@ class Rows:
     """A DataFrame of files."""
 
     columns = _COLUMNS
+    schema = ()
 
     def __init__(self, session: Session, urls: Sequence[str], _: object) -> None:
         self.session = session
@@ -194,7 +195,7 @@ def _names_in(_: object, text: str) -> list[list[str]]:
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("committer", "read_rows", Rows),
     ("committer", "repeated", _repeated),
-    ("committer", "schema_in", lambda _: None),
+    ("committer", "schema_in", lambda _: ()),
     ("committer", "_active", lambda _: nullcontext()),
     ("merging", "names_in", _names_in),
 )

@@ -105,10 +105,14 @@ START = [
         "to(KafkaSink({**settings, 'security.protocol': 'SSL'}, topic=topic)).start(rows)", "speaks TLS", PreflightError
     ),
     Mistake("to(FilesSink(out, partition_by='day')).start(rows)", "day", SchemaError),
+    Mistake("ExactlyOnce(FilesSink(out), checkpoint=out + '/cp').start(rows)", "or one lies inside the other"),
     Mistake("to(FilesSink('/proc/out')).start(rows)", "cannot be written to", PreflightError),
     Mistake("to(DeltaSink(out)).start(rows)", "Delta", PreflightError),
     Mistake("to({sink: lambda df: None}).start(rows)", "returned a NoneType"),
     Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "The view of sink ['kafka'] cannot be computed"),
+    Mistake("to({sink: lambda df: df.where(df.first().value > 'm')}).start(rows)", "gives it a batch without rows"),
+    Mistake("to(sink).start(rows.selectExpr('value', 'key as value'))", "'value' appears more than once", SchemaError),
+    Mistake("to(sink).start(rows.selectExpr('value', 'array() as tags'))", "'tags' is array<void>", SchemaError),
 ]
 
 AFTER_START = [

@@ -142,7 +142,23 @@ def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
 def test_rows_that_differ_in_where_a_null_stands_have_other_hashes(spark: SparkSession, columns: list[str]) -> None:
     rows = spark.createDataFrame([(None, "a"), ("a", None), (None, None), ("a", "a")], "key string, value string")
     distinct = rows.select(*columns).distinct().count()
-    assert rows.select(row_hash(columns)).distinct().count() == distinct
+    assert rows.select(row_hash(columns, rows.schema)).distinct().count() == distinct
+
+
+def test_maps_have_a_hash_that_does_not_depend_on_the_order_of_their_entries(spark: SparkSession) -> None:
+    values = ["map('a', 1, 'b', null)", "map('b', null, 'a', 1)", "map('a', null, 'b', 1)", "map('a', 1)", "null"]
+
+    def hashes(shape: str) -> list[int]:
+        typed = [f"cast({value} as map<string, int>)" for value in values]
+        rows = spark.sql(
+            " union all ".join(f"select {at} as at, {shape.format(one)} as v" for at, one in enumerate(typed))
+        )
+        return [row[0] for row in rows.orderBy("at").select(row_hash(["v"], rows.schema)).collect()]
+
+    for shape in ("{}", "array({}, null)", "named_struct('x', {})", "map(1, array({}))"):
+        first, swapped, *others = hashes(shape)
+        assert first == swapped, shape
+        assert len({first, *others}) == len(values) - 1, shape
 
 
 def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:

@@ -51,7 +51,7 @@ from sparkonce.spark.start.slots import SlotAdvice
 from sparkonce.spark.start.streams import needs_of_streams
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
-from sparkonce.spark.work import SparkWork
+from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.version import __version__
 from sparkonce.watch import spans
 from sparkonce.watch.figures import Figures
@@ -191,7 +191,7 @@ class ExactlyOnce:
             CheckpointMismatchError: if the checkpoint is not one of Spark's.
             PreflightError: if a server does not allow the guarantee, or is another one than the log knows.
         """
-        self._check_notrunning_query()
+        self._check_is_not_running()
         with self._display.starting(query_name):
             return self._start(df, output_mode, trigger, query_name, options)
 
@@ -373,18 +373,20 @@ class ExactlyOnce:
         self._files = self._files or open_for(df.sparkSession, self.checkpoint, self._sinks.values())
         return self._files
 
-    def _check_notrunning_query(self) -> None:
+    def _check_is_not_running(self) -> None:
         """Refuses a second start, for which Spark would silently stop the first query."""
         if self._query is not None and self._query.isActive:
             raise ConfigurationError(
                 f"This ExactlyOnce runs already, as query {self._query.id}: one object, and one checkpoint, serve one "
                 "query.",
-                next_step="Stop that one first, or make another ExactlyOnce with a checkpoint of its own.",
+                next_step="Stop it with query.stop(), then start it again: it resumes after its last batch. A new "
+                "checkpoint would write all rows a second time.",
             )
 
     def _check_columns(self, df: DataFrame) -> Sequence[ShareSample]:
         """Checks columns, types and settings before anything is claimed."""
         samples = check_columns(df, self._shares)
+        check_plans(samples)
         speculation = str(df.sparkSession.conf.get("spark.speculation", "false")).lower() == "true"
         once = [sink.name for sink in self._sinks.values() if sink.guarantee is Guarantee.AT_MOST_ONCE]
         if speculation and once:

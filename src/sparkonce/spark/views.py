@@ -14,13 +14,14 @@ from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructField, StructType
 
 from sparkonce.arguments import shown
 from sparkonce.dead_letters import letter_columns
-from sparkonce.errors import ConfigurationError, SchemaError
+from sparkonce.errors import ConfigurationError, SchemaError, SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.jvm import no_rows
+from sparkonce.words import one_line
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
 """Makes a sink's share of a batch. Called at start with an empty batch, then once a batch."""
@@ -58,6 +59,24 @@ class Share:
     def is_for_letters(self, name: str) -> bool:
         """Tells if the sink takes dead letters."""
         return name in self.dead_letters.values()
+
+    def of_none(self, empty: DataFrame) -> DataFrame:
+        """Returns the share of these sinks in a batch without rows, by which the start learns their columns.
+
+        Raises:
+            ConfigurationError: as `of`, and if the view fails in any other way.
+        """
+        try:
+            return self.of(empty)
+        except SparkonceError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            raise ConfigurationError(
+                f"The view of sink {sorted(self.sinks)} fails. The start gives it a batch without rows, to learn its "
+                f"columns: {type(error).__name__}: {one_line(str(error))}.",
+                next_step="Let it return the same columns if there are no rows. Give createDataFrame() a schema, and "
+                "take no value out of the rows, as first() and collect() do.",
+            ) from error
 
     def of(self, batch: DataFrame) -> DataFrame:
         """Returns the share of these sinks in a batch.
@@ -138,12 +157,31 @@ def shares(views: Mapping[TwoPhaseCommitSink, View | None], letters: Letters = _
     )
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, *, is_case_sensitive: bool = True) -> pa.Schema:
     """Returns the columns as a sink sees them.
 
+    Args:
+        schema: The columns.
+        is_case_sensitive: False if names that differ in upper and lower case name one column.
+
     Raises:
-        SchemaError: naming those that PySpark cannot transfer to Python, such as intervals of years and months.
+        SchemaError: naming a column that is there twice, is an array or map of nothing, or that PySpark cannot
+            transfer to Python, such as intervals of years and months.
     """
+    if (twice := doubled(schema.names, is_case_sensitive=is_case_sensitive)) is not None:
+        raise SchemaError(f"The column {twice!r} appears more than once.", next_step="Drop or rename all but one.")
+    for column in schema:
+        if (twice := _field_twice(column.dataType)) is not None:
+            raise SchemaError(
+                f"Column {column.name!r} has the field {twice!r} more than once.",
+                next_step="Drop or rename all but one.",
+            )
+        if _has_nothing_inside(column.dataType):
+            kind = column.dataType.simpleString()
+            raise SchemaError(
+                f"Column {column.name!r} is {kind}, and void is no type that a sink could write.",
+                next_step="Give what is inside a type, for example cast(array() as array<string>), or drop the column.",
+            )
     try:
         return to_arrow(schema)
     except PySparkTypeError:
@@ -159,6 +197,30 @@ def to_arrow(schema: StructType) -> pa.Schema:
     """Calls PySpark's function, which from 4.2 on needs the time zone of timestamps; before it was UTC."""
     zone = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
+
+
+def doubled(names: Sequence[str], *, is_case_sensitive: bool) -> str | None:
+    """Returns the first name that is there before; None if there is none."""
+    folded = [name if is_case_sensitive else name.lower() for name in names]
+    return next((name for at, name in enumerate(names) if folded[at] in folded[:at]), None)
+
+
+def _field_twice(kind: DataType) -> str | None:
+    twice = doubled(kind.names, is_case_sensitive=True) if isinstance(kind, StructType) else None
+    return twice or next(filter(None, map(_field_twice, types_inside(kind))), None)
+
+
+def _has_nothing_inside(kind: DataType) -> bool:
+    return any(isinstance(one, NullType) or _has_nothing_inside(one) for one in types_inside(kind))
+
+
+def types_inside(kind: DataType) -> list[DataType]:
+    """Returns the types of which an array, a map or a struct consists; none for other types."""
+    if isinstance(kind, ArrayType):
+        return [kind.elementType]
+    if isinstance(kind, MapType):
+        return [kind.keyType, kind.valueType]
+    return [one.dataType for one in kind] if isinstance(kind, StructType) else []
 
 
 def _is_transferred(column: StructField) -> bool:
@@ -199,9 +261,10 @@ def check_columns(df: DataFrame, given: Sequence[Share]) -> list[ShareSample]:
         ConfigurationError: if a view does not return a DataFrame.
     """
     empty = no_rows(df.sparkSession, df.schema)
-    samples = [ShareSample(share=share, batch=empty, frame=share.of(empty)) for share in given]
+    samples = [ShareSample(share=share, batch=empty, frame=share.of_none(empty)) for share in given]
+    is_case_sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
     for one in samples:
-        schema = arrow_schema(one.frame.schema)
+        schema = arrow_schema(one.frame.schema, is_case_sensitive=is_case_sensitive)
         for sink in one.share.sinks.values():
             one.share.columns(sink, schema)
     return samples

@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from itertools import starmap
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from pyspark import StatusTracker, StorageLevel, inheritable_thread_target
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
 from sparkonce.driver.work import LargerRowsError
-from sparkonce.errors import PrepareError, SparkonceError
+from sparkonce.errors import PrepareError, SchemaError, SparkonceError
 from sparkonce.executor import SinkTask, SlotTask
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle
 from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
@@ -30,8 +32,9 @@ from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.tables.merging import quoted
 from sparkonce.spark.tables.sink import TableSink
-from sparkonce.spark.views import Share, arrow_schema, computed_once
+from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once, types_inside
 from sparkonce.spark.worker import needs_of
+from sparkonce.words import one_line
 
 logger = logging.getLogger("sparkonce")
 
@@ -193,7 +196,8 @@ class SparkWork:
     def _plan(self, share: Share, df: DataFrame, sinks: Mapping[str, Owner]) -> _Planned:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
         # A view may have other columns in each batch. So may rows that the user's own function gives.
-        schema = self._kept.get(("schema", df._jdf.schema().json()), lambda: arrow_schema(df.schema))
+        kinds = df._jdf.schema().json()
+        schema = self._kept.get(("schema", kinds), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
         hashed: list[tuple[str, tuple[str, ...]]] = []
         marks: list[str] = []
@@ -225,7 +229,8 @@ class SparkWork:
         needed = {column: None for task in tasks if task.fingerprint for column in task.columns}
         names = (*needed, *marks)
         chosen = self._kept.get(
-            (names, *hashed), lambda: df._jcols(*map(_column, names), *starmap(_fingerprint, hashed))
+            (kinds, names, *hashed),
+            lambda: df._jcols(*map(_column, names), *(row_hash(some, df.schema).alias(name) for name, some in hashed)),
         )
         rows = DataFrame(df._jdf.select(chosen), df.sparkSession)
         if self._grouping is not None and self._grouping.is_worth_it(rows):
@@ -307,15 +312,67 @@ def _tasks_have_ended(tracker: StatusTracker, group: str) -> bool:
     )
 
 
+def check_plans(samples: Sequence[ShareSample]) -> None:
+    """Analyzes the very plan of each view's job, on a batch without rows: fingerprints, and checks of the rows.
+
+    Raises:
+        SchemaError: naming the column that Spark has no fingerprint for, or the sinks whose rows cannot be checked.
+    """
+    nobody = Owner(query="0" * 12, token=Token(0, "0" * 8))
+    for one in samples:
+        share = one.share
+        try:
+            SparkWork(one.batch, 0, [share])._plan(share, one.frame, dict.fromkeys(share.sinks, nobody))
+        except AnalysisException as error:
+            for column in one.frame.schema:
+                _check_fingerprint(one.frame, column)
+            raise SchemaError(
+                f"The rows of sink {sorted(share.sinks)} cannot be prepared: {one_line(str(error).splitlines()[0])}",
+                next_step="Change the query, or the sink's view, so that Spark accepts these columns.",
+            ) from error
+
+
+def _check_fingerprint(rows: DataFrame, column: StructField) -> None:
+    try:
+        rows.select(row_hash([column.name], rows.schema))
+    except AnalysisException as error:
+        raise SchemaError(
+            f"Column {column.name!r} is {column.dataType.simpleString()}, for which Spark has no hash. Without one a "
+            "repeated batch cannot be compared with the first one.",
+            next_step="Turn it into a string, for example with to_json, or drop it.",
+        ) from error
+
+
 def _column(name: str) -> Column:
     return F.col(quoted(name))
 
 
-def _fingerprint(name: str, columns: Sequence[str]) -> Column:
-    return row_hash(columns).alias(name)
-
-
-def row_hash(columns: Sequence[str]) -> Column:
+def row_hash(columns: Sequence[str], schema: StructType) -> Column:
     """Returns a bigint of a row's values. ``xxhash64`` skips nulls, so several columns also say which are null."""
     values = [_column(column) for column in columns]
-    return F.xxhash64(*values, *(value.isNull() for value in values if len(values) > 1))
+    kinds = {one.name: one.dataType for one in schema}
+    hashed = [_hashable(value, kinds[column]) for value, column in zip(values, columns, strict=True)]
+    return F.xxhash64(*hashed, *(value.isNull() for value in values if len(values) > 1))
+
+
+def _hashable(value: Column, kind: DataType) -> Column:
+    """Returns what ``xxhash64`` takes for a value: it refuses maps, which have no order, and variants."""
+    if isinstance(kind, VariantType):
+        return F.to_json(value)
+    if not _is_refused(kind):
+        return value
+    if isinstance(kind, MapType):
+
+        def entry(one: Column) -> Column:
+            found = _hashable(one["value"], kind.valueType)
+            return F.xxhash64(_hashable(one["key"], kind.keyType), found, one["value"].isNull())
+
+        return F.array_sort(F.transform(F.map_entries(value), entry))
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda one: _hashable(one, kind.elementType))
+    fields = [_hashable(value.getField(one.name), one.dataType) for one in cast(StructType, kind)]
+    return F.when(value.isNotNull(), F.struct(*fields))
+
+
+def _is_refused(kind: DataType) -> bool:
+    return isinstance(kind, MapType | VariantType) or any(map(_is_refused, types_inside(kind)))

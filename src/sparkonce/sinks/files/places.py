@@ -104,6 +104,44 @@ def local_folder(path: str) -> Path:
     return Path(path).expanduser().absolute()
 
 
+def check_absolute(path: str) -> None:
+    """Refuses a relative path.
+
+    Raises:
+        ConfigurationError: if it is one: it would be another folder for each process.
+    """
+    if scheme_of(path) != "file":
+        return
+    named = Path(unquote(urlsplit(path).path) if _SCHEME.fullmatch(path) else path).expanduser()
+    if not named.is_absolute():
+        raise ConfigurationError(
+            f"path={path!r} is relative to this process's working folder, and executors have other ones.",
+            next_step=f"Give the absolute path: {str(local_folder(path))!r}.",
+            setting="path",
+        )
+
+
+def overlaps(path: str, other: str) -> bool:
+    """Returns True if one of two places is the other, or lies inside it.
+
+    Args:
+        path: See `open_store`.
+        other: A path or URL of Spark's.
+    """
+    one, two = _parts(path), _parts(other)
+    return one[: len(two)] == two[: len(one)]
+
+
+def _parts(path: str) -> list[str]:
+    """Returns what names a place, from the outside to the inside."""
+    match = _SCHEME.fullmatch(path)
+    scheme = "file" if match is None else match["scheme"].lower()
+    if scheme == "file":
+        return ["file", *local_folder(path).resolve().parts]
+    found = urlsplit(path)
+    return ["s3" if scheme in ("s3a", "s3n") else scheme, found.netloc, *filter(None, found.path.split("/"))]
+
+
 def needs_in(path: str, options: Mapping[str, Any], *, modules: tuple[str, ...]) -> WorkerNeeds:
     """Returns the needs of the writers on executors' hosts.
 

@@ -14,11 +14,12 @@ from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared.settings import columns
-from sparkonce.sinks.files.places import as_text, needs_in, open_store, scheme_of
+from sparkonce.sinks.files.places import as_text, check_absolute, needs_in, open_store, overlaps, scheme_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparkonce.checkpoint.files import CheckpointFiles
     from sparkonce.sinks.files.store import FileStore
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
@@ -75,6 +76,7 @@ class FilesSink(TwoPhaseCommitSink):
         self._texts = self.partition_by
         if (scheme := scheme_of(self.path)) in _CLIENTS:
             need_package(f"path={self.path!r}", *_CLIENTS[scheme])
+        check_absolute(self.path)
         self._check()
 
     def _check(self) -> None:
@@ -96,6 +98,21 @@ class FilesSink(TwoPhaseCommitSink):
                 f"partition_by={list(self.partition_by)!r} names a column twice.",
                 next_step="Name each once.",
                 setting="partition_by",
+            )
+
+    def use_checkpoint(self, files: CheckpointFiles) -> None:
+        """Refuses a checkpoint that shares a folder with the rows: readers would read it, and who empties one, both.
+
+        Raises:
+            ConfigurationError: if one lies inside the other.
+        """
+        if overlaps(self.path, files.location):
+            raise ConfigurationError(
+                f"path={self.path!r} of sink {self.name!r} and checkpoint={files.location!r} are one folder, or one "
+                "lies inside the other. Readers of the rows would find the checkpoint's files among them, and deleting "
+                "one folder would delete the other.",
+                next_step="Give the rows a folder next to the checkpoint.",
+                setting="path",
             )
 
     def conditions(self) -> Sequence[str]:

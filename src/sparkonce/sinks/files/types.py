@@ -67,7 +67,7 @@ def _check_text(written: list[pa.Field]) -> None:
 
 def _refusal(kind: pa.DataType, format: str) -> str:  # noqa: A002
     if types.is_map(kind):
-        return "Spark has no fingerprint for maps"
+        return "no format here takes a map"
     if types.is_null(kind):
         return "a column of nothing but nulls has no type"
     if types.is_duration(kind) or types.is_interval(kind):

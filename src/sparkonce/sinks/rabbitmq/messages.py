@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from sparkonce.errors import PrepareError, SchemaError
@@ -17,6 +18,14 @@ VALUE = "value"
 PROPERTIES = ("message_id", None, "to", "subject", "reply_to", "correlation_id", "content_type")
 """The columns that become AMQP 1.0's properties, in its order; the second, user-id, is left out."""
 
+SHORT_PROPERTIES = ("message_id", "reply_to", "correlation_id", "content_type")
+"""The properties that AMQP 0-9-1 has, too, in `SHORT_BYTES`. RabbitMQ closes its readers' connections at longer ones.
+
+So it does at an application property without a key, or with a longer one. A longer `to` or `subject` is read.
+"""
+
+SHORT_BYTES = 255
+
 APPLICATION_PROPERTIES = "application_properties"
 MESSAGE = "message"
 """The column in which encoded messages wait."""
@@ -24,6 +33,7 @@ MESSAGE = "message"
 FRAME_OVERHEAD_BYTES = 64
 """The bytes of a frame beyond its message: the header, the publishing id and the length take 25."""
 
+_CLOSES = "RabbitMQ would close the connections of AMQP 0-9-1 readers at this message, and at each attempt to read on"
 _NULL = b"\x40"
 _TEXT = b"\xb1"
 _DATA = b"\x00\x53\x75\xb0"
@@ -105,6 +115,7 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
     _refuse(pc.is_null(value), rows, lambda at: f"The {VALUE} of row {at} is null, and a message has a body.")
     message = value
     if body == "amqp":
+        _check_short(rows)
         message = _joined(_constant(_DATA, rows), _length(value), value)
         if APPLICATION_PROPERTIES in rows.schema.names:
             message = _joined(_application_properties(rows.column(APPLICATION_PROPERTIES)), message)
@@ -117,6 +128,34 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
         lambda at: f"Row {at} makes a message of {sizes[at].as_py()} bytes, and this server takes {most_bytes} at most",
     )
     return pa.record_batch({MESSAGE: message.cast(pa.binary())})
+
+
+def _check_short(rows: pa.RecordBatch) -> None:
+    """Refuses what RabbitMQ would take into the stream, and could not hand to readers of AMQP 0-9-1."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in SHORT_PROPERTIES:
+        if name in rows.schema.names:
+            sizes = pc.binary_length(_binary(rows.column(name)))
+            _refuse(pc.greater(sizes, SHORT_BYTES), rows, partial(_too_long, name, sizes))
+    if APPLICATION_PROPERTIES in rows.schema.names:
+        lists = rows.column(APPLICATION_PROPERTIES)
+        keys, parents = pc.struct_field(pc.list_flatten(lists), "key"), pc.list_parent_indices(lists)
+        wrong = pc.or_(pc.is_null(keys), pc.fill_null(pc.greater(pc.binary_length(_binary(keys)), SHORT_BYTES), False))
+        _refuse(
+            pa.array(np.isin(np.arange(rows.num_rows), parents.filter(wrong))),
+            rows,
+            lambda at: (
+                f"{APPLICATION_PROPERTIES} of row {at} has a key that is null, or longer than {SHORT_BYTES} "
+                f"bytes: {_CLOSES}"
+            ),
+        )
+
+
+def _too_long(name: str, sizes: pa.Array, at: int) -> str:
+    return f"{name} of row {at} has {sizes[at].as_py()} bytes, of {SHORT_BYTES} at most: {_CLOSES}"
 
 
 def _refuse(wrong: pa.Array, rows: pa.RecordBatch, why: Callable[[int], str]) -> None:

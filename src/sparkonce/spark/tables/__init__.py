@@ -9,6 +9,7 @@ The files and their ledger are those of `sparkonce.sinks.write_ahead`.
 - ``iceberg``: Iceberg tables; needs the same
 - ``merging``: the settings of a MERGE, and the statement that they make
 - ``merge_checks``: checks them against the columns of table and rows
+- ``fitting``: compares types of rows and table at every depth, and fits one into the other
 - ``repeats``: looks for several rows of one key
 - ``rules``: the rules of a table for every row
 - ``row_checks``: checks rows against them before the decision

@@ -18,6 +18,7 @@ from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.spark.tables.errors import error_message, is_final
+from sparkonce.spark.tables.fitting import in_tables_order, is_nested, with_own_types
 from sparkonce.spark.tables.merging import Merge
 from sparkonce.spark.tables.repeats import repeated
 from sparkonce.spark.tables.row_checks import refused_insert
@@ -25,7 +26,7 @@ from sparkonce.spark.tables.table import Label, Table
 from sparkonce.spark.waiting import read_rows, schema_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 WAIT_S = 120.0
 _UNFINISHED = "unfinished"
@@ -85,7 +86,9 @@ class TableApplication(Application):
         urls = [self._folder.url(entry.name) for entry in unit.entries]
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"{token.id} is not written to it")
-            rows = read_rows(self._table.spark, urls, schema_in(opened[0]))
+            rows = _read(self._table, urls, opened[0])
+            if self._merge is None or self._merge.takes_all:
+                rows = in_tables_order(rows, self._table.schema().fields) if is_nested(rows.schema) else rows
             if self._merge is None:
                 self._table.append(rows, unit, label)
             else:
@@ -107,6 +110,14 @@ class TableApplication(Application):
                 f"The table was deleted or replaced while the query ran: it was {self._identity}, and is {found} now; "
                 f"{so}."
             )
+
+
+def _read(table: Table, urls: Sequence[str], file: BinaryIO) -> DataFrame:
+    """Returns the rows in these files, of which one is open."""
+    columns = schema_in(file)
+    # To ask the table takes time, and only a struct may be of a type that files do not name.
+    columns = with_own_types(columns, table.schema().fields) if is_nested(columns) else columns
+    return read_rows(table.spark, urls, columns)
 
 
 @contextmanager
@@ -183,7 +194,7 @@ class TableCommitter(WriteAheadCommitter):
             with _active(table.spark), ExitStack() as files:
                 opened = [files.enter_context(self._folder.open(name, RowsState.PREPARED)) for name in names]
                 urls = [self._folder.url(name, RowsState.PREPARED) for name in names]
-                rows = partial(read_rows, table.spark, urls, schema_in(opened[0]))
+                rows = partial(_read, table, urls, opened[0])
                 reason = "" if merge.order_by else repeated(merge.on, opened, rows)
                 if reason or not isinstance(merge.not_matched, Mapping):
                     return reason

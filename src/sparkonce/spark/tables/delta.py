@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
-from sparkonce.spark.jvm import class_name, items
+from sparkonce.spark.jvm import class_name, items, scala_map
+from sparkonce.spark.tables.fitting import as_stored
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
     SOURCE,
@@ -204,6 +205,18 @@ class _DeltaTable(Table):
                 made = made.whenMatched(*condition).delete()
         made.execute()
 
+    def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
+        """See `Table.refusal`. Delta looks at most of this only when it commits."""
+        snapshot = self._snapshot()
+        self._handle().deltaLog().protocolWrite(snapshot.protocol())
+        if plan is None:
+            self._widened(rows)
+            return ""
+        changes = [one for one in plan.clauses if one.kind != "insert"]
+        if changes and scala_map(snapshot.metadata().configuration()).get("delta.appendOnly", "").lower() == "true":
+            return "it has delta.appendOnly=true, and the merge updates or deletes rows"
+        return ""
+
     def frame(self) -> DataFrame:
         return self._frame(self._handle().toDF())
 
@@ -214,7 +227,10 @@ class _DeltaTable(Table):
     def _widened(self, rows: DataFrame) -> DataFrame:
         """Casts the rows to the table's types: Delta takes no others for columns of constraints or of expressions."""
         types = {one.name.lower(): one.dataType for one in self.schema()}
-        columns = (rows[quoted(name)].cast(types.get(name.lower(), kind)).alias(name) for name, kind in rows.dtypes)
+        columns = (
+            as_stored(rows[quoted(one.name)], types.get(one.name.lower(), one.dataType)).alias(one.name)
+            for one in rows.schema
+        )
         return rows.select(*columns)
 
     def labels(self, newest: int | None = None) -> list[Label]:

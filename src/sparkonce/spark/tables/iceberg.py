@@ -14,6 +14,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
 from sparkonce.spark.tables.errors import error_message
+from sparkonce.spark.tables.fitting import not_null_inside
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
     UPDATE_ALL,
@@ -28,7 +29,7 @@ from sparkonce.spark.tables.sink import TableSink, driver_session
 from sparkonce.spark.tables.table import Label, Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from sparkonce.sinks.write_ahead.application import Unit
@@ -155,8 +156,12 @@ class _IcebergTable(Table):
 
     def rules(self, given: Collection[str]) -> Rules:
         """See `Table.rules`. `TableSink.columns` has refused rows without a column that must have a value."""
-        required = [one.name for one in self.schema() if not one.nullable and one.name.lower() in given]
-        return Rules(fills={}, conditions=dict(not_null(quoted(name)) for name in required))
+        conditions: dict[str, Column] = {}
+        for one in self.schema():
+            if one.name.lower() in given:
+                conditions |= {} if one.nullable else dict([not_null(quoted(one.name))])
+                conditions |= not_null_inside(one)
+        return Rules(fills={}, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
         """See `Table.append`. Of two drivers that publish the same at the same moment, Iceberg refuses one.
@@ -179,6 +184,23 @@ class _IcebergTable(Table):
             _run_labelled(self.spark, plan.to_sql(self._of_branch(branch), _ROWS), {_STAGED: label.to_text()})
 
         self._stage(write, unit, label, True)
+
+    def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
+        """See `Table.refusal`."""
+        java, session = self.spark._jvm, self.spark._jsparkSession
+        spark = java.org.apache.spark.sql
+        self._load()
+        if plan is None:
+            table = session.sessionState().sqlParser().parsePlan(f"TABLE {self._name}")
+            none = getattr(java.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
+            given = self._filled(rows)._jdf.queryExecution().logical()
+            write = spark.catalyst.plans.logical.AppendData.byName(table, given, none)
+        else:
+            rows.createOrReplaceTempView(_ROWS)
+            write = session.sessionState().sqlParser().parsePlan(plan.to_sql(self._name, _ROWS))
+        skip = spark.execution.CommandExecutionMode.SKIP()
+        session.sessionState().executePlan(write, skip).assertAnalyzed()
+        return ""
 
     def frame(self) -> DataFrame:
         self._load()

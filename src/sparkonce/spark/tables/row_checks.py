@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sparkonce.spark.tables.fitting import as_stored
 from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge, quoted
 from sparkonce.spark.tables.rules import Rules
 
@@ -31,12 +32,14 @@ def with_reason(
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     plain = [
-        values.get(one.name.lower(), F.lit(None)).cast(one.dataType).alias(one.name)
+        as_stored(values.get(one.name.lower(), F.lit(None).cast(one.dataType)), one.dataType).alias(one.name)
         for one in fields
         if one.name not in rules.fills
     ]
     filled = [
-        fill.cast(one.dataType).alias(one.name) for one in fields if (fill := rules.fills.get(one.name)) is not None
+        as_stored(fill, one.dataType).alias(one.name)
+        for one in fields
+        if (fill := rules.fills.get(one.name)) is not None
     ]
     broken = F.coalesce(
         *(

@@ -18,6 +18,7 @@ from sparkonce.spark.jvm import no_rows
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.tables.committer import TableCommitter, never
 from sparkonce.spark.tables.errors import error_message
+from sparkonce.spark.tables.fitting import difference, in_tables_order, ordered, with_own_types
 from sparkonce.spark.tables.merge_checks import check_merge, check_syntax
 from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, quoted
 from sparkonce.spark.tables.row_checks import REASON, with_reason
@@ -25,17 +26,9 @@ from sparkonce.spark.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import StructField, StructType
 
 _Answer = TypeVar("_Answer")
-
-_WIDER = {
-    "int8": ("int16", "int32", "int64"),
-    "int16": ("int32", "int64"),
-    "int32": ("int64",),
-    "float": ("double",),
-}
-"""Types of columns to types that take all of their values."""
 
 FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
 """The metadata of a column that the table itself fills."""
@@ -110,28 +103,38 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     def _fit(self, table: Table, schema: pa.Schema) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
+        from pyspark.sql.types import ArrayType, MapType, StructType
 
-        from sparkonce.spark.views import to_arrow
+        from sparkonce.spark.views import doubled
 
-        fields = table.schema()
-        there = {column.name.lower(): column for column in to_arrow(fields)}
-        given = {column.name.lower(): column for column in schema}
+        if (twice := doubled(schema.names, is_case_sensitive=False)) is not None:
+            raise SchemaError(
+                f"Column {twice!r} appears more than once, and {self.where} makes no difference between upper and "
+                "lower case.",
+                next_step="Drop or rename all but one.",
+            )
+        fields, columns = table.schema(), from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        there = {column.name.lower(): column for column in fields}
+        given = {column.name.lower(): column for column in columns}
         merge = self.merge
         if merge is not None:
             check_syntax(merge, table.spark)
         takes_all = merge is None or merge.takes_all
         if takes_all:
-            self._new = self._missing(table, schema, there)
+            self._new = self._missing(table, columns, there)
         compared = given.keys() & there.keys()
         if merge is not None and not takes_all:
             # Rows of one key are told apart by the rows' type, and meet the table by the table's.
             compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
         for name in compared:
-            column, wanted, found = given[name], str(there[name].type), str(given[name].type)
-            if wanted not in (found, str(_nullable(column.type)), *_WIDER.get(found, ())):
+            column = given[name]
+            if reason := difference(column.dataType, there[name].dataType, f"column {column.name!r}"):
                 raise SchemaError(
-                    f"Column {column.name!r} is a {found}, and in {self.where} it is a {wanted}.",
-                    next_step="Cast it to the table's type.",
+                    f"The rows do not fit {self.where}: {reason}.",
+                    next_step="Build it anew with named_struct(…), by the names and types of the table's fields. A "
+                    "cast goes by position, and would swap them."
+                    if isinstance(column.dataType, StructType | ArrayType | MapType)
+                    else "Cast it to the table's type.",
                 )
         inserted, by = {*given}, "the rows do not have it"
         if merge is not None and merge.not_matched != INSERT_ALL:
@@ -147,21 +150,36 @@ class TableSink(WriteAheadSink, abc.ABC):
                     next_step="Give it a value, or let it be null in the table.",
                 )
         checked = f"{schema} {fields.json()}"
-        if merge is not None and not self._new and self._checked != checked:
-            rows = no_rows(table.spark, from_arrow_schema(schema))
-            check_merge(merge, table.frame(), fields.fields, rows, self.where)
+        if not self._new and self._checked != checked:
+            self._check_commit(table, no_rows(table.spark, with_own_types(columns, fields.fields)), fields.fields)
             self._checked = checked
 
-    def _missing(self, table: Table, schema: pa.Schema, there: Collection[str]) -> tuple[StructField, ...]:
+    def _check_commit(self, table: Table, rows: DataFrame, fields: list[StructField]) -> None:
+        """Analyzes the very write of the commit, with no rows: what fails then would fail for a decided batch."""
+        from pyspark.errors import AnalysisException
+
+        plan, merge = None, self.merge
+        if merge is not None:
+            check_merge(merge, table.frame(), fields, rows, self.where)
+            plan = merge.plan(table.spark, rows.columns, fields)
+        try:
+            reason = table.refusal(in_tables_order(rows, fields) if merge is None or merge.takes_all else rows, plan)
+        except AnalysisException as error:
+            reason = error_message(error)
+        if reason:
+            raise PreflightError(
+                f"{self.where} of sink {self.name!r} would refuse every batch: {reason.rstrip('.')}.",
+                next_step="Change the table or the sink's settings. No batch was decided.",
+            )
+
+    def _missing(self, table: Table, columns: StructType, there: Collection[str]) -> tuple[StructField, ...]:
         """Returns the columns of the rows that are to be added to the table.
 
         Raises:
             SchemaError: if they are not to be.
         """
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         read = self.merge.read_by(table.spark) if self.merge is not None else frozenset[str]()
-        new = [one for one in from_arrow_schema(schema) if one.name.lower() not in {*there, *read}]
+        new = [one for one in columns if one.name.lower() not in {*there, *read}]
         if new and (not self.evolve_schema or self._identity is not None):
             raise SchemaError(
                 f"Column {new[0].name!r} is none of {self.where}, which has {sorted(there)}.",
@@ -190,7 +208,12 @@ class TableSink(WriteAheadSink, abc.ABC):
         if not rules.conditions or (merge is not None and merge.not_matched != INSERT_ALL):
             return rows.withColumn(mark, F.lit(None).cast("string")) if mark else rows
         inserts = None if merge is None else merge.inserts(rows.sparkSession)
-        values = {name: F.col(quoted(column)) for name, column in given.items()}
+        there, mine = {one.name.lower(): one for one in fields}, rows.schema
+        values = {
+            name: ordered(F.col(quoted(column)), mine[column].dataType, there[name].dataType)
+            for name, column in given.items()
+            if name in there
+        }
         judged = with_reason(rows.alias(SOURCE), values, fields, rules, self.where)
         reason = F.col(REASON) if inserts is None else F.when(F.expr(inserts), F.col(REASON))
         judged = judged.alias(SOURCE).select("*", reason.alias(_MARK)).drop(REASON)
@@ -221,7 +244,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         table = self.table(spark)
         try:
             return question(table)
-        except SchemaError:
+        except (SchemaError, PreflightError):
             raise
         except Exception as error:
             raise PreflightError(
@@ -235,19 +258,6 @@ class TableSink(WriteAheadSink, abc.ABC):
         if self.merge is not None:  # it takes some of its settings from the session
             table = table.in_copy()
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity, self.merge)
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Returns the type whose elements and fields may all be null, which takes values without nulls, too."""
-    if pa.types.is_list(kind):
-        return pa.list_(_nullable_field(kind.value_field))
-    if pa.types.is_struct(kind):
-        return pa.struct([_nullable_field(field) for field in kind])
-    return kind
-
-
-def _nullable_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_nullable(field.type)).with_nullable(True)
 
 
 def driver_session(sink: str) -> SparkSession:

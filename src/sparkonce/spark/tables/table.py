@@ -14,6 +14,7 @@ from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.spark.tables.fitting import nullable
 from sparkonce.spark.tables.merging import MergePlan, quoted
 from sparkonce.spark.tables.rules import Rules
 
@@ -110,6 +111,17 @@ class Table(abc.ABC):
         """
 
     @abc.abstractmethod
+    def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
+        """Analyzes `append`, or `merge` if there is a plan, without running it. Rows of their own are not needed.
+
+        Returns:
+            The reason why the table would refuse any rows; empty if it would not.
+
+        Raises:
+            AnalysisException: if Spark refuses the plan.
+        """
+
+    @abc.abstractmethod
     def frame(self) -> DataFrame:
         """Returns the table to be read."""
 
@@ -119,9 +131,9 @@ class Table(abc.ABC):
         """The table's name in Spark's SQL."""
 
     def add_columns(self, fields: Sequence[StructField]) -> None:
-        """Adds columns, which are null in the rows that there are."""
+        """Adds columns, which are null in the rows that there are. So what is within them may be null, too."""
         types = self.spark._jvm.org.apache.spark.sql.types.DataType
-        columns = (f"{quoted(one.name)} {types.fromJson(one.dataType.json()).sql()}" for one in fields)
+        columns = (f"{quoted(one.name)} {types.fromJson(nullable(one.dataType).json()).sql()}" for one in fields)
         self.spark.sql(f"ALTER TABLE {self.sql_name} ADD COLUMNS ({', '.join(columns)})")
 
     @abc.abstractmethod

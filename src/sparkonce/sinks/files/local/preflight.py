@@ -24,6 +24,13 @@ def check(root: Path, held: Path) -> str:
     Raises:
         PreflightError: naming the setting and its value.
     """
+    above = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not above.is_dir():
+        raise PreflightError(
+            f"path={str(root)!r} needs a folder, and {above} is a file.",
+            next_step="Name another folder, or move that file away.",
+            setting="path",
+        )
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         held.mkdir(parents=True, exist_ok=True)

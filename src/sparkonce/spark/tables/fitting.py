@@ -1,0 +1,188 @@
+"""Fits the rows' types into those of a table: by the names of fields at every depth, and whatever may be null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparkonce.spark.tables.merging import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+_WHOLE_NUMBERS = ("ByteType", "ShortType", "IntegerType", "LongType")
+_TEXTS = ("StringType", "CharType", "VarcharType")
+
+
+def difference(given: DataType, wanted: DataType, what: str) -> str:
+    """Returns why a table's type does not take all values of another type, apart from nulls; empty if it does.
+
+    Args:
+        given: The type in the rows.
+        wanted: The type in the table.
+        what: Names the column or field, for the reason.
+    """
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    given, wanted = _stored(given), _stored(wanted)
+    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
+        return difference(given.elementType, wanted.elementType, f"an element of {what}")
+    if isinstance(given, MapType) and isinstance(wanted, MapType):
+        return difference(given.keyType, wanted.keyType, f"a key of {what}") or difference(
+            given.valueType, wanted.valueType, f"a value of {what}"
+        )
+    if isinstance(given, StructType) and isinstance(wanted, StructType):
+        there, fields = _by_name(given), _by_name(wanted)
+        for name in [*fields, *there]:
+            if (name in there) != (name in fields):
+                found = "of the rows only" if name in there else "of the table only"
+                return f"{what} has a field {(there.get(name) or fields[name]).name!r} {found}"
+        reasons = (
+            difference(there[name].dataType, one.dataType, f"field {one.name!r} of {what}")
+            for name, one in fields.items()
+        )
+        return next(filter(None, reasons), "")
+    if _takes(wanted, given):
+        return ""
+    return f"{what} is {given.simpleString()} in the rows, and {wanted.simpleString()} in the table"
+
+
+def _takes(wanted: DataType, given: DataType) -> bool:
+    from pyspark.sql.types import DecimalType
+
+    kinds = type(given).__name__, type(wanted).__name__
+    if isinstance(given, DecimalType) and isinstance(wanted, DecimalType):
+        return bool(wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale)
+    if set(kinds) <= {*_WHOLE_NUMBERS}:
+        return _WHOLE_NUMBERS.index(kinds[0]) <= _WHOLE_NUMBERS.index(kinds[1])
+    return given == wanted or set(kinds) <= {*_TEXTS} or kinds == ("FloatType", "DoubleType")
+
+
+def in_tables_order(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
+    """Returns rows whose structs have their fields in the table's order: a cast, and some writers, go by position.
+
+    Args:
+        rows: The rows, of which no column differs from the table's, see `difference`.
+        fields: The table's columns.
+    """
+    there = _by_name(fields)
+    wanted = {one.name: there.get(one.name.lower(), one).dataType for one in rows.schema}
+    moved = [one for one in rows.schema if not _is_in_order(one.dataType, wanted[one.name])]
+    made = {one.name: ordered(rows[quoted(one.name)], one.dataType, wanted[one.name]) for one in moved}
+    return rows.withColumns(made) if made else rows
+
+
+def _is_in_order(given: DataType, wanted: DataType) -> bool:
+    from pyspark.sql.types import StructType
+
+    given, wanted = _stored(given), _stored(wanted)
+    if isinstance(given, StructType) and isinstance(wanted, StructType) and given.names != wanted.names:
+        return False
+    return all(_is_in_order(one, other) for one, other in zip(_inside(given), _inside(wanted), strict=False))
+
+
+def ordered(value: Column, given: DataType, wanted: DataType) -> Column:
+    """Returns a value whose structs have the fields of a table's type, in its order."""
+    if _is_in_order(given, wanted):
+        return value
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
+        of, to = given.elementType, wanted.elementType
+        return F.transform(value, lambda one: ordered(one, of, to))
+    if isinstance(given, MapType) and isinstance(wanted, MapType):
+        keys = ordered(F.map_keys(value), ArrayType(given.keyType), ArrayType(wanted.keyType))
+        values = ordered(F.map_values(value), ArrayType(given.valueType), ArrayType(wanted.valueType))
+        return F.map_from_arrays(keys, values)
+    if isinstance(given, StructType) and isinstance(wanted, StructType):
+        there = _by_name(given)
+        fields = [(one, there[one.name.lower()]) for one in wanted]
+        made = [ordered(value.getField(of.name), of.dataType, to.dataType).alias(to.name) for to, of in fields]
+        return F.when(value.isNotNull(), F.struct(*made))
+    return value
+
+
+def nullable(kind: DataType) -> DataType:
+    """Returns a type whose elements, values and fields may all be null: a cast to it refuses no nullable value."""
+    from pyspark.sql.types import ArrayType, MapType, StructField, StructType
+
+    if isinstance(kind, ArrayType):
+        return ArrayType(nullable(kind.elementType), containsNull=True)
+    if isinstance(kind, MapType):
+        return MapType(nullable(kind.keyType), nullable(kind.valueType), valueContainsNull=True)
+    if isinstance(kind, StructType):
+        return StructType([StructField(one.name, nullable(one.dataType), nullable=True) for one in kind])
+    return kind
+
+
+def as_stored(value: Column, wanted: DataType) -> Column:
+    """Returns a value cast to a table's type. One of a user's own type is read as such, and nothing is cast to it."""
+    from pyspark.sql.types import UserDefinedType
+
+    return value if isinstance(wanted, UserDefinedType) else value.cast(nullable(wanted))
+
+
+def with_own_types(schema: StructType, fields: Sequence[StructField]) -> StructType:
+    """Returns the columns of waiting rows, with the table's types where those are a user's own: files do not say so."""
+    from pyspark.sql.types import StructField, StructType, UserDefinedType
+
+    own = {name: one.dataType for name, one in _by_name(fields).items() if isinstance(one.dataType, UserDefinedType)}
+    return StructType([StructField(one.name, own.get(one.name.lower(), one.dataType), one.nullable) for one in schema])
+
+
+def is_nested(schema: StructType) -> bool:
+    """Returns True if a column consists of other values."""
+    return any(_inside(one.dataType) for one in schema)
+
+
+def not_null_inside(field: StructField) -> Mapping[str, Column]:
+    """Returns the conditions under which nothing within a column is null that must not be, by their texts."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    return dict(_required(F.col(quoted(field.name)), field.dataType, quoted(field.name)))
+
+
+def _required(value: Column, kind: DataType, name: str) -> Iterator[tuple[str, Column]]:
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        for one in kind:
+            part, at = value.getField(one.name), f"{name}.{quoted(one.name)}"
+            if not one.nullable:
+                yield f"{at} must not be null", value.isNull() | part.isNotNull()
+            yield from _required(part, one.dataType, at)
+    elif isinstance(kind, ArrayType):
+        yield from _of_all(value, kind.elementType, kind.containsNull, f"an element of {name}")
+    elif isinstance(kind, MapType):
+        yield from _of_all(F.map_keys(value), kind.keyType, True, f"a key of {name}")
+        yield from _of_all(F.map_values(value), kind.valueType, kind.valueContainsNull, f"a value of {name}")
+
+
+def _of_all(values: Column, kind: DataType, may_be_null: bool, name: str) -> Iterator[tuple[str, Column]]:
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    if not may_be_null:
+        yield f"{name} must not be null", values.isNull() | F.forall(values, lambda one: one.isNotNull())
+    inside = [text for text, _ in _required(F.lit(None), kind, name)]
+    for at, text in enumerate(inside):
+        whole = lambda one, at=at: F.coalesce(list(_required(one, kind, name))[at][1], F.lit(True))  # noqa: E731
+        yield text, values.isNull() | F.forall(values, whole)
+
+
+def _stored(kind: DataType) -> DataType:
+    from pyspark.sql.types import UserDefinedType
+
+    return kind.sqlType() if isinstance(kind, UserDefinedType) else kind
+
+
+def _inside(kind: DataType) -> list[DataType]:
+    from sparkonce.spark.views import types_inside
+
+    return types_inside(kind)
+
+
+def _by_name(fields: Sequence[StructField] | StructType) -> dict[str, StructField]:
+    return {one.name.lower(): one for one in fields}
