@@ -237,7 +237,7 @@ def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp
     assert [answer.outcome for answer in sink.committer().commit([handle])] == [Outcome.COMMITTED]
     assert tables.read.format("delta").load(path).selectExpr("xs[0].a").collect() == [(7,)]
     wrong = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.string(), nullable=False)]), nullable=False))
-    with pytest.raises(SchemaError, match="'xs' is a list"):
+    with pytest.raises(SchemaError, match="field 'a' of an element of column 'xs' is string in the rows, and bigint"):
         sink.columns(pa.schema([("xs", wrong)]))
 
 
@@ -252,7 +252,7 @@ def test_columns_are_held_against_the_table(job: DeltaJob) -> None:
     assert job.sink().columns(pa.schema([("NUMBER", pa.int32())])) == ["NUMBER"]
     with pytest.raises(SchemaError, match="'more' is none of"):
         job.sink().columns(pa.schema([("more", pa.int64())]))
-    with pytest.raises(SchemaError, match=r"'word' is a int64, and in .* it is a string"):
+    with pytest.raises(SchemaError, match="column 'word' is bigint in the rows, and string in the table"):
         job.sink().columns(pa.schema([("word", pa.int64())]))
 
 

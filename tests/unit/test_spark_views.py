@@ -6,13 +6,15 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     DayTimeIntervalType,
+    MapType,
+    NullType,
     StructField,
     StructType,
     TimestampType,
     YearMonthIntervalType,
 )
 
-from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.sinks.memory import MemoryServer, MemorySink
@@ -75,6 +77,33 @@ def test_columns_that_pyspark_does_not_bring_are_named() -> None:
         arrow_schema(StructType([good, *bad]))
     assert "good" not in str(told.value)
     assert arrow_schema(StructType([good])).names == ["good"]
+
+
+def test_columns_that_no_sink_could_write_are_named() -> None:
+    """One check for every sink: some found them only in the first batch, in Spark's words."""
+    two = StructType().add("s", "string").add("S", "string")
+    assert arrow_schema(two).names == ["s", "S"]
+    with pytest.raises(SchemaError, match="The column 'S' appears more than once"):
+        arrow_schema(two, is_case_sensitive=False)
+    with pytest.raises(SchemaError, match="The column 's' appears more than once"):
+        arrow_schema(StructType([*two.fields[:1], *two.fields[:1]]))
+    inside = StructType([StructField("a", DayTimeIntervalType())] * 2)
+    with pytest.raises(SchemaError, match="Column 'x' has the field 'a' more than once"):
+        arrow_schema(StructType([StructField("x", ArrayType(inside))]))
+
+    for kind in (ArrayType(NullType(), containsNull=False), MapType(NullType(), NullType()), two.add("t", NullType())):
+        with pytest.raises(SchemaError, match=r"Column 'tags' is .*void.* Next: Give what is inside a type"):
+            arrow_schema(StructType([StructField("tags", kind)]))
+    assert arrow_schema(StructType([StructField("nothing", NullType())])).names == ["nothing"]
+
+
+def test_a_view_that_fails_without_rows_is_named() -> None:
+    def first_value(df: Any) -> Any:
+        return df[0]
+
+    (share,) = shares({MemorySink(MemoryServer(), name="big"): first_value})
+    with pytest.raises(ConfigurationError, match=r"view of sink \['big'\] fails.* without rows, .*: IndexError: list"):
+        share.of_none([])  # type: ignore[arg-type]
 
 
 def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

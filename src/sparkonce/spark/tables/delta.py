@@ -122,6 +122,7 @@ class DeltaSink(TableSink):
 
 
 _IDENTITY = "delta.identity.start"
+_EXPLICIT = "delta.identity.allowExplicitInsert"
 _DELTA = "spark.databricks.delta"
 
 
@@ -211,8 +212,14 @@ class _DeltaTable(Table):
         self._handle().deltaLog().protocolWrite(snapshot.protocol())
         if plan is None:
             self._widened(rows)
-            return ""
-        changes = [one for one in plan.clauses if one.kind != "insert"]
+        inserted = rows.columns if plan is None else plan.columns("insert")
+        updated = () if plan is None else plan.columns("update")
+        for one in self.schema():
+            if one.metadata.get(_EXPLICIT) is False and one.name.lower() in {name.lower() for name in inserted}:
+                return f"column {one.name!r} is GENERATED ALWAYS AS IDENTITY, and the rows have a value for it"
+            if _IDENTITY in one.metadata and one.name.lower() in {name.lower() for name in updated}:
+                return f"column {one.name!r} is an identity column, and the merge updates it"
+        changes = plan is not None and any(one.kind != "insert" for one in plan.clauses)
         if changes and scala_map(snapshot.metadata().configuration()).get("delta.appendOnly", "").lower() == "true":
             return "it has delta.appendOnly=true, and the merge updates or deletes rows"
         return ""

@@ -72,6 +72,10 @@ class MergePlan:
     on: str
     clauses: Sequence[Clause]
 
+    def columns(self, kind: Literal["update", "insert"]) -> tuple[str, ...]:
+        """Returns the columns that clauses of a kind set."""
+        return tuple(name for clause in self.clauses if clause.kind == kind for name in clause.changes)
+
     def to_sql(self, target: str, source: str) -> str:
         """Returns the statement of Spark's SQL."""
         into = f"MERGE INTO {target} AS {TARGET} USING {source} AS {SOURCE} ON {self.on}"
