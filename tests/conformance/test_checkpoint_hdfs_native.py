@@ -49,6 +49,7 @@ class TestHdfsNative(CheckpointSuite):
         return f"import base64, pickle\nfiles = pickle.loads(base64.b64decode({b64encode(dumps(files))!r}))"
 
 
+@pytest.mark.slow
 class TestHdfsNativeBehindFaults(NetworkSuite):
     @pytest.fixture
     def faulty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
@@ -75,6 +76,7 @@ class TestHdfsNativeBehindFaults(NetworkSuite):
             yield Faulty(files, HdfsFiles(new_url(folder=folder)), lose_reply, lose_replies, proxy.swallow, heal)
 
 
+@pytest.mark.slow
 class TestHdfsNativeThatRefuses(HdfsRefusals):
     @pytest.fixture
     def hdfs(self, monkeypatch: pytest.MonkeyPatch) -> Hdfs:

@@ -90,7 +90,7 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tm
 @pytest.mark.parametrize(
     ("script", "sample"),
     [
-        ("windowed_sum.py", SumSample(count=600)),
+        pytest.param("windowed_sum.py", SumSample(count=600), marks=pytest.mark.slow),
         pytest.param("enrichment.py", EnrichmentSample(count=200), marks=pytest.mark.slow),
     ],
 )

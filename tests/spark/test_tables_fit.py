@@ -33,9 +33,10 @@ class Tables:
 
     def sink(self, columns: str, properties: str = "", **settings: Any) -> TableSink:
         path = self.folder / new_name("table")
-        self.name = f"delta.`{path}`" if self.kind == "delta" else f"ice.fit.{new_name('t').replace('-', '_')}"
+        self.name = str(path) if self.kind == "delta" else f"ice.fit.{new_name('t').replace('-', '_')}"
         given = f"TBLPROPERTIES ({properties})" if properties else ""
-        self.spark.sql(f"CREATE TABLE {self.name} ({columns}) USING {self.kind} {given}")
+        name = f"delta.`{path}`" if self.kind == "delta" else self.name
+        self.spark.sql(f"CREATE TABLE {name} ({columns}) USING {self.kind} {given}")
         if self.kind == "delta":
             return DeltaSink(path, folder=self.folder / "rows", **settings)
         return IcebergSink(self.name, folder=self.folder / "rows", **settings)
@@ -61,7 +62,8 @@ class Tables:
         committer = sink.committer()
         assert committer.check_prepared([handle]) == ""
         assert [(one.outcome, one.reason) for one in committer.commit([handle])] == [(Outcome.COMMITTED, "")]
-        return sorted(str(tuple(row)) for row in self.spark.table(self.name).collect())
+        found = self.spark.read.format(self.kind).load(self.name)
+        return sorted(str(tuple(row)) for row in found.collect())
 
 
 @pytest.fixture(params=["delta", "iceberg"])
@@ -72,9 +74,21 @@ def some(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -
 NESTED = "id bigint, s struct<a: int not null, b: string>, xs array<struct<a: int, b: bigint>>, m map<string, int>"
 
 
-@pytest.mark.parametrize("merge_on", [None, pytest.param(["id"], marks=pytest.mark.slow)])
-def test_fields_go_by_their_names_whatever_may_be_null(some: Tables, merge_on: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "merge_on"),
+    [
+        ("delta", None),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [("delta", ["id"]), ("iceberg", None), ("iceberg", ["id"])]
+        ),
+    ],
+)
+def test_fields_go_by_their_names_whatever_may_be_null(
+    tables: SparkSession, tmp_path: Path, kind: str, merge_on: list[str] | None
+) -> None:
     """A cast of structs would go by position, and swap them."""
+    some = Tables(tables, tmp_path, kind)
     sink = some.sink(NESTED, merge_on=merge_on)
     rows = """
         SELECT 1L AS id, named_struct('b', 'x', 'a', 7) AS s, array(named_struct('b', 2, 'a', 1)) AS xs,
