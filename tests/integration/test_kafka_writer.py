@@ -32,6 +32,7 @@ from sparkonce.sinks.kafka import writer as writer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.producer_pool import this_worker
+from sparkonce.sinks.kafka.rows import TopicRules
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.topic_limits import TopicLimits, limits_of_process
 from sparkonce.sinks.kafka.writer import KafkaWriter
@@ -229,6 +230,29 @@ def test_one_row_too_large_for_the_topic_fails_the_whole_transaction(kafka: Kafk
         finish(writer, *rows)
     writer.abort()
     assert kafka.read(topic) == []
+
+
+@both_ways
+def test_a_row_that_the_topics_settings_refuse_is_named_with_them(kafka: Kafka, owner: Owner) -> None:
+    compacted = kafka.create_topic(cleanup_policy="compact")
+    near = kafka.create_topic(message_timestamp_after_max_ms="3600000")
+    far = pa.array([1_700_000_000_000_000_000]).cast(pa.timestamp("us", "UTC"))
+    cases = (
+        (compacted, pa.record_batch({"value": ["v"]}), "column 'key' is null.*give each row a key", "cleanup.policy"),
+        (near, pa.record_batch({"value": ["v"], "timestamp": far}), "Column 'timestamp'.*after.max.ms", "after.max.ms"),
+    )
+    for topic, rows, words, setting in cases:
+        sink = KafkaSink(kafka.settings, topic=topic)
+        writer = open_writer(sink, owner, columns=rows.schema.names)
+        writer.begin()
+        with pytest.raises(PrepareError, match=words):
+            finish(writer, rows)
+        writer.abort()
+        offering = open_writer(sink, owner, columns=rows.schema.names)
+        offering.begin()
+        refused = offering.offer(rows)
+        assert (list(refused.rows), setting in refused.reasons[0]) == ([0], True)
+        offering.abort()
 
 
 @both_ways
@@ -613,7 +637,7 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytes
     limits = TopicLimits(kafka.settings)
     assert limits.of(["nowhere"]) == {}
     there = kafka.create_topic(max_message_bytes="2000")
-    assert limits.of([there, "nowhere"]) == {there: 2000}
+    assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000)}
     monkeypatch.setattr("sparkonce.sinks.kafka.topic_limits._ASK_S", 1.0)
     for spare_s, words in ((10.0, "The brokers do not tell"), (-0.9, "no answer in 1 s")):
         # librdkafka's own deadline may come after that of the wait for it.

@@ -15,7 +15,7 @@ from sparkonce.errors import SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks._shared.refusing import offered
-from sparkonce.sinks.kafka.rows import refused_rows
+from sparkonce.sinks.kafka.rows import TopicRules, refused_rows
 
 CONTEXT = WriterContext(owner=Owner(query="0" * 12, token=Token(0, "0" * 8)), batch=7, slot=2, copy="1.2.3")
 INSTANT = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
@@ -131,12 +131,12 @@ def test_each_topic_that_rows_name_has_its_own_limit() -> None:
     rows = pa.record_batch(
         {"topic": ["small", "large", "unknown", None, "small", ""], "value": [b"x" * 100] * 4 + [b"x"] * 2}
     )
-    found = refused_rows(rows, None, 1000, {"small": 150, "large": 2000})
+    found = refused_rows(rows, None, 1000, {"small": TopicRules(most_bytes=150), "large": TopicRules(most_bytes=2000)})
     assert list(found.rows) == [0, 3, 5]
     assert "'topic' is empty" in found.reasons[2]
     assert "max.message.bytes is 150" in found.reasons[0]
     assert "'topic' is null" in found.reasons[1]
-    assert list(refused_rows(rows.slice(1, 4), None, 150, {"large": 2000}).rows) == [0, 1, 2]
+    assert list(refused_rows(rows.slice(1, 4), None, 150, {"large": TopicRules(most_bytes=2000)}).rows) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [set(), {0}, {9}, {3, 4}, {0, 9}, set(range(10))])

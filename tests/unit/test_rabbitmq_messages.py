@@ -11,6 +11,10 @@ from rstream.amqp import amqp_decoder
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.sinks.rabbitmq.ids import MOST_ROWS, Ids, batch_of
 from sparkonce.sinks.rabbitmq.messages import MESSAGE, columns_of, encode, frames
+from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish
+from sparkonce.sinks.rabbitmq.queue_rows import check_rows
+from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.write_ahead.apply import ApplyToken
 
 ROOM = 1 << 20
 PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
@@ -139,3 +143,17 @@ def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused() -> None
         with pytest.raises(PrepareError, match=r"^application_properties of row 1 has a key that is null, or longer"):
             encode(three, "amqp", ROOM)
         assert len(decoded(three.slice(2))) == 1
+
+
+def test_a_queue_takes_any_bytes_as_a_body_and_only_utf8_as_a_name() -> None:
+    """Nothing may refuse rows once they are decided, also where Python has no such string."""
+    odd = pa.array([b"a\xff"]).view(pa.string())
+    good = rows(value=odd, message_id=["1"])
+    check_rows(good)
+    publish = QueuePublish(RabbitMQ(host="nowhere"), "", "q")
+    token = ApplyToken(id="t", query="q", batch=0, slots=(0,), rows=1)
+    reader = pa.RecordBatchReader.from_batches(good.schema, [good])
+    assert [body for _, body, _ in publish.messages(reader, token)] == [b"a\xff"]
+    for name in ("routing_key", "message_id", "content_type"):
+        with pytest.raises(PrepareError, match=f"Column '{name}' has a string that is not UTF-8"):
+            check_rows(rows(value=["v"], **{name: odd}))

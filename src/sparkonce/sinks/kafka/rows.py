@@ -34,6 +34,25 @@ NOW_MS = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    """What a topic's settings say about its rows.
+
+    Attributes:
+        most_bytes: ``max.message.bytes``.
+        is_compacted: True if ``cleanup.policy`` has ``compact``: each row needs a key.
+        takes_far: True if a timestamp may lie any time ahead.
+    """
+
+    most_bytes: int
+    is_compacted: bool = False
+    takes_far: bool = True
+
+
+_FAR_MS = 7_258_118_400_000
+"""2200-01-01. Kafka compares with its clock, but of the same rows the same ones have to be refused at any time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Rows for one topic, in their order.
 
@@ -159,7 +178,7 @@ _AROUND_HEADER_BYTES = 10
 
 
 def refused_rows(
-    rows: pa.RecordBatch, topic: str | None, most_bytes: int, by_topic: Mapping[str, int] | None = None
+    rows: pa.RecordBatch, topic: str | None, most_bytes: int, by_topic: Mapping[str, TopicRules] | None = None
 ) -> Refused:
     """Returns the rows that Kafka cannot take, whatever its state.
 
@@ -167,7 +186,7 @@ def refused_rows(
         rows: Rows with the columns of `select_columns`.
         topic: The sink's own topic.
         most_bytes: The size of the largest record batch that the topic takes: its ``max.message.bytes``.
-        by_topic: The same of topics that rows name, where it is known.
+        by_topic: The rules of the sink's topic, or of those that rows name, where they are known.
     """
     whole = _sizes_bytes(rows.drop_columns("headers")) if "headers" in rows.schema.names else _sizes_bytes(rows)
     whole = whole + _AROUND_ROW_BYTES
@@ -184,6 +203,7 @@ def refused_rows(
         early = pc.less_equal(_instants_ms(rows.column("timestamp")), 0)
         text = "Column 'timestamp' is not after 1970-01-01 00:00:00 UTC, which Kafka cannot store."
         checks.append((_mask(pc.fill_null(early, False)), text))
+    checks += _by_rules(rows, topic, by_topic or {})
     reasons: dict[int, str] = {}
     for mask, text in checks:
         reasons.update(dict.fromkeys(np.flatnonzero(mask).tolist(), text))
@@ -194,10 +214,29 @@ def refused_rows(
     return Refused(rows=numbers, reasons=[reasons[row] for row in numbers])
 
 
-def _limits(rows: pa.RecordBatch, most_bytes: int, by_topic: Mapping[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _by_rules(rows: pa.RecordBatch, topic: str | None, by_topic: Mapping[str, TopicRules]) -> Iterator[tuple[Any, str]]:
+    def of(names: list[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        if topic is not None:
+            return np.full(rows.num_rows, topic in names)
+        return _mask(pc.fill_null(pc.is_in(rows.column("topic"), pa.array(names, rows.column("topic").type)), False))
+
+    compacted = [name for name, rules in by_topic.items() if rules.is_compacted]
+    near = [name for name, rules in by_topic.items() if not rules.takes_far]
+    if compacted:
+        keyless = _mask(rows.column("key").is_null()) if "key" in rows.schema.names else np.full(rows.num_rows, True)
+        yield keyless & of(compacted), "Column 'key' is null, and the topic has cleanup.policy=compact."
+    if near and "timestamp" in rows.schema.names:
+        far = _mask(pc.fill_null(pc.greater(_instants_ms(rows.column("timestamp")), _FAR_MS), False))
+        yield far & of(near), "Column 'timestamp' is after the year 2200, beyond message.timestamp.after.max.ms."
+
+
+def _limits(
+    rows: pa.RecordBatch, most_bytes: int, by_topic: Mapping[str, TopicRules]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns each row's limit, which is never more than that of every row."""
     places = rows.column("topic").dictionary_encode()
-    limits = [min(most_bytes, by_topic.get(name, most_bytes)) for name in places.dictionary.to_pylist()]
+    known = (by_topic.get(name) for name in places.dictionary.to_pylist())
+    limits = [min(most_bytes, rules.most_bytes) if rules else most_bytes for rules in known]
     numbers = pc.fill_null(places.indices, len(limits)).to_numpy(zero_copy_only=False)
     found: np.ndarray[Any, np.dtype[np.int64]] = np.array([*limits, most_bytes], np.int64)[numbers]
     return found

@@ -170,7 +170,7 @@ class KafkaSink(TwoPhaseCommitSink):
                 self.transaction_timeout_s(owner.facts),
                 int(owner.facts["max_message_bytes"]) if "max_message_bytes" in owner.facts else None,
             ),
-            topic_limits=limits_of_process(settings) if self.topic is None else None,
+            topic_limits=limits_of_process(settings),
             lookup=TopicLookup(settings, is_transactional=transactional),
         )
 

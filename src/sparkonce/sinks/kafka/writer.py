@@ -27,6 +27,7 @@ from sparkonce.sinks.kafka.rows import (
     CHUNK_ROWS,
     NOW_MS,
     Chunk,
+    TopicRules,
     refused_rows,
     to_arguments,
     to_chunks,
@@ -92,7 +93,7 @@ class KafkaWriter(SinkWriter):
         topic: The sink's own topic; None if the rows name theirs.
         transactional: True if the guarantee is EXACTLY_ONCE.
         limits: Its limits of memory and time.
-        topic_limits: Tells the limits of topics that rows name, before they are offered.
+        topic_limits: Tells the rules of topics, before rows are offered.
         lookup: Asked for the topics of rows that do not arrive.
     """
 
@@ -179,9 +180,10 @@ class KafkaWriter(SinkWriter):
 
         See `SinkWriter.offer`.
         """
-        by_topic: Mapping[str, int] = {}
-        if self._topic is None and self._topic_limits is not None:
-            by_topic = self._topic_limits.of(filter(None, rows.column("topic").unique().to_pylist()))
+        by_topic: Mapping[str, TopicRules] = {}
+        if self._topic_limits is not None:
+            named = [self._topic] if self._topic is not None else rows.column("topic").unique().to_pylist()
+            by_topic = self._topic_limits.of(filter(None, named))
         refused = refused_rows(rows, self._topic, self._limits.topic_bytes, by_topic)
         if refused.rows:
             kept = np.ones(rows.num_rows, bool)

@@ -46,24 +46,33 @@ def queue_columns(schema: pa.Schema) -> list[str]:
     return [name for name in (VALUE, *_SHORT) if name in schema.names]
 
 
+def check_rows(rows: pa.RecordBatch) -> None:
+    """Sees that each row can be published.
+
+    Raises:
+        PrepareError: naming the column of one that cannot.
+    """
+    import pyarrow.compute as pc
+
+    for name in rows.schema.names:
+        column = rows.column(name)
+        if name in (VALUE, ROUTING_KEY) and column.null_count:
+            raise PrepareError(f"Column {name!r} is null in a row.", next_step="Give each row one, or drop it.")
+        if name in _SHORT:
+            utf8_text(column, name)
+        most = MOST_BYTES if name == VALUE else _SHORT_BYTES
+        longest = pc.max(pc.binary_length(column)).as_py() or 0
+        if longest > most:
+            raise PrepareError(
+                f"Column {name!r} has {longest:,} bytes in a row, and RabbitMQ takes {most:,}.",
+                next_step="Make it shorter, or drop the row.",
+            )
+
+
 class QueueRowsWriter(WriteAheadWriter):
     """Writes one copy's rows, after it has seen that each can be published: later nothing may refuse them."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`."""
-        import pyarrow.compute as pc
-
-        for name in rows.schema.names:
-            column = rows.column(name)
-            if name in (VALUE, ROUTING_KEY) and column.null_count:
-                raise PrepareError(f"Column {name!r} is null in a row.", next_step="Give each row one, or drop it.")
-            if name in _SHORT:
-                utf8_text(column, name)
-            most = MOST_BYTES if name == VALUE else _SHORT_BYTES
-            longest = pc.max(pc.binary_length(column)).as_py() or 0
-            if longest > most:
-                raise PrepareError(
-                    f"Column {name!r} has {longest:,} bytes in a row, and RabbitMQ takes {most:,}.",
-                    next_step="Make it shorter, or drop the row.",
-                )
+        check_rows(rows)
         super().write(rows)
