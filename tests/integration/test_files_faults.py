@@ -605,7 +605,7 @@ def test_no_permission(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_hold_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(PreflightError, match="needs a folder, and .* is a file"):
+    with pytest.raises(PreflightError, match=r"needs a folder, and .* is a file"):
         FilesSink(tmp_path / "out").preflight(QUERY, None)
 
     def refused(*_: object) -> None:
