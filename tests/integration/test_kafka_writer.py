@@ -637,7 +637,7 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytes
     limits = TopicLimits(kafka.settings)
     assert limits.of(["nowhere"]) == {}
     there = kafka.create_topic(max_message_bytes="2000")
-    assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000)}
+    assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000, takes_far=False)}
     monkeypatch.setattr("sparkonce.sinks.kafka.topic_limits._ASK_S", 1.0)
     for spare_s, words in ((10.0, "The brokers do not tell"), (-0.9, "no answer in 1 s")):
         # librdkafka's own deadline may come after that of the wait for it.

@@ -63,10 +63,14 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
 
 
 @pytest.mark.parametrize(
-    ("ids", "words"), [((3,), "ER_CONSTRAINT_FAILED (4025)"), ((5, 5), "another row of the batch")]
+    ("ids", "words", "step"),
+    [
+        ((3,), "ER_CONSTRAINT_FAILED (4025)", "UPDATE one in its staging table"),
+        ((5, 5), "another row of the batch", "--on-conflict nothing"),
+    ],
 )
 def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
-    scene: Scene, witness: Witness, ids: tuple[int, ...], words: str
+    scene: Scene, witness: Witness, ids: tuple[int, ...], words: str, step: str
 ) -> None:
     """A CHECK about a column that is not written, and two rows of one key."""
     handle = prepare(scene, *ids)
@@ -76,7 +80,7 @@ def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
     assert found.outcome is Outcome.UNKNOWN
     for part in (words, stage_table(name.copy)):
         assert part in found.reason
-    assert "UPDATE one in its staging table" in found.next_step
+    assert step in found.next_step
     witness.run(f"UPDATE {stage_table(name.copy)} SET id = 8 ORDER BY sparkonce_row LIMIT 1")  # noqa: S608 - the test's
     assert scene.commit(handle) == [Outcome.COMMITTED]
     assert sorted(one for (one,) in witness.rows("SELECT id FROM target")) == sorted({8, *ids[1:]})

@@ -10,10 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.in_process import SPARK
 from sparkonce.sinks.files.formats import choose
 from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce.spark.tables import repeats
 from sparkonce.spark.waiting import read_rows, schema_in
+
+pytestmark = SPARK
 
 OLD = {
     "d": pa.array([-719_162, 0], pa.int32()).cast(pa.date32()),

@@ -56,32 +56,6 @@ class TableApplication(Application):
         self._identity = identity
         self._merge = merge
 
-    def noted(self, entries: Sequence[Entry]) -> Finished | None:
-        """See `Application.noted`. The note is believed if the table has the rows, or has forgotten what it had.
-
-        A table that lost its newest version with the power of its disk does not have them. If they still wait they are
-        written again; else they are lost.
-        """
-        found = super().noted(entries)
-        if found is None:
-            return None
-        try:
-            with _refusals(), _active(self._table.spark):
-                self._check_identity(f"whether it has {entries[0].name} cannot be seen")
-                if self._table.has(Label.of(entries)):
-                    return found
-                since_ms = self._table.remembers_since_ms(Unit(tuple(entries), repeated=True))
-        except RefusedError as error:
-            return Finished(outcome=Outcome.UNKNOWN, reason=str(error))
-        except _FailedError as error:
-            return Finished(outcome=Outcome.RETRY, reason=f"The table cannot be asked for its versions: {error}")
-        if since_ms > min(entry.begun_ms for entry in entries):
-            return found
-        if all(self._folder.find(entry.name) is RowsState.STARTED for entry in entries):
-            return None
-        reason = "The rows were written, and the table lost the version that had them."
-        return Finished(outcome=Outcome.LOST, reason=reason)
-
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
         """Returns whether a version of the table carries the rows' label.
 
