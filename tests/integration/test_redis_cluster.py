@@ -241,7 +241,8 @@ def test_a_node_that_is_master_again_does_not_say_what_was_done_meanwhile(tmp_pa
         everywhere = Everywhere(*cluster.nodes, replica)
         number = names.ledger_key(query.facts["prefix"], query.query).hash_slot * 3 // HASH_SLOTS
         home, spare = everywhere.clients[number], everywhere.clients[3]
-        spare.execute_command("CLUSTER MEET", "127.0.0.1", cluster.nodes[number].port)
+        meet = cluster.nodes[number]
+        spare.execute_command("CLUSTER MEET", "127.0.0.1", meet.port, meet.settings["cluster-port"])
         home_id = home.execute_command("CLUSTER MYID").decode()
         eventually(lambda: home_id in str(spare.execute_command("CLUSTER NODES")), "they know each other")
         spare.execute_command("CLUSTER REPLICATE", home_id)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.rig.servers.process import HOST, UP_WITHIN_S, Server, find_program, free_port
+from sparkonce.rig.ports import free_ports
+from sparkonce.rig.servers.process import HOST, UP_WITHIN_S, Server, find_program
 
 _HASH_SLOTS = 16384
 _POLL_S = 0.02
 _FORMS_WITHIN_S = 60.0
-_BUS_OFFSET = 10_000
 
 
 class RedisServer(Server):
@@ -79,7 +79,12 @@ class RedisCluster:
             "cluster-require-full-coverage": "no",
             **(settings or {}),
         }
-        self.nodes = [RedisServer(folder / f"node{number}", _low_port(), more) for number in range(3)]
+        # Without cluster-port it takes the port 10,000 above its own, which a client's connection may have by then.
+        ports = free_ports(6)
+        self.nodes = [
+            RedisServer(folder / f"node{number}", ports[number], {**more, "cluster-port": str(ports[number + 3])})
+            for number in range(3)
+        ]
 
     @property
     def url(self) -> str:
@@ -96,7 +101,7 @@ class RedisCluster:
             first, end = _HASH_SLOTS * number // count, _HASH_SLOTS * (number + 1) // count
             node.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(end - 1))
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
-            self.nodes[0].ask("CLUSTER", "MEET", HOST, str(node.port))
+            self.nodes[0].ask("CLUSTER", "MEET", HOST, str(node.port), node.settings["cluster-port"])
         self.await_formed()
 
     def restart(self) -> None:
@@ -147,17 +152,3 @@ class RedisCluster:
             return False
         wanted = ("cluster_state:ok", f"cluster_slots_ok:{_HASH_SLOTS}", f"cluster_known_nodes:{len(self.nodes)}")
         return all(words in said for words in wanted)
-
-
-def _low_port() -> int:
-    """Finds a free port whose port for the cluster, 10,000 higher, is free too."""
-    for _ in range(1000):
-        port = free_port()
-        try:
-            for wanted in (port, port + _BUS_OFFSET):
-                with socket.socket() as listener:
-                    listener.bind((HOST, wanted))
-        except OSError:
-            continue
-        return port
-    raise PreflightError("No pair of ports is free for a node of a Redis Cluster.", next_step="End what listens there.")
