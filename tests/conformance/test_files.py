@@ -63,6 +63,7 @@ class TestManyFilesOnS3(TestS3):
     lists_open = False
 
 
+@pytest.mark.slow
 @USES_HDFS
 class TestHdfs(FilesSuite):
     restart_server = SystemSuite.restart_server

@@ -32,6 +32,7 @@ def on_hdfs(folder: Path) -> CheckpointFiles:
     return HdfsFiles(f"{hdfs_server().url}{folder}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [in_a_bucket, PlainStore, pytest.param(on_hdfs, marks=USES_HDFS)])
 def test_a_large_file_is_read_as_it_was_put(tmp_path: Path, store: Callable[[Path], CheckpointFiles]) -> None:
     files, data = store(tmp_path), os.urandom(LARGE)

@@ -50,6 +50,7 @@ def transactional(cluster, transactional_id, **settings):
     return producer
 
 
+@pytest.mark.slow
 def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
     broker, before = one.brokers[0], one.bootstrap
     create_topic(one.bootstrap, "survives", 2)
@@ -63,6 +64,7 @@ def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
     assert values(read_committed(one.bootstrap, "survives")) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 def test_a_broker_that_does_not_end_in_order_is_killed(one):
     broker = one.brokers[0]
     broker.pause()
@@ -213,6 +215,7 @@ def test_a_broker_that_cannot_start_shows_its_log_and_leaves_nothing():
     assert not cluster.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_version_that_does_not_exist_is_named():
     with pytest.raises(PreflightError, match=r"kafka_2\.13;4\.3\.99: not found"):
         resolve(["org.apache.kafka:kafka_2.13:4.3.99"])

@@ -77,6 +77,7 @@ def test_a_store_is_reached_by_sparks_settings(monkeypatch: pytest.MonkeyPatch) 
     assert set(FOUND) <= set(explained(f"s3a://{bucket.name}/checkpoints/a", *options))
 
 
+@pytest.mark.slow
 @USES_HDFS
 def test_a_checkpoint_on_hdfs() -> None:
     url = f"{hdfs_server().url}/checkpoints/{secrets.token_hex(6)}"

@@ -189,6 +189,7 @@ def test_a_compaction_that_is_killed_at_any_step_is_finished_by_the_next(
     assert point > 15
 
 
+@pytest.mark.slow
 def test_a_compaction_that_is_overtaken_at_any_step_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_compaction_that_is_overtaken_at_any_step_does_no_harm(
 # --- next to others -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_readers_of_whole_batches_see_each_row_once(tmp_path: Path) -> None:
     life = Life(FilesSink(tmp_path, partition_by="day"))
     run_batch(life, 0)
@@ -279,6 +281,7 @@ def test_several_compactions_at_once(tmp_path: Path) -> None:
     assert_settled(tmp_path)
 
 
+@pytest.mark.slow
 def test_600_rows_in_300_files(tmp_path: Path) -> None:
     life = Life(FilesSink(tmp_path))
     for batch in range(300):

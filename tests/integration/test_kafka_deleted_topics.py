@@ -120,6 +120,7 @@ def test_deleted_while_a_batch_is_written(scene: Scene, warnings: Callable[[], l
     assert scene.visible() == batch(1)
 
 
+@pytest.mark.slow
 def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[], list[str]]) -> None:
     """Both slots are acknowledged, the first one's rows are gone: half of the batch must not become visible."""
     scene.job.run(0)
@@ -136,6 +137,7 @@ def test_made_again_while_a_batch_is_written(scene: Scene, warnings: Callable[[]
     assert warnings() == [], "it is said once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.slow), True], ids=["deleted", "made again"])
 def test_after_the_decision_the_next_batch_says_it(
     scene: Scene, warnings: Callable[[], list[str]], again: bool

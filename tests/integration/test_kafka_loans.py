@@ -73,6 +73,7 @@ def test_a_producer_that_is_not_idempotent_copies_its_rows(kafka: Kafka, value: 
     deliver(producer)
 
 
+@pytest.mark.slow
 def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Kafka) -> None:
     topic, producer = kafka.topic(), kafka.producer(linger_ms=30_000, partitioner="consistent")
     producer.produce(topic, values("a"))
@@ -131,6 +132,7 @@ print(pa.total_allocated_bytes())
     assert int(done.stdout) >= 1_000_000
 
 
+@pytest.mark.slow
 @KILLS_BROKER
 def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(fragile: tuple[Kafka, Cluster]) -> None:
     """Also those above 64 KB, which librdkafka does not copy into its requests."""

@@ -104,6 +104,7 @@ def _await_loaded(cluster: Cluster) -> None:
     ] * _PARTITIONS
 
 
+@pytest.mark.slow
 def test_a_start_takes_its_own_of_many_ids(
     crowded: tuple[Cluster, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

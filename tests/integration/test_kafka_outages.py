@@ -50,6 +50,7 @@ def settled(witness: Witness, topic: str, state: str, *handles: Handle) -> list[
     return witness.committed(topic)
 
 
+@pytest.mark.slow
 def test_first_and_second_commits_after_a_crash(cluster: Cluster, witness: Witness, committer: KafkaCommitter) -> None:
     topic = witness.create_topic()
     prepared = witness.prepare_all(topic, ["a", "b", "c", "d"])
@@ -65,6 +66,7 @@ def test_first_and_second_commits_after_a_crash(cluster: Cluster, witness: Witne
     assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.slow
 def test_an_abort_and_a_sweep_after_an_orderly_restart(
     cluster: Cluster, witness: Witness, committer: KafkaCommitter, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cl
     assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCommitter) -> None:
     """An abort that was written and not answered may; one whose broker refused the connection may not."""
     client = committer._client

@@ -76,6 +76,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_cluster_that_was_restored_from_an_older_copy_is_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids that it does not know, of commits that it would still remember: their runs began after the copy was made."""
     place.job.run(0)

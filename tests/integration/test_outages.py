@@ -74,7 +74,7 @@ def once_logged(words: str, action: Callable[[], object]) -> Iterator[list[str]]
 
 
 @pytest.mark.parametrize("crash", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["killed", "stopped"])
-@on("postgres-two_phase", "kafka", slow=["postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3"])
+@on("postgres-two_phase", slow=["kafka", "postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3"])
 def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, tmp_path: Path, crash: bool) -> None:
     """It is started once the run has found that what it has prepared cannot even be undone."""
     query = Query(suite, tmp_path)

@@ -127,6 +127,7 @@ def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser: Browser, scene
         assert len([one for one in fetched if one.endswith("after=0")]) == 1
 
 
+@pytest.mark.slow
 def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) -> None:
     hostile = "<img src=x onerror=\"document.title='struck'\">"
     alarms = "[...document.querySelectorAll('#alarm-list h3')].map(one => one.lastChild.textContent)"
@@ -203,6 +204,7 @@ def test_a_user_is_alarmed_and_can_read_why(browser: Browser, scene: PageScene) 
     browser.leave()
 
 
+@pytest.mark.slow
 def test_a_user_watches_several_queries(browser: Browser, scene: PageScene, tmp_path: Path) -> None:
     hostile = "<img src=x>"
     clicks, later = PageScene(tmp_path / "clicks", name="clicks"), PageScene(tmp_path / "later", name="another")

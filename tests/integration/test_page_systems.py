@@ -94,6 +94,7 @@ def test_open_transactions_have_verdict_timeout_and_lag(held: Held) -> None:
         watcher.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
 @pytest.mark.xdist_group("browser of the live page")
 def test_a_browser_shows_the_lag_beside_the_end(held: Held, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_message_that_goes_nowhere_stops_the_query(
         check_exchange(settings_of(server), exchange, key)
 
 
+@pytest.mark.slow
 def test_a_full_queue_that_rejects_is_asked_again(server: RabbitServer) -> None:
     queue = new_queue(server, "classic", {"x-max-length": 1, "x-overflow": "reject-publish"})
     with pytest.raises(ConnectionError, match="the server did not take a message"):

@@ -407,6 +407,7 @@ def rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
     return keys
 
 
+@pytest.mark.slow
 def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Path) -> None:
     """An upload that one user began is completed by the other."""
     run(
@@ -508,6 +509,7 @@ def role(rotated: Keys, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Machin
         thread.join()
 
 
+@pytest.mark.slow
 def test_keys_of_a_machines_role_are_asked_for_again_for_the_checkpoint(
     rotated: Keys, role: type[MachineRole], tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def bounds(session: SparkSession) -> tuple[str, str]:
     return str(session.conf.get(BYTES)), str(session.conf.get(RECORDS))
 
 
+@pytest.mark.slow
 def test_after_a_batch_of_small_rows_the_next_is_bound_by_their_number(session: SparkSession, tmp_path: Path) -> None:
     query = Query(tmp_path)
     query.write(numbers(session))

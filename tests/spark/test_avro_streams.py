@@ -113,6 +113,7 @@ def ids(number: range, note: Callable[[int], str | None]) -> list[Any]:
     return [{"id": one, "note": note(one)} for one in number]
 
 
+@pytest.mark.slow
 def test_a_schema_that_appears_while_the_query_runs_is_picked_up(orders: Orders) -> None:
     query = orders.start(orders.decode(reader=READER, later_ids="ask"), once=False)
     try:

@@ -44,6 +44,7 @@ def test_a_deleted_checkpoint_with_its_old_log_is_refused(stream: Stream) -> Non
     assert stream.keys() == IDS
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.WRITING, 1))
@@ -59,6 +60,7 @@ def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_p
     assert stream.keys() == IDS
 
 
+@pytest.mark.slow
 def test_a_log_that_lacks_a_record_is_refused(stream: Stream) -> None:
     """A copy that was made in part. Otherwise this run's claim would take the place of the record."""
     stream.run()
@@ -92,6 +94,7 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
     assert stream.keys() == IDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "same_run",
     [

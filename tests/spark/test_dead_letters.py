@@ -106,6 +106,7 @@ def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) ->
     return len(handles)
 
 
+@pytest.mark.slow
 def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2)
 

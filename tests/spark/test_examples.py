@@ -80,6 +80,7 @@ def registry() -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.slow
 def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tmp_path: Path, registry: str) -> None:
     with ProgramJob(kafka.bootstrap, tmp_path, ETL, registry) as job:
         job.kill_at(UNDECIDED, see_nothing)

@@ -55,6 +55,7 @@ def same(left: DataFrame, right: DataFrame) -> bool:
     return left.exceptAll(right).isEmpty() and right.exceptAll(left).isEmpty()
 
 
+@pytest.mark.slow
 def test_spark_reads_parquet_of_all_types_and_partitions(spark: SparkSession, tmp_path: Path) -> None:
     rows = streamed(spark, tmp_path, (*COLUMNS, *NESTED, BY), "parquet", partition_by="p")
     found = spark.read.parquet(str(tmp_path / "out"))
@@ -67,6 +68,7 @@ def test_spark_reads_parquet_of_all_types_and_partitions(spark: SparkSession, tm
     assert same(whole.select(rows.columns), rows)
 
 
+@pytest.mark.slow
 def test_spark_reads_json_and_csv_of_all_types(spark: SparkSession, tmp_path: Path) -> None:
     for format, columns in (("json", (*COLUMNS, *NESTED)), ("csv", COLUMNS)):  # noqa: A001
         rows = streamed(spark, tmp_path / format, columns, format)

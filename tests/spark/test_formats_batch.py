@@ -118,6 +118,7 @@ def test_a_job_whose_log_is_gone_is_refused_by_what_the_server_remembers(job: Jo
     assert job.keys() == IDS
 
 
+@pytest.mark.slow
 def test_sql_writes_once_for_each_job_that_an_insert_names(job: Job) -> None:
     job.spark.sql("CREATE TABLE formats_orders (key STRING, value STRING) USING `sparkonce-kafka`")
     options = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.topic, "log": str(job.log)}

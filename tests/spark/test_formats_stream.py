@@ -48,6 +48,7 @@ def log_of(stream: Stream) -> LogView:
     return DecisionLog(LocalLogStore(stream.checkpoint)).read(LogView())
 
 
+@pytest.mark.slow
 def test_a_run_claims_once_and_each_row_is_there_once(stream: Stream) -> None:
     written(stream)
     assert stream.keys() == IDS
@@ -57,6 +58,7 @@ def test_a_run_claims_once_and_each_row_is_there_once(stream: Stream) -> None:
     assert stream.transactions("Ongoing") == {}
 
 
+@pytest.mark.slow
 def test_a_batch_that_spark_asks_for_again_is_not_written_again(stream: Stream) -> None:
     written(stream)
     (stream.checkpoint / "commits" / "2").unlink()

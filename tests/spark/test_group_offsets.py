@@ -106,6 +106,7 @@ def test_offsets_are_committed_when_a_batch_is_finished_and_never_before(stream:
     assert stream.keys() == IDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", [Phase.FINISHING, pytest.param(Phase.IDLE, marks=pytest.mark.slow)])
 def test_a_crash_leaves_them_behind_and_the_next_run_catches_up(stream: Stream, group: Group, phase: Phase) -> None:
     with pytest.raises(CrashError):
@@ -202,6 +203,7 @@ def test_a_group_that_has_members_is_left_alone_with_a_warning(
     assert group.read() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "silent", [pytest.param(AddOffsetsToTxnRequest, marks=pytest.mark.slow), TxnOffsetCommitRequest]
 )
@@ -260,6 +262,7 @@ def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     assert stream.keys() == IDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sink", "warnings"), [pytest.param(None, 3, marks=pytest.mark.slow), ("kafka", 8)])
 def test_a_broker_that_is_not_there_costs_the_deadline_and_no_row(
     stream: Stream, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int

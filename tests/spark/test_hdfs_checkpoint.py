@@ -61,6 +61,7 @@ def records(hdfs: Hdfs, folder: str) -> list[str]:
     return [one.path.rpartition("/")[2] for one in Client(hdfs.url).list_status(f"{folder}/sparkonce/records")]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_after_the_decision(spark: SparkSession, hdfs: Hdfs, folder: str, tmp_path: Path) -> None:
     out, checkpoint = tmp_path / "out", f"{hdfs.url}{folder}"
     with pytest.raises(StreamingQueryException, match="FINISHING of batch 1"):

@@ -125,6 +125,7 @@ def job(spark: SparkSession, tmp_path: Path, witness: PravegaWitness) -> Pravega
     return PravegaJob(spark, tmp_path, witness)
 
 
+@pytest.mark.slow
 def test_the_server_answers_as_the_simulation_has_it(spark: SparkSession, job: PravegaJob) -> None:
     stream = PravegaStream(spark, job.cluster(), SCOPE, job.stream)
     with stream.writer() as writer:
@@ -409,6 +410,7 @@ def reading(spark: SparkSession, tmp_path: Path) -> Reading:
     return Reading(spark, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(reading: Reading) -> None:
     reading.given = {"max_bytes_per_batch": 500}
     reading.write(0, 100)
@@ -445,6 +447,7 @@ def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
     assert values(again) == list(range(20, 40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [pytest.param(None, marks=pytest.mark.slow), 150])
 def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) -> None:
     """All events once, those of a key in their order over all segments that have had them."""
@@ -505,6 +508,7 @@ def test_a_start_at_a_given_cut(reading: Reading) -> None:
     assert values(reading.run()) == list(range(10, 20))
 
 
+@pytest.mark.slow
 def test_events_that_are_gone_stop_the_query_by_name(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run()
@@ -549,6 +553,7 @@ def test_what_follows_segments_that_are_gone_is_read_in_small_batches(reading: R
     assert values(reading.run()) == list(range(40, 80))
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
     reading.write(0, 20)
     reading.run()

@@ -86,6 +86,7 @@ def numbered(first: int, end: int) -> list[str]:
     return [f"m{number}" for number in range(first, end)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.slow)])
 def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
     spark: SparkSession, server: RabbitServer, tmp_path: Path, kind: str

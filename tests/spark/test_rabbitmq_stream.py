@@ -83,6 +83,7 @@ def values(seen: Seen) -> list[bytes]:
     return [value for batch in sorted(seen) for _, _, value in seen[batch]]
 
 
+@pytest.mark.slow
 def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(
     spark: SparkSession, server: RabbitServer, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_stream_that_is_added_is_read_from_its_beginning(
     assert sorted(values(both), key=int) == numbered(10, 30)
 
 
+@pytest.mark.slow
 def test_messages_that_are_gone_stop_the_query_by_name(
     spark: SparkSession, server: RabbitServer, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
+@pytest.mark.slow
 def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS)
     lingering: set[str] = set()
@@ -69,6 +70,7 @@ def spread_over(slots: int):  # type: ignore[no-untyped-def]
     return lambda rows: rows.repartition(slots, "key")
 
 
+@pytest.mark.slow
 def test_slots_and_batches_without_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS)
 

@@ -1,8 +1,7 @@
 """Queries that keep state are killed (SIGKILL, with JVM and workers) where output and state may part.
 
 They are plans of our own, each with one of the state stores, and those of the examples. Queries share one Spark. The
-first tier kills sums by window; the slow tests kill all of them at every point. `test_kills` kills a
-`dropDuplicates` at every phase.
+first tier has the `dropDuplicates` that `test_kills` kills at every phase.
 """
 
 from __future__ import annotations
@@ -105,6 +104,7 @@ def event(message: Message) -> stateful.Event:
 Case = tuple[str, ...]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_where_output_and_state_may_part(kafka: Cluster, tmp_path: Path) -> None:
     case = ("tumbling", "hdfs", NO_DATA)
     (killed,) = struck({case: PARTING}, SHORT, kafka, tmp_path)
