@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 
 from browser import CHROMIUM, Browser
 from eventually import eventually
@@ -16,6 +17,7 @@ from integration.kafka_witness import Prepared, Witness, new_name
 from page_scene import PageScene, many, now_ms, served
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.operate.systems import OperatorFile, read_file
+from sparkonce.page.alarms import alarms_of
 from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.rig.kafka import Cluster
@@ -60,7 +62,8 @@ class Held:
 
     def close(self) -> None:
         for one in (self.mine, self.unknown):
-            one.producer.abort_transaction()
+            with suppress(KafkaException):  # ended by the test
+                one.producer.abort_transaction()
 
 
 @pytest.fixture
@@ -92,6 +95,29 @@ def test_open_transactions_have_verdict_timeout_and_lag(held: Held) -> None:
         assert watcher.state().systems[1].answered_ms is None
     finally:
         watcher.close()
+
+
+def test_another_applications_transaction_in_a_querys_topic_is_shown_and_an_alarm(
+    witness: Witness, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.page.alarms.STRANGE_S", 0.0)
+    monkeypatch.setattr("sparkonce.page.systems.targets_of", lambda _: {(held.topic, "")})
+    billing = witness.prepare(held.topic, "theirs", transactional_id=new_name("billing"))
+    watcher = PageWatcher(
+        {"totals": LocalFiles(held.scene.path)}, held.file, checkpoints_every_s=0.1, systems_every_s=0.1
+    )
+    try:
+        eventually(lambda: held.name(billing) in [one.name for one in watcher.state().systems[0].open], "it is shown")
+        (one,) = [one for one in watcher.state().systems[0].open if one.name == held.name(billing)]
+        assert (one.verdict, one.query, one.timeout_s, one.age_s >= 0) == ("foreign", "", 60.0, True)
+        assert [part.blocks for part in one.partitions] == [False], "behind those of the query"
+        for other in (held.mine, held.unknown):
+            other.producer.abort_transaction()
+        title = "kafka: another application's transaction blocks readers"
+        eventually(lambda: title in [one.title for one in alarms_of(watcher.state())], "an alarm", limit_s=LIMIT_S)
+    finally:
+        watcher.close()
+        billing.producer.abort_transaction()
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.protocol.records import Claim, Commit
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 pytestmark = pytest.mark.kafka
 
@@ -109,6 +112,66 @@ def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
     assert f"{scene.topic}-0" in shown.stdout
     nobody = run("describe", "nobody", *kafka)
     assert (nobody.exit_code, "No transaction 'nobody' is open" in nobody.stderr) == (1, True)
+
+
+@pytest.fixture
+def billing(scene: Scene) -> Iterator[Prepared]:
+    """Another application's producer, which has left a transaction open in the scene's topic."""
+    other = scene.witness.prepare(scene.topic, "theirs", transactional_id=new_name("billing"))
+    yield other
+    other.producer.abort_transaction()
+
+
+def test_another_applications_transaction_that_blocks_readers_is_named_and_described(
+    scene: Scene, billing: Prepared
+) -> None:
+    ours, theirs = scene.open(NEWEST, "ours"), dict(billing.handle.transaction)
+    of_checkpoint = ("--config", scene.config, "--checkpoint", scene.checkpoint)
+    for words in (("--topic", scene.topic, "--config", scene.config), of_checkpoint):
+        first, second = json.loads(run("blocking", *words, "--format", "json").stdout)
+        assert (first["name"], first["sparkonce"], first["blocks"]) == (theirs["transactional_id"], False, True)
+        assert (first["producer_id"], first["epoch"]) == (theirs["producer_id"], theirs["epoch"])
+        assert (first["verdict"], first["timeout_s"], first["kind"]) == ("foreign", 60.0, "open")
+        assert first["coordinator"] >= 0
+        assert 0 < first["since_ms"] / 1000 <= time.time()
+        assert first["partitions"] == [
+            {"topic": scene.topic, "partition": 0, "begins": 0, "readable": 0, "end": 2, "blocks": True}
+        ]
+        assert (second["name"], second["sparkonce"]) == (ours.handle["transactional_id"], True)
+        assert second["blocks"] is False
+    shown = run("blocking", "--topic", scene.topic, "--config", scene.config)
+    assert f"Next, {theirs['transactional_id']}: Let its application end it" in shown.stdout
+    assert (shown.exit_code, " UTC" in shown.stdout) == (0, True)
+
+    described = run("describe", theirs["transactional_id"], "--config", scene.config)
+    assert described.exit_code == 0, described.output
+    for part in ("not one of sparkonce's", "foreign: It is not sparkonce's", f"{scene.topic}-0", "Next: Let its"):
+        assert part in described.stdout
+    assert theirs["transactional_id"] not in run("list", "--config", scene.config).stdout
+
+
+def test_a_transaction_whose_marker_is_missing_is_told_from_one_that_is_open(
+    scene: Scene, billing: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No broker here loses one: its coordinator is made to say that the transaction is committed."""
+    ask = TransactionClient.describe_transactions
+
+    def says(*given: Any, **named: Any) -> list[Any]:
+        return [replace(one, state="CompleteCommit") for one in ask(*given, **named)]
+
+    monkeypatch.setattr(TransactionClient, "describe_transactions", says)
+    (one,) = json.loads(run("blocking", "--topic", scene.topic, "--config", scene.config, "--format", "json").stdout)
+    assert (one["name"], one["kind"]) == (billing.handle["transactional_id"], "marker missing")
+    assert "docs/kafka.md#readers" in one["next_step"]
+
+
+def test_who_blocks_readers_is_not_guessed(scene: Scene) -> None:
+    nobody = run("blocking", "--topic", scene.topic, "--config", scene.config)
+    assert f"No transaction is open in {scene.topic}, of any application." in nobody.stdout
+    unnamed = run("blocking", "--config", scene.config)
+    assert (unnamed.exit_code, "No topic is named" in unnamed.stderr) == (1, True)
+    missing = run("blocking", "--topic", "nowhere-at-all", "--config", scene.config)
+    assert (missing.exit_code, "There is no topic 'nowhere-at-all'" in missing.stderr) == (1, True)
 
 
 def test_systems_of_a_file_are_asked_and_those_that_are_silent_named(

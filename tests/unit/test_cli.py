@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from typer.testing import CliRunner
 import sparkonce
 from integration.files_scene import Life
 from sparkonce.cli.main import app
+from sparkonce.cli.output import OutputFormat, show_checks
+from sparkonce.operate.checkpoint import Check
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.sink import FilesSink
 
@@ -46,6 +50,24 @@ def test_the_settings_of_a_store_are_for_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "job.py").touch()
     done = CliRunner().invoke(app, ["explain", str(tmp_path / "job.py"), "--conf", "spark.hadoop.fs.a=b"])
     assert (done.exit_code, "--conf says how a checkpoint is reached" in done.output) == (2, True)
+
+
+def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = [
+        Check(name="Java", ok=True, says="It is Java 17."),
+        Check(name="next start", ok=False, says="words that go on " * 20, next_step="Restore it."),
+    ]
+    assert show_checks(checks, OutputFormat.TABLE) is False
+    whole = capsys.readouterr().out.splitlines()
+    assert [line for line in whole if line != line.rstrip()] == []
+    assert max(map(len, whole)) > 300, "programs get whole lines"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((100, 24)))
+    show_checks(checks, OutputFormat.TABLE)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert ([line for line in shown if line != line.rstrip()], max(map(len, shown)) <= 100) == ([], True)
 
 
 def test_the_broker_has_its_old_name_beside_its_new_one() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkonce.sinks.kafka.lookout import KafkaLookout, _Held
+from sparkonce.sinks.kafka.blocking import OpenPart
+from sparkonce.sinks.kafka.lookout import KafkaLookout
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
 
 QUERY = "0123456789ab"
@@ -31,7 +32,7 @@ def described(
     lookout = KafkaLookout({"bootstrap.servers": "nobody:1"}, "t", QUERY)
     monkeypatch.setattr(lookout._client, "gather", lambda *_, **__: list(responses))
     monkeypatch.setattr(lookout._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
-    found = lookout._described([_Held(("t", 0), 5, 7, 0)], [1, 2], 0.0)
+    found = lookout._described([OpenPart(("t", 0), 5, 7, 0)], [1, 2], 0.0)
     return [one.view for one in found] or None
 
 

@@ -13,6 +13,7 @@ from sparkonce.cli.main import app
 from sparkonce.page.alarms import RULES, Alarm, alarms_of, shown_time
 from sparkonce.page.state import PageState, QueryState, ShownQuery, ShownSystem, ShownTransaction, Usual
 from sparkonce.protocol.state import Phase
+from sparkonce.sinks.kafka.orphans import HeldPartition
 from sparkonce.watch.doubt import InDoubt
 
 NOW_MS = 1_800_000_000_000
@@ -40,6 +41,14 @@ OPEN = ShownTransaction(
     timeout_s=100.0,
     verdict="under way",
     why="The newest run has it open.",
+)
+FOREIGN = replace(
+    OPEN,
+    name="billing-3",
+    query="",
+    age_s=61.0,
+    verdict="foreign",
+    partitions=[HeldPartition(topic="totals", partition=3, begins=81, readable=81, end=95, blocks=True)],
 )
 
 
@@ -201,11 +210,25 @@ def test_a_system_that_does_not_answer_is_an_alarm(changes: dict[str, Any], says
     assert {one.command for one in found} <= {"sparkonce transactions list --system redis --config s.yaml"}
 
 
+@pytest.mark.parametrize(("age_s", "blocks", "urgent"), [(61.0, True, [True]), (59.0, True, []), (99.0, False, [])])
+def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for_long(
+    age_s: float, blocks: bool, urgent: list[bool]
+) -> None:
+    part = replace(FOREIGN.partitions[0], blocks=blocks)
+    kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(FOREIGN, age_s=age_s, partitions=[part])])
+    found = alarms_of(state(QUERY, kafka, config="s.yaml"))
+    assert [one.urgent for one in found] == urgent
+    for alarm in found:
+        assert "billing-3 (open) is open for 1 min 1 s: read_committed readers of totals-3 see nothing" in alarm.says
+        assert "Let its application end it" in alarm.next_step
+        assert alarm.command == "sparkonce transactions describe billing-3 --config s.yaml"
+
+
 def everything() -> PageState:
     """A state in which every rule has something to say."""
     old, unknown = replace(OPEN, age_s=95.0), replace(OPEN, name="b", verdict="not known")
     systems = [
-        ShownSystem(name="kafka", kind="kafka", open=[old, unknown]),
+        ShownSystem(name="kafka", kind="kafka", open=[old, unknown, FOREIGN]),
         ShownSystem(name="cache", kind="redis", error="Refused."),
     ]
     queries = [
@@ -222,7 +245,7 @@ def test_every_rule_has_something_to_say_and_urgent_ones_come_first() -> None:
     assert all(list(rule(everything())) for rule in RULES)
     found = alarms_of(everything())
     assert [one.urgent for one in found] == sorted((one.urgent for one in found), reverse=True)
-    assert len({one.key for one in found}) == len(found) == 8
+    assert len({one.key for one in found}) == len(found) == 9
     assert all(one.title and one.says and one.next_step for one in found)
 
 

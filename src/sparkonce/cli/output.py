@@ -1,6 +1,10 @@
 """``--format``: shows a result as a table, or as JSON or YAML for programs."""
 
 import json
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from enum import Enum
@@ -18,7 +22,11 @@ _WIDEST = 1000
 """The width of tables with columns. A terminal wraps their lines, so that names stay whole and can be copied."""
 
 
+_PLAIN = "\x1b[0m"
+_PADDING = re.compile(r"(?:\x1b\[[0-9;]*m| )+$")
+
 _RESULTS = {True: "ok", False: "refused", None: "not checked"}
+_COLORS = {True: "green", False: "bold red", None: "yellow"}
 
 
 class OutputFormat(str, Enum):
@@ -61,7 +69,15 @@ def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]
 
         typer.echo(yaml.safe_dump(json.loads(json.dumps(value)), sort_keys=False, allow_unicode=True), nl=False)
     else:
-        table(console(), form is OutputFormat.WIDE)
+        to = console()
+        with to.capture() as printed:
+            table(to, form is OutputFormat.WIDE)
+        # A table pads its last column to its longest cell, which a terminal would wrap into blank lines.
+        typer.echo(
+            "\n".join(
+                _PADDING.sub(lambda end: _PLAIN * (_PLAIN in end[0]), line) for line in printed.get().splitlines()
+            )
+        )
 
 
 def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
@@ -69,9 +85,12 @@ def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
     from dataclasses import asdict
 
     def _table(to: "Console", _wide: bool) -> None:
+        from rich.text import Text
+
         table = columns("check", "result", "found")
+        used = max((len(one.name) for one in checks), default=0) + len("not checked") + 4
         for one in checks:
-            table.add_row(one.name, _RESULTS[one.ok], one.says)
+            table.add_row(one.name, Text(_RESULTS[one.ok], style=_COLORS[one.ok]), fitted(one.says, used))
         to.print(table)
         for one in checks:
             if one.next_step:
@@ -123,6 +142,17 @@ def pairs(rows: Iterable[tuple[str, str]]) -> "Table":
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, value in rows:
-        table.add_row(name, value)
+    known = list(rows)
+    used = max((len(name) for name, _ in known), default=0) + 2
+    for name, value in known:
+        table.add_row(name, fitted(value, used))
     return table
+
+
+def fitted(text: str, used: int) -> str:
+    """Returns a table's last cell in lines that fit a terminal, where other cells take so much of it."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(40, shutil.get_terminal_size().columns - used)
+    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
+    return "\n".join("\n".join(line) for line in lines)

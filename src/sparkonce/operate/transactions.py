@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.operate.checkpoint import read_log_of
-from sparkonce.operate.systems import NamedSystem
+from sparkonce.operate.systems import Kind, NamedSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks._shared.orphans import Orphan, token_in
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.kafka.orphans import HeldPartition, Target
+
+T = TypeVar("T")
 
 
 class LogVerdict(str, Enum):
@@ -25,6 +31,29 @@ class LogVerdict(str, Enum):
     ABORT = "abort"
     UNDER_WAY = "under way"
     NOT_KNOWN = "not known"
+    FOREIGN = "foreign"
+
+
+_NEXT_STEPS = {
+    LogVerdict.COMMIT: "Start the query, which commits it; or run sparkonce transactions resolve.",
+    LogVerdict.ABORT: "Start the query, which aborts it; or run sparkonce transactions resolve.",
+    LogVerdict.UNDER_WAY: "Check that the driver runs and its batch makes progress. If not, start the query again.",
+    LogVerdict.NOT_KNOWN: "Find the checkpoint of its query: only its log knows whether the rows are decided.",
+    LogVerdict.FOREIGN: "Let its application end it, for example by starting that again. Otherwise wait for its "
+    "timeout, or abort it with Kafka's own tool (Kafka 4.1 and later): kafka-transactions.sh --bootstrap-server "
+    "SERVERS forceTerminateTransaction --transactionalId {name}",
+}
+_OF_KIND = {
+    "id not visible": "Ask as a user with DESCRIBE on the transactional ids, who sees whose it is and since when.",
+    "being ended": "Wait: its coordinator is telling the partitions. If it stays so, a broker is unreachable.",
+    "marker missing": "Its coordinator has ended it, and the partition does not know: see docs/kafka.md#readers before "
+    "you abort that part with kafka-transactions.sh abort.",
+}
+
+
+def next_step_of(kind: str, verdict: LogVerdict, name: str) -> str:
+    """Returns an operator's next step for a transaction of this kind and name that stays open."""
+    return _OF_KIND.get(kind, _NEXT_STEPS[verdict]).format(name=shlex.quote(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +65,24 @@ class OpenTransaction:
         found: What the system says of it.
         verdict: What is to come of it.
         why: The reason of the verdict, a sentence.
+        partitions: Of Kafka the partitions that it has rows in, where they were asked about.
     """
 
     system: str
     found: Orphan
     verdict: LogVerdict
     why: str
+    partitions: Sequence[HeldPartition] = ()
+
+    @property
+    def next_step(self) -> str:
+        """The operator's next step, if it stays open."""
+        return next_step_of(self.found.kind, self.verdict, self.found.name)
+
+    @property
+    def blocks(self) -> bool:
+        """True if read_committed readers are held at it."""
+        return any(one.blocks for one in self.partitions)
 
     def plain(self) -> dict[str, Any]:
         """Returns it for programs."""
@@ -83,19 +124,66 @@ def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = No
         LogError: if the log cannot be read.
         OSError: if the checkpoint's store cannot be read.
     """
-    with ThreadPoolExecutor(max(1, len(systems))) as pool:
-        asked = [(one.name, pool.submit(one.list_open)) for one in systems]
+    answers, silent = _ask_all(systems, lambda one: one.list_open())
     # Read after the systems were asked, so that it has a batch that was decided meanwhile.
     view = read_log_of(files)[1] if files is not None else None
-    found: list[OpenTransaction] = []
-    silent: dict[str, SparkonceError] = {}
-    for name, answer in asked:
-        error = answer.exception()
-        if isinstance(error, SparkonceError) and not isinstance(error, ConfigurationError):
-            silent[name] = error
-        else:
-            found.extend(judge(name, each, view) for each in answer.result())
+    found = [judge(name, each, view) for name, answer in answers.items() for each in answer]
     return Listing(found=found, silent=silent)
+
+
+def list_blocking(
+    systems: Sequence[NamedSystem], targets: Collection[Target], files: CheckpointFiles | None = None
+) -> Listing:
+    """Lists every open transaction with rows in some topics of Kafka, whosever it is.
+
+    Args:
+        systems: The systems, of which those of Kafka are asked.
+        targets: The topics.
+        files: See `list_open`.
+
+    Raises:
+        ConfigurationError: if a setting of a system is wrong, or all of Kafka's answer and none has one of the topics.
+        LogError: if the log cannot be read.
+        OSError: if the checkpoint's store cannot be read.
+    """
+    from sparkonce.sinks.kafka import orphans
+
+    answers, silent = _ask_all(_of_kafka(systems), lambda one: orphans.list_blocking(one.settings, targets))
+    seen = frozenset[str]().union(*(one.topics for one in answers.values()))
+    if (unseen := sorted({topic for topic, _ in targets} - seen)) and not silent:
+        raise ConfigurationError(
+            f"There is no topic {unseen[0]!r} that this user can see on {sorted(answers)}.",
+            next_step="Correct --topic, name the system that has it, or grant the user DESCRIBE on the topic.",
+        )
+    view = read_log_of(files)[1] if files is not None else None
+    found = [
+        replace(judge(name, one.orphan, view), partitions=one.partitions)
+        for name, answer in answers.items()
+        for one in answer.found
+    ]
+    return Listing(
+        found=found, silent=silent | {name: one.missing for name, one in answers.items() if one.missing is not None}
+    )
+
+
+def describe_foreign(systems: Sequence[NamedSystem], name: str) -> Listing:
+    """Finds the open transaction of an id that is not sparkonce's, on every system of Kafka.
+
+    Raises:
+        ConfigurationError: if a setting of a system is wrong.
+    """
+    from sparkonce.sinks.kafka import orphans
+
+    answers, silent = _ask_all(_of_kafka(systems), lambda one: orphans.find_open(one.settings, name))
+    found = [judge(system, one, None) for system, one in answers.items() if one is not None]
+    return Listing(found=found, silent=silent)
+
+
+def targets_of(view: LogView) -> set[Target]:
+    """Returns the topics of a query's Kafka sinks, as its newest run knew them."""
+    newest = view.newest_run
+    facts = [dict(one) for _, one in newest.sinks] if newest is not None else []
+    return {(one["topic"], one["cluster_id"]) for one in facts if {"topic", "cluster_id"} <= one.keys()}
 
 
 def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
@@ -112,6 +200,27 @@ def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
     return OpenTransaction(system=system, found=found, verdict=verdict, why=why)
 
 
+def _of_kafka(systems: Sequence[NamedSystem]) -> list[NamedSystem]:
+    return [one for one in systems if one.kind is Kind.KAFKA]
+
+
+def _ask_all(
+    systems: Sequence[NamedSystem], ask: Callable[[NamedSystem], T]
+) -> tuple[dict[str, T], dict[str, SparkonceError]]:
+    """Asks all systems at once, and returns their answers, and the errors of those without one, by their names."""
+    with ThreadPoolExecutor(max(1, len(systems))) as pool:
+        asked = {one.name: pool.submit(ask, one) for one in systems}
+    answers: dict[str, T] = {}
+    silent: dict[str, SparkonceError] = {}
+    for name, answer in asked.items():
+        error = answer.exception()
+        if isinstance(error, SparkonceError) and not isinstance(error, ConfigurationError):
+            silent[name] = error
+        else:
+            answers[name] = answer.result()
+    return answers, silent
+
+
 def _decided(found: Orphan, view: LogView | None) -> tuple[Decision, Handle] | None:
     """Returns the decision that has the transaction, with its handle."""
     decisions = reversed(view.decisions) if view is not None else ()
@@ -119,6 +228,8 @@ def _decided(found: Orphan, view: LogView | None) -> tuple[Decision, Handle] | N
 
 
 def _verdict(found: Orphan, view: LogView | None) -> tuple[LogVerdict, str]:
+    if not found.query:
+        return LogVerdict.FOREIGN, "It is not sparkonce's: another application opened it, and decides it."
     newest = view.newest_run if view is not None else None
     if view is None or newest is None or short_query(newest.query) != found.query:
         return LogVerdict.NOT_KNOWN, "No log of its query is given."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sparkonce.operate.checkpoint import NextStart
-from sparkonce.operate.transactions import LogVerdict
+from sparkonce.operate.transactions import LogVerdict, next_step_of
 from sparkonce.page.state import (
     PageState,
     QueryState,
@@ -22,7 +22,7 @@ SLOW_MS = 20_000
 OLD, VERY_OLD = 0.5, 0.9
 """Transactions are alarms from these parts of their timeout on."""
 STRANGE_S = 60.0
-"""A transaction of a query whose checkpoint was not given is an alarm once it is as old."""
+"""A transaction of an unknown query, or of another application if it blocks readers, is an alarm once it is as old."""
 SILENT_S = 15.0
 """A system or store that answers within this time is none."""
 
@@ -143,7 +143,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
     told: set[str] = set()
     all_answer = bool(state.systems) and all(one.answered_ms and not one.error for one in state.systems)
     for system, one in _open(state):
-        if one.timeout_s is None or one.age_s <= OLD * one.timeout_s:
+        if one.verdict == LogVerdict.FOREIGN.value or one.timeout_s is None or one.age_s <= OLD * one.timeout_s:
             continue
         told.add(one.query)
         left_s = one.timeout_s - one.age_s
@@ -154,7 +154,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
             urgent=one.age_s > VERY_OLD * one.timeout_s,
             title=f"{system.name}: a transaction is {_NEAR[one.age_s > VERY_OLD * one.timeout_s]}",
             says=f"{one.name} is open for {shown_time(one.age_s)} of {shown_time(one.timeout_s)}. {ends}{loss}",
-            next_step=_OF_VERDICT[one.verdict],
+            next_step=next_step_of(one.kind, LogVerdict(one.verdict), one.name),
             command=_transactions("describe", state, _query_of(state, one), one.name),
         )
     for query in () if all_answer else state.queries:  # what they say counts, and not what a driver wrote
@@ -191,6 +191,24 @@ def _unknown(state: PageState) -> Iterator[Alarm]:
         )
 
 
+def _blocking(state: PageState) -> Iterator[Alarm]:
+    for system, one in _open(state):
+        blocked = [f"{part.topic}-{part.partition}" for part in one.partitions if part.blocks]
+        if one.verdict != LogVerdict.FOREIGN.value or not blocked or one.age_s < STRANGE_S:
+            continue
+        more = f" and {len(blocked) - 1} more partitions" if len(blocked) > 1 else ""
+        ends = "" if one.timeout_s is None else f" It times out after {shown_time(one.timeout_s)}."
+        yield Alarm(
+            key=f"blocking {system.name} {one.name}",
+            urgent=True,
+            title=f"{system.name}: another application's transaction blocks readers",
+            says=f"{one.name} ({one.kind}) is open for {shown_time(one.age_s)}: read_committed readers of {blocked[0]}"
+            f"{more} see nothing after its first row.{ends}",
+            next_step=next_step_of(one.kind, LogVerdict.FOREIGN, one.name),
+            command=_transactions("describe", state, None, one.name),
+        )
+
+
 def _silent(state: PageState) -> Iterator[Alarm]:
     for system in state.systems:
         if system.error or system.silent_s > SILENT_S:
@@ -205,17 +223,11 @@ def _silent(state: PageState) -> Iterator[Alarm]:
 
 
 Rule = Callable[[PageState], Iterator[Alarm]]
-RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _silent, _slow, _unknown)
+RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _blocking, _silent, _slow, _unknown)
 """Every rule, in the order in which alarms of one urgency are shown."""
 
 _NOT_OPEN = (QueryState.IDLE, QueryState.ENDED)
 _NEAR = {False: "past half of its timeout", True: "near its timeout"}
-_OF_VERDICT = {
-    LogVerdict.COMMIT.value: "Start the query, which commits it; or run transactions resolve.",
-    LogVerdict.ABORT.value: "Start the query, which aborts it; or run transactions resolve.",
-    LogVerdict.UNDER_WAY.value: "See if the driver runs and its batch goes forward. If not, start the query again.",
-    LogVerdict.NOT_KNOWN.value: "Find the checkpoint of its query: only its log knows if the rows are decided.",
-}
 
 
 def _is_decided(one: ShownTransaction) -> bool:

@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkonce.errors import SparkonceError
-from sparkonce.operate.systems import NamedSystem
-from sparkonce.operate.transactions import OpenTransaction, judge
+from sparkonce.operate.systems import Kind, NamedSystem
+from sparkonce.operate.transactions import OpenTransaction, judge, targets_of
 from sparkonce.page.checkpoints import WatchedCheckpoint
 from sparkonce.page.looks import PageLook, as_ours
 from sparkonce.page.state import ShownSystem, ShownTransaction, sentence
 from sparkonce.sinks._shared.orphans import Orphan
-from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan, list_held
+from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan, Target, list_blocking, list_held
 
 LOG_WITHIN_S = 20.0
 """A verdict waits so long for its log to be read after the system was asked; else the last reading counts."""
@@ -69,6 +69,7 @@ class WatchedSystem(PageLook):
         self._unjudged: dict[str, Unjudged] = {}  # by the short form of the query's id
         self._judged: dict[str, tuple[int, Sequence[OpenTransaction]]] = {}  # with the time of the system's answer
         self._held: Mapping[str, Sequence[HeldPartition]] = {}
+        self._seen_ms: dict[str, int] = {}
         self._answered_ms: int | None = None
         self._error: SparkonceError | None = None
 
@@ -95,8 +96,12 @@ class WatchedSystem(PageLook):
         """Asks it. The verdicts follow in the pause, as soon as their logs are read."""
         try:
             found = self._system.list_open()
+            blockers = self._blockers()
             answered_ms, looks = self.now_ms(), [one.next_look() for one in self._checkpoints]
-            self._held = self._held_by(found)
+            held = {one.name: parts for one, parts in blockers}
+            self._held = held | self._held_by([one for one in found if one.name not in held])
+            listed = {one.name for one in found}
+            found += [one for one, _ in blockers if one.name not in listed]
             self._answered_ms, self._error = answered_ms, None
         except Exception as error:  # noqa: BLE001 - of any client: the page shows it
             self._error = as_ours(error, f"System {self._system.name!r} cannot be asked")
@@ -124,8 +129,8 @@ class WatchedSystem(PageLook):
         return [query for query, one in self._unjudged.items() if self._has_log(query, one)]
 
     def _has_log(self, query: str, waits: Unjudged) -> bool:
-        if self.now_ms() - waits.answered_ms > LOG_WITHIN_S * 1000:
-            return True
+        if not query or self.now_ms() - waits.answered_ms > LOG_WITHIN_S * 1000:
+            return True  # what has no query is another application's
         return all(
             one.has_looked(number) or one.silent_s > LOG_WITHIN_S
             for one, number in zip(self._checkpoints, waits.looks, strict=True)
@@ -138,6 +143,23 @@ class WatchedSystem(PageLook):
         judged = [judge(self._system.name, one, newest) for one in waits.found]
         with self.changed:
             self._judged[query] = (waits.answered_ms, judged)
+
+    def _blockers(self) -> list[tuple[KafkaOrphan, Sequence[HeldPartition]]]:
+        """Asks for the open transactions in the topics of the page's queries, whosever they are."""
+        views = [one.view for one in self._checkpoints if one.view is not None]
+        targets = set[Target]().union(*map(targets_of, views))
+        if self._system.kind is not Kind.KAFKA or not targets:
+            return []
+        blockers = list_blocking(self._system.settings, targets).found
+        now_ms = self.now_ms()
+        self._seen_ms = {one.orphan.name: self._seen_ms.get(one.orphan.name, now_ms) for one in blockers}
+        return [  # where nobody says since when one is open, it is as old as the page knows it
+            (
+                replace(one.orphan, age_s=max(one.orphan.age_s, (now_ms - self._seen_ms[one.orphan.name]) / 1000)),
+                one.partitions,
+            )
+            for one in blockers
+        ]
 
     def _held_by(self, found: Sequence[Orphan]) -> dict[str, Sequence[HeldPartition]]:
         """Asks for the partitions of the oldest transactions of Kafka; those that cannot be told are left out."""

@@ -29,7 +29,7 @@ function gauge() {
   return el("span", { class: "gauge", "aria-hidden": "true" }, el("i"));
 }
 function makeRow(one) {
-  const none = "Nothing of sparkonce is open on the systems that answered.";
+  const none = "Nothing is open on the systems that answered.";
   if (!one) return el("tr", {}, el("td", { colspan: "6" }, none));
   return el("tr", {}, el("td"), el("td", {}, el("span"), gauge()), el("td", {}, el("span", { class: "pill" })),
     el("td"), el("td", { class: "words mono" }), el("td", { class: "words mono" }));
@@ -48,9 +48,9 @@ function updateRow(row, one) {
   put(pill, one.verdict);
   pill.className = `pill ${one.verdict.replaceAll(" ", "-")}`;
   pill.title = one.why;
-  const query = page.state.queries.find((each) => each.query.replaceAll("-", "").startsWith(one.query));
+  const query = one.query && page.state.queries.find((each) => each.query.replaceAll("-", "").startsWith(one.query));
   const slot = one.batch >= 0 ? `, batch ${one.batch}, slot ${one.slot}` : "";
-  put(row.cells[3], (query ? query.name : one.query) + slot);
+  put(row.cells[3], (query ? query.name : one.query || "another application") + slot);
   put(row.cells[4], one.holds.join(", "));
   put(row.cells[5], one.name);
 }

@@ -59,9 +59,9 @@ def token_in(run: str) -> Token:
     return Token(int(position), nonce)
 
 
-def shown(head: str) -> Any:
-    """Declares a field of a class derived from `Orphan`, with the head of its column."""
-    return field(metadata={"head": head})
+def shown(head: str, **more: Any) -> Any:
+    """Declares a field of a class derived from `Orphan`, with the head of its column, and more of `field`."""
+    return field(metadata={"head": head}, **more)
 
 
 def parse_line(text: str) -> dict[str, str]:

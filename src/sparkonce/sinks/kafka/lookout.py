@@ -8,25 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from kafka.protocol.admin.transactions import ListTransactionsRequest
-
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Lookout
-from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Description, Transaction
-from sparkonce.sinks.kafka.partitions import (
-    Partition,
-    answered,
-    ask_leaders,
-    end_offsets,
-    last_stable_offsets,
-    leaders_of,
-    metadata_request,
-    producers,
-)
+from sparkonce.sinks.kafka.blocking import BEING_ENDED, OpenPart, names_of, open_parts, readable_and_end
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
+from sparkonce.sinks.kafka.partitions import Partition, answered, leaders_of, metadata_request
 from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
@@ -45,26 +35,6 @@ _ASKED_AT_ONCE = 20
 
 _NOT_ALLOWED = 29
 _ID_NOT_ALLOWED = 53
-_BEING_ENDED = "Prepare"
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A transaction that holds back a partition's readers."""
-
-    partition: Partition
-    offset: int
-    producer_id: int
-    epoch: int
-    view: Description | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """True if its coordinator has ended it, so that only the partition's marker is missing."""
-        if self.view is None:
-            return False
-        now = self.view.transaction
-        return self.view.state != "Ongoing" or (now.producer_id, now.epoch) != (self.producer_id, self.epoch)
 
 
 class KafkaLookout(Lookout):
@@ -98,7 +68,7 @@ class KafkaLookout(Lookout):
             self._client.close()
             return
         leaders = answered(leaders_of(metadata))
-        ends = self._offsets(leaders, deadline_s)
+        ends = readable_and_end(self._client, leaders, deadline_s)
         now_s, patience_s, before = time.monotonic(), max(PATIENCE_S, batch_s), self._since
         held = {place: stable for place, (stable, end) in ends.items() if stable < end}
         self._since = {
@@ -123,38 +93,22 @@ class KafkaLookout(Lookout):
         """Closes the connections."""
         self._client.close()
 
-    def _offsets(self, leaders: Mapping[Partition, int], deadline_s: float) -> dict[Partition, tuple[int, int]]:
-        """Returns where read_committed readers of each partition are held, and where it ends."""
-        # In this order: an end that was read first could be below a last stable offset of later.
-        kinds = last_stable_offsets, end_offsets
-        stable, ends = map(answered, ask_leaders(self._client, leaders, *kinds, deadline_s=deadline_s))
-        return {place: (one.offset, ends[place].offset) for place, one in stable.items() if place in ends}
-
-    def _holders(self, leaders: Mapping[Partition, int], deadline_s: float) -> list[_Held]:
-        """Returns the producers whose open transactions begin where these partitions' readers are held."""
-        (replies,) = ask_leaders(self._client, leaders, producers, deadline_s=deadline_s)
-        codes = {reply.code for reply in replies.values() if isinstance(reply, BrokerAnswer)}
-        if _NOT_ALLOWED in codes and not self._told:
+    def _holders(self, leaders: Mapping[Partition, int], deadline_s: float) -> list[OpenPart]:
+        """Returns the parts of open transactions that begin where these partitions' readers are held."""
+        found, refused = open_parts(self._client, leaders, deadline_s)
+        if any(reply.code == _NOT_ALLOWED for reply in refused.values()) and not self._told:
             self._told = True
             log.debug("topic=%r: Without READ, nobody can tell whose transaction holds back readers.", self._topic)
-        return [
-            _Held(place, offset, producer.producer_id, producer.producer_epoch)
-            for place, reply in answered(replies).items()
-            for offset in [self._since[place][0]]
-            for producer in reply.active_producers or ()
-            if producer.current_txn_start_offset == offset
-        ]
+        return [one for one in found if one.offset == self._since[one.partition][0]]
 
-    def _described(self, held: Sequence[_Held], brokers: Sequence[int], deadline_s: float) -> list[_Held]:
+    def _described(self, held: Sequence[OpenPart], brokers: Sequence[int], deadline_s: float) -> list[OpenPart]:
         """Adds the coordinators' descriptions, except of transactions that this user may not see."""
         if not held:
             return []
-        request = ListTransactionsRequest(producer_id_filters=sorted({one.producer_id for one in held}))
-        responses = self._client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s)
-        if any(isinstance(response, BrokerAnswer) or response.error_code != NONE for response in responses):
+        names, missing = names_of(self._client, (one.producer_id for one in held), brokers, deadline_s)
+        if missing is not None:
             # The silent broker may be the one that knows the transaction, and it may be this query's own.
             return []
-        names = {state.producer_id: state.transactional_id for one in responses for state in one.transaction_states}
         transactions = [Transaction(name, producer_id, 0) for producer_id, name in names.items()]
         views = self._client.describe_transactions(transactions, deadline_s=deadline_s) if transactions else []
         known: dict[int, Description] = {}
@@ -166,13 +120,13 @@ class KafkaLookout(Lookout):
                 unknown.add(one.producer_id)
         return [replace(one, view=known.get(one.producer_id)) for one in held if one.producer_id not in unknown]
 
-    def _judge(self, held: Sequence[_Held], now_s: float, patience_s: float) -> None:
-        named: dict[tuple[int, int], list[_Held]] = {}
+    def _judge(self, held: Sequence[OpenPart], now_s: float, patience_s: float) -> None:
+        named: dict[tuple[int, int], list[OpenPart]] = {}
         for one in held:
             lasted_s = now_s - self._since[one.partition][1]
             if one.view is not None:
                 started_ms = one.view.started_ms
-                if one.view.state.startswith(_BEING_ENDED):
+                if one.view.state.startswith(BEING_ENDED):
                     continue
                 if one.is_over:
                     # It may have ended after its producer was asked for, which the next look tells.
@@ -199,7 +153,7 @@ class KafkaLookout(Lookout):
         parsed = TransactionalId.parse(transaction.transactional_id)
         return parsed is not None and parsed.query == self._query
 
-    def _say(self, group: Sequence[_Held], now_s: float) -> None:
+    def _say(self, group: Sequence[OpenPart], now_s: float) -> None:
         one = min(group, key=lambda each: each.partition)
         name = "whose id this user may not see" if one.view is None else repr(one.view.transaction.transactional_id)
         more = f", nor of {len(group) - 1} more partitions" if len(group) > 1 else ""

@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of, shown
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer
-from sparkonce.sinks.kafka.partitions import (
-    answered,
-    ask_leaders,
-    end_offsets,
-    last_stable_offsets,
-    leaders_of,
-    metadata_request,
-    producers,
+from sparkonce.sinks.kafka.blocking import BEING_ENDED as STATE_BEING_ENDED
+from sparkonce.sinks.kafka.blocking import OpenPart, names_of, open_parts, readable_and_end
+from sparkonce.sinks.kafka.outcomes import (
+    NONE,
+    TRANSACTIONAL_ID_NOT_FOUND,
+    BrokerAnswer,
+    Description,
+    Transaction,
 )
+from sparkonce.sinks.kafka.partitions import Partition, answered, leaders_of, metadata_request
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from sparkonce.sinks.kafka.translation import admin_settings
+
+Target = tuple[str, str]
+"""A topic, and the id of its cluster; an empty id if it may be on any."""
 
 ANSWER_WITHIN_S = 30.0
 
 
+OPEN, BEING_ENDED, MARKER_MISSING, NOT_VISIBLE = "open", "being ended", "marker missing", "id not visible"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaOrphan(Orphan):
-    """An open transaction. An id names neither batch nor slot.
+    """An open transaction. An id names neither batch nor slot. One of another application has no query and no run.
 
     Attributes:
-        timeout_s: The age at which the broker aborts it.
+        timeout_s: The age at which the broker aborts it; -1 if it is not known.
         producer_id: The producer id.
         epoch: The producer's epoch; with the id unique to one transaction.
+        coordinator: The id of the broker that coordinates it; -1 if it is not known.
+        since_ms: When it began, by the coordinator's clock; -1 if it is not known.
     """
 
     timeout_s: float = shown("timeout, s")
-    producer_id: int
-    epoch: int
+    producer_id: int = shown("producer id")
+    epoch: int = shown("epoch")
+    coordinator: int = shown("coordinator", default=-1)
+    since_ms: int = -1
 
     def is_of(self, handle: Handle) -> bool:
         """Tells if the handle finishes it: an id is used again by later transactions."""
@@ -70,6 +80,29 @@ class HeldPartition:
     blocks: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """An open transaction of any application, and its parts of the topics that were asked about."""
+
+    orphan: KafkaOrphan
+    partitions: Sequence[HeldPartition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockedTopics:
+    """What is open in some topics.
+
+    Attributes:
+        found: The transactions: those that block readers first, then the oldest.
+        topics: The topics that this cluster has.
+        missing: Why some transactions or their ids may be missing; None if none is.
+    """
+
+    found: Sequence[Blocker]
+    topics: frozenset[str]
+    missing: PreflightError | None = None
+
+
 def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
     """Lists all open transactions of sparkonce's that the user of the settings may see, the oldest first.
 
@@ -80,35 +113,28 @@ def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
         ConfigurationError: if a setting is none.
         PreflightError: if not every broker answers.
     """
-    given = parse_line(settings) if isinstance(settings, str) else settings
-    with closing(TransactionClient(admin_settings(given))) as client:
-        views, missing = client.survey(
-            ["Ongoing"], "", attempt_s=ANSWER_WITHIN_S / 2, deadline_s=time.monotonic() + ANSWER_WITHIN_S
-        )
+    with _asking(settings) as (client, given, deadline_s):
+        views, missing = client.survey(["Ongoing"], "", attempt_s=ANSWER_WITHIN_S / 2, deadline_s=deadline_s)
     if missing is not None:
         raise _unanswered(given, missing)
-    now_ms = time.time_ns() // 1_000_000
-    found = []
-    for view in views:
-        name = TransactionalId.parse(view.transaction.transactional_id)
-        if name is not None:
-            found.append(
-                KafkaOrphan(
-                    kind="open",
-                    name=str(name),
-                    query=name.query,
-                    run=run_of(name.token),
-                    batch=-1,
-                    slot=-1,
-                    copy=f"{name.worker}-{name.lane}",
-                    age_s=max(0, now_ms - view.started_ms) / 1000,
-                    holds=tuple(f"{topic}-{partition}" for topic, partition in sorted(view.partitions)),
-                    timeout_s=view.timeout_ms / 1000,
-                    producer_id=view.transaction.producer_id,
-                    epoch=view.transaction.epoch,
-                )
-            )
-    return sorted(found, key=lambda orphan: -orphan.age_s)
+    found = [_orphan(view) for view in views]
+    return sorted((one for one in found if one.query), key=lambda orphan: -orphan.age_s)
+
+
+def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | None:
+    """Returns the open transaction of an id, whosever it is; None if its last one has ended, or the id isn't known.
+
+    Raises:
+        ConfigurationError: if a setting is none.
+        PreflightError: if its coordinator doesn't answer, or this user may not see it.
+    """
+    with _asking(settings) as (client, given, deadline_s):
+        (view,) = client.describe_transactions([Transaction(name, -1, -1)], deadline_s=deadline_s)
+    if isinstance(view, Description):
+        return _orphan(view) if view.state.startswith(("Ongoing", STATE_BEING_ENDED)) else None
+    if view.code == TRANSACTIONAL_ID_NOT_FOUND:
+        return None
+    raise _unanswered(given, view)
 
 
 def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[HeldPartition]:
@@ -125,36 +151,134 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
         ConfigurationError: if a setting is none.
         PreflightError: if no broker answers.
     """
-    given = parse_line(settings) if isinstance(settings, str) else settings
     places = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
-    deadline_s = time.monotonic() + ANSWER_WITHIN_S
-    with closing(TransactionClient(admin_settings(given))) as client:
+    with _asking(settings) as (client, given, deadline_s):
         metadata = client.request(metadata_request(*{topic for topic, _ in places}), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
             raise _unanswered(given, metadata)
         leaders = {place: one for place, one in answered(leaders_of(metadata)).items() if place in places}
-        # In this order: an end that was read first could be below a last stable offset of later.
-        asked = ask_leaders(client, leaders, producers, last_stable_offsets, end_offsets, deadline_s=deadline_s)
-    known, stable, ends = map(answered, asked)
-    found = []
-    for place in sorted(stable.keys() & ends.keys()):
-        active = known[place].active_producers or () if place in known else ()
-        begins = [one.current_txn_start_offset for one in active if one.producer_id == orphan.producer_id]
-        found.append(
-            HeldPartition(
-                topic=place[0],
-                partition=place[1],
-                begins=begins[0] if begins else -1,
-                readable=stable[place].offset,
-                end=ends[place].offset,
-                blocks=begins == [stable[place].offset],
-            )
+        parts, _ = open_parts(client, leaders, deadline_s)
+        ends = readable_and_end(client, leaders, deadline_s)
+    begins = {one.partition: one.offset for one in parts if one.producer_id == orphan.producer_id}
+    return [_held(place, begins.get(place, -1), ends[place]) for place in sorted(ends)]
+
+
+def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]) -> BlockedTopics:
+    """Lists every open transaction with rows in these topics, whosever it is: it may block read_committed readers.
+
+    Args:
+        settings: See `list_open`.
+        targets: The topics.
+
+    Raises:
+        ConfigurationError: if a setting is none.
+        PreflightError: if no broker answers.
+    """
+    with _asking(settings) as (client, given, deadline_s):
+        metadata = client.request(metadata_request(*{topic for topic, _ in targets}), deadline_s=deadline_s)
+        if isinstance(metadata, BrokerAnswer):
+            raise _unanswered(given, metadata)
+        here = frozenset(
+            one.name
+            for one in metadata.topics
+            if one.error_code == NONE and not {(one.name, ""), (one.name, metadata.cluster_id)}.isdisjoint(targets)
         )
+        led = {place: one for place, one in leaders_of(metadata).items() if place[0] in here}
+        leaders: dict[Partition, int] = answered(led)
+        ends = readable_and_end(client, leaders, deadline_s)
+        unread = sorted(led.keys() - ends.keys())
+        missing = None
+        if unread:
+            topic, number = unread[0]
+            missing = BrokerAnswer(None, f"partition {number} of topic {topic!r} has no leader that answers")
+        # An open transaction with rows in a partition holds its readers back, so the others need not be asked about.
+        held = {place: leaders[place] for place, (readable, end) in ends.items() if readable < end}
+        parts, refused = open_parts(client, held, deadline_s)
+        names, unnamed = names_of(
+            client, {one.producer_id for one in parts}, [one.node_id for one in metadata.brokers], deadline_s
+        )
+        asked = [Transaction(name, number, -1) for number, name in sorted(names.items())]
+        views = client.describe_transactions(asked, deadline_s=deadline_s) if asked else []
+        known = {one.producer_id: view for one, view in zip(asked, views, strict=True)}
+        parts = [replace(one, view=_described(known.get(one.producer_id))) for one in parts]
+        if any(one.is_over for one in parts):
+            # What has ended after its leader was asked is not open there any more.
+            still, refused = open_parts(client, held, deadline_s)
+            open_now = {(one.partition, one.offset, one.producer_id) for one in still}
+            parts = [one for one in parts if (one.partition, one.offset, one.producer_id) in open_now]
+    undescribed = next((one for one in known.values() if isinstance(one, BrokerAnswer)), None)
+    missing = next(iter(refused.values()), undescribed or unnamed or missing)
+    grouped: dict[tuple[int, int], list[OpenPart]] = {}
+    for one in parts:
+        grouped.setdefault((one.producer_id, one.epoch), []).append(one)
+    found = [
+        Blocker(
+            orphan=_blocking(group, names.get(group[0].producer_id, "")),
+            partitions=[_held(one.partition, one.offset, ends[one.partition]) for one in group],
+        )
+        for group in grouped.values()
+    ]
+    found.sort(key=lambda one: (not any(part.blocks for part in one.partitions), -one.orphan.age_s))
+    return BlockedTopics(found=found, topics=here, missing=None if missing is None else _unanswered(given, missing))
+
+
+@contextmanager
+def _asking(settings: str | Mapping[str, Any]) -> Iterator[tuple[TransactionClient, Mapping[str, Any], float]]:
+    given = parse_line(settings) if isinstance(settings, str) else settings
+    with closing(TransactionClient(admin_settings(given))) as client:
+        yield client, given, time.monotonic() + ANSWER_WITHIN_S
+
+
+def _described(view: Description | BrokerAnswer | None) -> Description | None:
+    return view if isinstance(view, Description) else None
+
+
+def _held(place: Partition, begins: int, readable_and_end: tuple[int, int]) -> HeldPartition:
+    readable, end = readable_and_end
+    return HeldPartition(
+        topic=place[0], partition=place[1], begins=begins, readable=readable, end=end, blocks=begins == readable
+    )
+
+
+def _orphan(view: Description) -> KafkaOrphan:
+    transaction = view.transaction
+    name = TransactionalId.parse(transaction.transactional_id)
+    return KafkaOrphan(
+        kind=BEING_ENDED if view.state.startswith(STATE_BEING_ENDED) else OPEN,
+        name=transaction.transactional_id,
+        query="" if name is None else name.query,
+        run="" if name is None else run_of(name.token),
+        batch=-1,
+        slot=-1,
+        copy="" if name is None else f"{name.worker}-{name.lane}",
+        age_s=max(0, time.time_ns() // 1_000_000 - view.started_ms) / 1000,
+        holds=tuple(f"{topic}-{partition}" for topic, partition in sorted(view.partitions)),
+        timeout_s=view.timeout_ms / 1000,
+        producer_id=transaction.producer_id,
+        epoch=transaction.epoch,
+        coordinator=view.coordinator,
+        since_ms=view.started_ms,
+    )
+
+
+def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
+    """Returns a transaction by its open parts and its coordinator's view, if there is one."""
+    one = group[0]
+    holds = tuple(f"{topic}-{number}" for topic, number in sorted(part.partition for part in group))
+    known_as = name or f"producer id {one.producer_id}"
+    view = one.view or Description(Transaction(known_as, one.producer_id, one.epoch), "", -1, -1)
+    found = replace(_orphan(view), holds=holds, producer_id=one.producer_id, epoch=one.epoch)
+    if one.view is None:
+        return replace(found, kind=OPEN if name else NOT_VISIBLE, age_s=-1, timeout_s=-1)
+    if one.is_over and found.kind != BEING_ENDED:
+        # What the coordinator says is of a later transaction, or of the end of this one.
+        return replace(found, kind=MARKER_MISSING, age_s=-1, since_ms=-1, timeout_s=-1)
     return found
 
 
 def _unanswered(given: Mapping[str, Any], missing: BrokerAnswer) -> PreflightError:
     return PreflightError(
         f"Listing what is open in Kafka at {given.get('bootstrap.servers', '?')} failed: {missing}.",
-        next_step="Check the brokers, and the permission to describe the transactional ids.",
+        next_step="Check the brokers, and this user's permissions: DESCRIBE on the transactional ids, and READ on the "
+        "topic to see whose transactions are open there.",
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kafka.protocol.admin.transactions import ListTransactionsRequest
-
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.outcomes import COMMITTED_STATES, NONE, BrokerAnswer
+from sparkonce.sinks.kafka.blocking import names_of
+from sparkonce.sinks.kafka.outcomes import COMMITTED_STATES, BrokerAnswer
 from sparkonce.sinks.kafka.partitions import (
     Partition,
     answered,
@@ -86,11 +85,4 @@ def _names(client: TransactionClient, producer_ids: list[int], deadline_s: float
     """Returns the transactional ids of these producers, as far as brokers say."""
     metadata = client.request(metadata_request(), deadline_s=deadline_s)
     brokers = [] if isinstance(metadata, BrokerAnswer) else [broker.node_id for broker in metadata.brokers]
-    request = ListTransactionsRequest(producer_id_filters=producer_ids)
-    answers = client.gather([(request, broker) for broker in brokers], deadline_s=deadline_s) if brokers else []
-    return [
-        state.transactional_id
-        for response in answers
-        if not isinstance(response, BrokerAnswer) and response.error_code == NONE
-        for state in response.transaction_states
-    ]
+    return [*names_of(client, producer_ids, brokers, deadline_s)[0].values()]

@@ -92,6 +92,7 @@ class Description:
         started_ms: The begin of the open or else the last transaction, by the broker's clock; -1 if there was none
             since the id was last initialised.
         partitions: Topic and partition of everything that the open transaction has written to.
+        coordinator: The id of the broker that describes it; -1 if that was not noted.
     """
 
     transaction: Transaction
@@ -99,6 +100,7 @@ class Description:
     timeout_ms: int
     started_ms: int
     partitions: tuple[tuple[str, int], ...] = ()
+    coordinator: int = -1
 
 
 _GRANT = "Nothing is lost yet: grant the permission before the transaction times out."

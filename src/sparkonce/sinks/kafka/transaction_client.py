@@ -113,7 +113,13 @@ class TransactionClient:
         views = self._ask_coordinators(
             transactions, request, deadline_s, read=lambda response: _description(response.transaction_states[0])
         )
-        return [_of_this_id(view, one) for view, one in zip(views, transactions, strict=True)]
+        found = [_of_this_id(view, one) for view, one in zip(views, transactions, strict=True)]
+        return [
+            replace(view, coordinator=self._coordinators.get(one.transactional_id, -1))
+            if isinstance(view, Description)
+            else view
+            for view, one in zip(found, transactions, strict=True)
+        ]
 
     def list_transactions(
         self, states: Sequence[str], begins: Sequence[str], *, deadline_s: float
@@ -162,14 +168,14 @@ class TransactionClient:
             for start in range(0, len(names), _DESCRIBED_AT_ONCE)
         ]
         missing = None
-        for response in self.gather(requests, deadline_s=deadline_s):
+        for (_, broker), response in zip(requests, self.gather(requests, deadline_s=deadline_s), strict=True):
             if isinstance(response, BrokerAnswer):
                 missing = response
                 continue
             for state in response.transaction_states:
                 view = _description(state)
                 if isinstance(view, Description):
-                    views[view.transaction.transactional_id] = view
+                    views[view.transaction.transactional_id] = replace(view, coordinator=broker)
                 elif view.code != TRANSACTIONAL_ID_NOT_FOUND:
                     missing = view
         return missing
