@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from simulation.staged import SparkError
 from simulation.tables import Content, Rows, Session, Table, schema
 from sparkonce.spark.tables.delta import _DELTA, _DeltaTable
+from sparkonce.spark.tables.table import Label
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
@@ -60,6 +61,11 @@ class Delta(Table):
 class _Delta(_DeltaTable):
     def schema(self) -> Any:
         return schema()
+
+    def _newest_label(self) -> Label | None:
+        """Reads the newest entry of the table's log, as a file."""
+        server: Any = self.spark.server  # type: ignore[attr-defined]
+        return Label.of_text(server.ask(("reads the newest entry",), lambda: server.versions[-1][0]))
 
     def _frame(self, java: Any) -> Any:
         return java

@@ -106,6 +106,9 @@ class _Iceberg(_IcebergTable):
         server: Any = self.spark.server  # type: ignore[attr-defined]
         return server.ask(("loads the table",), lambda: _Loaded(server))
 
+    def _forgotten(self, _: object) -> None:
+        """A model's session has no catalog that keeps tables."""
+
 
 class _Loaded:
     """``org.apache.iceberg.Table``, as it was when it was loaded; what is changed is checked again at the commit."""

@@ -195,6 +195,19 @@ def test_versions_that_were_forgotten_are_not_taken_for_absent(job: DeltaJob, mo
     assert job.numbers() == [0]
 
 
+def test_a_note_of_rows_is_not_believed_if_a_power_cut_took_their_version(job: DeltaJob) -> None:
+    """Delta does not sync what it writes to a local disk, and the note is synced."""
+    before, handle = job.prepare(batch=0), job.prepare(batch=1)
+    assert job.commit(before) == job.commit(handle) == [Outcome.COMMITTED]
+    assert job.commit(handle) == [Outcome.ALREADY_COMMITTED]
+    for file in (job.path / "_delta_log").glob("*2.*"):
+        file.unlink()
+    job.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    assert (job.numbers(), job.commit(handle)) == ([0], [Outcome.LOST])
+    assert job.commit(before) == [Outcome.ALREADY_COMMITTED]
+    assert job.sink().committer().missing([before, handle]) == [handle]
+
+
 def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta lets one of them in: the same application id cannot commit twice at once."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)

@@ -16,8 +16,9 @@ from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
-from sparkonce.spark.tables.committer import TableCommitter
+from sparkonce.spark.tables.committer import TableApplication, TableCommitter
 from sparkonce.spark.tables.merging import MergePlan
 from sparkonce.spark.tables.rules import Rules
 from sparkonce.spark.tables.table import Label, Table
@@ -93,6 +94,41 @@ def test_a_question_of_its_own_reads_the_history_as_it_is_now(committer: TableCo
     history.versions.append(label("e" * 12))
     assert committer.other_queries(OURS, {}) == [THEIRS, "e" * 12]
     assert history.reads == 2
+
+
+def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may leave the note, and take the table's newest version. Nobody would write its rows again."""
+    monkeypatch.setattr("sparkonce.spark.tables.committer._active", nullcontext)
+    monkeypatch.setattr(History, "spark", None, raising=False)
+    folder = DiskFolder(tmp_path / "rows", Ledger(LocalFiles(tmp_path / "ledger")))
+    folder.make()
+    name = TransactionName(prefix="delta", query=OURS, token=Token(4, "1" * 8), batch=1, slot=0, copy="c" * 12)
+    entry = Entry(name=name, size_bytes=1, checksum="x", identity="i", begun_ms=1000)
+    rows = TableApplication(folder, "delta", history, "the table", None)
+    assert rows.noted([entry]) is None
+
+    folder.note_done([entry])
+    lost = rows.noted([entry])
+    assert lost is not None
+    assert (lost.outcome, "lost the version" in lost.reason) == (Outcome.LOST, True)
+
+    waiting = folder.path(RowsState.STARTED, name)
+    waiting.write_bytes(b"x")
+    assert rows.noted([entry]) is None, "they are still there, and are written again"
+    waiting.unlink()
+
+    history.since_ms = 1001
+    assert rows.noted([entry]) == HAS_THEM, "a table that has forgotten cannot contradict"
+
+    history.since_ms = 0
+    history.versions.append(Label.of([entry]))
+    assert rows.noted([entry]) == HAS_THEM
+
+    other = TableApplication(folder, "delta", history, "another table", None).noted([entry])
+    assert other is not None
+    assert (other.outcome, "deleted or replaced" in other.reason) == (Outcome.UNKNOWN, True)
 
 
 def test_a_table_that_cannot_be_asked_before_the_decision_is_away(

@@ -94,6 +94,10 @@ class Application:
         self._returned: set[str] = set()
         self.refused: dict[str, str] = {}
 
+    def noted(self, entries: Sequence[Entry]) -> Finished | None:
+        """Returns the answer for rows of one call that are noted as applied; None if they are to be applied."""
+        return Finished(outcome=Outcome.ALREADY_COMMITTED) if self._folder.done(entries[0].name) else None
+
     def apply(self, unit: Unit) -> Finished:
         """Applies the rows unless they are applied already, and notes that they are."""
         try:
@@ -113,14 +117,14 @@ class Application:
                 return self._gone(unit, error)
             if not _lock(opened[0]):
                 return Finished(outcome=Outcome.RETRY, reason="Another driver is applying these rows now.")
-            if self._folder.done(unit.name):
-                return Finished(outcome=Outcome.ALREADY_COMMITTED)
+            if (known := self.noted(unit.entries)) is not None:
+                return known
             return self._apply_opened(unit, opened)
 
     def _gone(self, unit: Unit, error: OSError) -> Finished:
         """Answers for rows that are gone: another driver was faster, or nobody can say whether they were applied."""
-        if self._folder.done(unit.name):
-            return Finished(outcome=Outcome.ALREADY_COMMITTED)
+        if (known := self.noted(unit.entries)) is not None:
+            return known
         reason = f"A commit had begun, and its rows are gone. They may have been applied: {error}"
         return Finished(outcome=Outcome.UNKNOWN, reason=reason)
 

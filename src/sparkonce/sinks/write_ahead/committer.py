@@ -170,10 +170,10 @@ class WriteAheadCommitter(HandleCommitter[TransactionName]):
             for call in self._calls_of(group.entries):
                 if asked.isdisjoint(entry.name for entry in call):
                     continue
-                if self._folder.done(call[0].name):
-                    done = Finished(outcome=Outcome.ALREADY_COMMITTED)
-                    answers.update(dict.fromkeys((entry.name for entry in call), done))
-                    self._folder.delete_rows(call)
+                if (known := self._application.noted(call)) is not None:
+                    answers.update(dict.fromkeys((entry.name for entry in call), known))
+                    if known.outcome is Outcome.ALREADY_COMMITTED:
+                        self._folder.delete_rows(call)
                     continue
                 for entry in call if number not in own else ():
                     # This happens only in a folder that went back to an earlier state. It is a repeat like any other.

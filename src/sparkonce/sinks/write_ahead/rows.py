@@ -19,6 +19,18 @@ READ_ROWS = 65_536
 _CHUNK_BYTES = 2**20
 
 
+def is_taken(column: pa.Field) -> bool:
+    """Returns True if Parquet takes a column's type, as a file without rows shows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(pa.schema([column]).empty_table(), io.BytesIO())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return True
+
+
 class CorruptRowsError(Exception):
     """Raised for a file that differs from what was written to it."""
 

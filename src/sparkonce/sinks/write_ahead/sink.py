@@ -137,8 +137,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         Raises:
             SchemaError: naming one that Parquet does not take.
         """
+        from sparkonce.sinks.write_ahead.rows import is_taken
+
         for column in schema:
-            if "interval" in str(column.type):
+            if not is_taken(column):
                 raise SchemaError(
                     f"Column {column.name!r} is a {column.type}, and Parquet has no such type.",
                     next_step="Turn it into a number or a string, or drop it.",

@@ -56,6 +56,41 @@ class TableApplication(Application):
         self._identity = identity
         self._merge = merge
 
+    def noted(self, entries: Sequence[Entry]) -> Finished | None:
+        """See `Application.noted`. The note is believed unless the table lacks the rows.
+
+        A table whose disk lost its newest version in a power cut does. Rows that still wait are then written again, and
+        others are lost.
+        """
+        found = super().noted(entries)
+        if found is None:
+            return None
+        try:
+            if not self.lacks(entries):
+                return found
+        except RefusedError as error:
+            return Finished(outcome=Outcome.UNKNOWN, reason=str(error))
+        except _FailedError as error:
+            return Finished(outcome=Outcome.RETRY, reason=f"The table cannot be asked for its versions: {error}")
+        if all(self._folder.find(entry.name) is RowsState.STARTED for entry in entries):
+            return None
+        reason = "The rows were written, and the table lost the version that had them."
+        return Finished(outcome=Outcome.LOST, reason=reason)
+
+    def lacks(self, entries: Sequence[Entry]) -> bool:
+        """Returns True if no version carries the rows' label, although the table remembers all since their begin.
+
+        Raises:
+            RefusedError: if it is another table now.
+            _FailedError: if the table cannot be asked.
+        """
+        with _refusals(), _active(self._table.spark):
+            self._check_identity(f"whether it has {entries[0].name} cannot be seen")
+            if self._table.has(Label.of(entries)):
+                return False
+            since_ms = self._table.remembers_since_ms(Unit(tuple(entries), repeated=True))
+        return since_ms <= min(entry.begun_ms for entry in entries)
+
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
         """Returns whether a version of the table carries the rows' label.
 
@@ -173,7 +208,8 @@ class TableCommitter(WriteAheadCommitter):
         identity: str | None = None,
         merge: Merge | None = None,
     ) -> None:
-        super().__init__(folder, sink, prefix, _settings(), TableApplication(folder, sink, table, identity, merge))
+        self._rows = TableApplication(folder, sink, table, identity, merge)
+        super().__init__(folder, sink, prefix, _settings(), self._rows)
         self._table = table
         self._merge = merge
         self._queries: frozenset[str] | None = None
@@ -253,6 +289,19 @@ class TableCommitter(WriteAheadCommitter):
         # At a start list_traces has just read the whole history, which takes seconds for a table of many versions.
         found, self._queries = self._queries, None
         return sorted((self._queries_in(self._entries()) if found is None else found) - {query})
+
+    def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """See `SinkCommitter.missing`. Asks the table for the label of each call that is noted as done."""
+        found = [(handle, entry.name) for handle in handles if (entry := Entry.of_handle(handle)) is not None]
+        try:
+            calls = dict.fromkeys(tuple(call) for _, name in found if (call := self._call_with(name)))
+            lost = [call for call in calls if self._folder.done(call[0].name) and self._rows.lacks(call)]
+        except OSError as error:
+            raise self._unreadable(error) from error
+        except (RefusedError, _FailedError) as error:
+            raise self._unreadable_table(error) from error
+        gone = {entry.name for call in lost for entry in call}
+        return [handle for handle, name in found if name in gone]
 
     def _queries_in(self, entries: Mapping[Label, Entry]) -> frozenset[str]:
         return frozenset(entry.name.query for entry in entries.values() if entry.name.prefix == self._prefix)
