@@ -128,6 +128,8 @@ ROUND_TRIPS: dict[str, tuple[str, list[Any], pa.DataType]] = {
     "whole seconds": ("DATETIME", [datetime(2024, 1, 1, 12, 0, 7)], pa.timestamp("us")),
     "enum": ("ENUM('a','it''s')", ["a", "it's", None], pa.string()),
     "uuid": ("UUID", ["123e4567-e89b-12d3-a456-426614174000"], pa.string()),
+    "beyond long": ("BIGINT UNSIGNED", [2**64 - 1, 0, None], pa.decimal128(20, 0)),
+    "set": ("SET('a','b','it''s')", ["", "a", "b,it's", "a,b,it's", None], pa.string()),
 }  # fmt: skip
 
 
@@ -162,6 +164,19 @@ def test_instants_are_kept_in_utc(write: Write) -> None:
     rows = rows_of([at], pa.timestamp("us", tz="Europe/Berlin"))
     found = write("place INT, it TIMESTAMP(6)", rows, "UNIX_TIMESTAMP(it)")
     assert float(found[0][0]) == at.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        ("TIME", ["00:00:00", "-838:59:59", "838:59:59", None]),
+        ("TIME(6)", ["12:34:56.789012", "-00:00:01.000001"]),
+        ("YEAR", ["1901", "2155", "0000", None]),
+    ],
+)
+def test_times_and_years_are_taken_from_text(write: Write, column: str, texts: list[str | None]) -> None:
+    found = write(f"place INT, it {column}", rows_of(texts, pa.string()), "CAST(it AS CHAR)")
+    assert [text for (text,) in found] == texts
 
 
 def test_floats_keep_their_bits(write: Write) -> None:
@@ -240,6 +255,15 @@ REFUSED: list[Any] = [
     pytest.param("TIMESTAMP NULL", [date(1960, 1, 1)], pa.date32(), id="date before 1970"),
     pytest.param("VARCHAR(9) CHARACTER SET latin1", ["漢"], pa.string(), id="not in latin1"),
     pytest.param("ENUM('x','y')", ["1"], pa.string(), id="would be an index"),
+    pytest.param("SET('x','y')", ["1"], pa.string(), id="would be a mask"),
+    pytest.param("SET('x','y')", ["y,x"], pa.string(), id="would be sorted"),
+    pytest.param("SET('x','y')", ["x,"], pa.string(), id="an empty member"),
+    pytest.param("TIME", ["12:34"], pa.string(), id="would be guessed"),
+    pytest.param("TIME", ["839:00:00"], pa.string(), id="would be cut off"),
+    pytest.param("TIME(3)", ["12:00:00.0001"], pa.string(), id="would be rounded to milliseconds"),
+    pytest.param("YEAR", ["0"], pa.string(), id="would be 2000"),
+    pytest.param("BIGINT UNSIGNED", [Decimal(2**64)], pa.decimal128(20, 0), id="beyond unsigned"),
+    pytest.param("BIGINT UNSIGNED", [Decimal(-1)], pa.decimal128(20, 0), id="below unsigned"),
 ]
 
 
@@ -322,7 +346,9 @@ def test_a_key_that_is_there_is_refused_in_append_mode(
         ("INT", pa.string(), "is int"),
         ("DATE", pa.string(), "is date"),
         ("FLOAT", pa.float64(), "is float"),
-        ("YEAR", pa.int32(), "is year"),
+        ("YEAR", pa.int32(), "is year.*Cast it to string"),
+        ("BIGINT UNSIGNED", pa.decimal128(20, 1), "is bigint"),
+        ("BIGINT", pa.decimal128(20, 0), "is bigint"),
         ("TEXT", pa.int32(), "is text"),
         ("INT AS (place + 1) STORED", pa.int32(), "generated"),
     ],

@@ -12,9 +12,22 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from postgres_witness import ask, database_fixture, finish, needs_postgres, new_sink, prepare, server_fixture
+from postgres_witness import (
+    ask,
+    database_fixture,
+    finish,
+    needs_postgres,
+    new_sink,
+    open_writer,
+    owner,
+    prepare,
+    server_fixture,
+)
 from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.sink import WriterContext
 
 pytestmark = needs_postgres
 
@@ -242,6 +255,98 @@ def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
         prepare(new_sink(server), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 
+READ: dict[str, list[str]] = {
+    "inet": ["10.0.0.1", "::1/64"],
+    "cidr": ["10.0.0.0/8"],
+    "macaddr8": ["08:00:2b:01:02:03:04:05"],
+    "time": ["00:00:00", "23:59:59.999999", "24:00:00"],
+    "time(3)": ["12:00:00.123000"],
+    "timetz": ["12:34:56.789+02"],
+    "money": ["1234.50", "-0.01"],
+    "bit(4)": ["1010"],
+    "varbit(5)": ["101", ""],
+    "point": ["(1,2.5)"],
+    "tsvector": ["a b", "'x':1A"],
+    "int4range": ["[1,2)", "empty", "(,5]"],
+    "tstzrange": ["[2024-01-01 00:00:00.123456+00,)"],
+    "int4multirange": ["{[1,3),[5,7)}"],
+    "name": ["x" * 63],
+    "oid": ["4294967295"],
+    '"char"': ["x"],
+    "regclass": ["pg_class"],
+    "jsonpath": ["$.a"],
+    "local": ["10.1.1.1"],
+    "pair": ["(1,abc)"],
+}
+
+
+@pytest.mark.parametrize("commit", ["staged", "two_phase"])
+def test_what_no_type_of_sparks_is_like_is_read_from_text(server: PostgresServer, commit: str) -> None:
+    ask(server, "CREATE DOMAIN local AS inet CHECK (value << '10.0.0.0/8'); CREATE TYPE pair AS (a int, b text)")
+    columns: dict[str, list[Any]] = {}
+    for number, texts in enumerate(READ.values()):
+        columns[f"x{number}"] = [*(texts * 3)[:3], None]
+        columns[f"xs{number}"] = [texts, [None, texts[0]], [], None]
+    declared = [one for kind in READ for one in (kind, f"{kind}[]")]
+    ask(server, f"CREATE TABLE t ({', '.join(map(' '.join, zip(columns, declared, strict=True)))})")
+    sink = new_sink(server, commit=commit)
+    finish(sink, prepare(sink, pa.record_batch({name: pa.array(one) for name, one in columns.items()})))
+    for (name, values), kind in zip(columns.items(), declared, strict=True):
+        found = ask(server, f"SELECT {name}::text FROM t")  # noqa: S608 - the test's own
+        wanted = [ask(server, f"SELECT %s::{'text[]::' if '[' in kind else ''}{kind}::text", one) for one in values]
+        assert found == [one for (one,) in wanted], kind
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "says"),
+    [
+        ("inet", "10.0.0.300", r"22P02 .*inet: \"…\". Next: Correct such rows"),
+        ("inet[]", "nonsense", r"\(inet\) has a text .* 22P02"),
+        ("tsvector", "'a", r"42601 .*: \"…\". Next: Correct such rows"),
+        ("int4range", "[2,1)", "22000"),
+        ("inet", "a\0b", "22021.*regexp_replace"),
+        ("time(0)", "12:00:00.5", "'12:00:00.5', of which the server would keep only a part"),
+        ("time", "12:00:00.1234567", "only a part"),
+        ("bit(4)", "101", "only a part"),
+        ("bit(4)", "10101", "only a part"),
+        ("money", "1.239", "only a part"),
+        ("money", "$1", "22P02"),
+        ("name", "x" * 64, "only a part"),
+        ('"char"', "xy", "only a part"),
+    ],
+)
+def test_a_text_that_the_server_does_not_keep_is_refused_by_column(
+    server: PostgresServer, declared: str, text: str, says: str
+) -> None:
+    ask(server, f"CREATE TABLE t (id int, x {declared})")
+    good, bad = ([None], [text]) if "[" in declared else (None, text)
+    rows = pa.record_batch({"id": pa.array([1, 2], pa.int32()), "x": pa.array([good, bad])})
+    with pytest.raises(PrepareError, match=f"'x'.*{says}"):
+        prepare(new_sink(server), rows)
+
+    sink = new_sink(server, commit="two_phase")
+    writer = sink.writer(WriterContext(owner=owner(sink), batch=0, slot=0, copy="1.0.0"))
+    writer.begin()
+    refused = writer.offer(rows)
+    assert list(refused.rows) == [1]
+    assert "'x'" in refused.reasons[0]
+    fields = writer.prepare()
+    writer.close()
+    finish(sink, Handle(sink=sink.name, slot=0, rows=1, transaction=transaction_fields(fields)))
+    assert ask(server, "SELECT id FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "key_columns": ["x"]}])
+def test_texts_are_read_at_weaker_guarantees_too(server: PostgresServer, mode: dict[str, Any]) -> None:
+    ask(server, "CREATE TABLE t (x inet PRIMARY KEY)")
+    sink = new_sink(server, guarantee=Guarantee.AT_LEAST_ONCE, **mode)
+    writer = open_writer(sink, pa.record_batch({"x": ["10.0.0.1", "10.0.0.2"]}))
+    writer.write(pa.record_batch({"x": ["10.0.0.3"]}))
+    assert writer.prepare() == {}
+    writer.close()
+    assert ask(server, "SELECT count(*), host(max(x)) FROM t") == [(3, "10.0.0.3")]
+
+
 @pytest.mark.parametrize(
     ("arrow", "declared", "says"),
     [
@@ -249,7 +354,8 @@ def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
         (pa.float64(), "real", "double"),
         (pa.float64(), "numeric", "double"),
         (pa.string(), "integer", "string"),
-        (pa.string(), "inet", "inet"),
+        (pa.int32(), "inet", "Cast it to string in the query: the server reads inet from text"),
+        (pa.string(), "integer[]", "string"),
         (pa.int32(), "text", "int"),
         (pa.decimal128(10, 4), "numeric(10,2)", r"would round it. Next: Cast it to decimal\(10,2\)"),
         (pa.int64(), "numeric(5,-2)", "is long, and .* would round it. Next: Give the column a scale of 0 or more"),

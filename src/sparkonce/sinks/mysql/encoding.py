@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -235,6 +236,31 @@ def _check_texts(values: pa.Array, column: Column) -> None:
         choices = pa.array(column.choices, values.type)
         if not pc.all(pc.or_(pc.is_in(values, value_set=choices), pc.is_null(values))).as_py():
             raise _refused(column, f"they contain a value outside the ENUM {column.choices}")
+    else:
+        _check_form(values, column)
+
+
+def _check_form(values: pa.Array, column: Column) -> None:
+    """Refuses a text that the server would read as another one."""
+    texts = values
+    match column.type:
+        case "time":
+            hours, digits = r"(\d\d|[0-7]\d\d|8[0-2]\d|83[0-8])", column.fraction_digits
+            form = rf"-?{hours}:[0-5]\d:[0-5]\d(\.\d{{0,{digits}}}0*)?"
+            step = f"write HH:MM:SS, with {digits} digits of a second at most."
+        case "year":
+            form = r"0000|19(0[1-9]|[1-9]\d)|20\d\d|21([0-4]\d|5[0-5])"
+            step = "write four digits: 0000, or 1901 to 2155."
+        case "set":
+            # The server sorts other orders, and takes a number for a bit mask.
+            texts = pc.binary_join_element_wise("", values, ",")
+            form = ",|" + "".join(f"(,{re.escape(one)})?" for one in column.choices)
+            step = "write the members in the order of the SET, with commas between."
+        case _:
+            return
+    wrong = values.filter(pc.invert(pc.match_substring_regex(texts, f"^({form})$")))
+    if len(wrong):
+        raise _refused(column, f"they contain {wrong[0].as_py()!r}", step)
 
 
 def _within(values: pa.Array, least: int | None, most: int | None) -> bool:

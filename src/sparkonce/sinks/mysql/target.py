@@ -52,15 +52,18 @@ _INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _TIMES = frozenset({"datetime", "timestamp"})
+_FROM_TEXT = frozenset({"enum", "set", "uuid", "inet4", "inet6", "time", "year"})
+_UNSIGNED = "bigint unsigned"
+"""For decimals without a fraction: no integer of Spark's is as large."""
 _WHOLE = _INTEGERS | {"bit", "decimal"}
 
 TAKES: dict[str, frozenset[str]] = {
     "boolean": _WHOLE,
     "integer": _WHOLE | {"double"},
-    "decimal": frozenset({"decimal"}),
+    "decimal": frozenset({"decimal", _UNSIGNED}),
     "float": frozenset({"float", "double"}),
     "double": frozenset({"double"}),
-    "string": _TEXTS | {"enum", "uuid", "inet4", "inet6"},
+    "string": _TEXTS | _FROM_TEXT,
     "binary": _BYTES,
     "date": frozenset({"date", *_TIMES}),
     "timestamp": _TIMES,
@@ -81,7 +84,7 @@ class Column:
         optional: Whether a row may be inserted without it.
         automatic: Whether it is AUTO_INCREMENT.
         generated: Whether the server computes it.
-        fraction_digits: Of seconds, for ``datetime`` and ``timestamp``.
+        fraction_digits: Of seconds, for ``datetime``, ``timestamp`` and ``time``.
         collation: Character set and collation, for a definition; empty for other types.
     """
 
@@ -103,7 +106,7 @@ class Column:
 
     @property
     def choices(self) -> list[str]:
-        """Returns the values of an ENUM."""
+        """Returns the values of an ENUM or a SET."""
         return [value.replace("''", "'") for value in _ENUM_VALUE.findall(self.full_type)]
 
 
@@ -270,11 +273,15 @@ def _bound(table: str, by_name: dict[str, Column], field: pa.Field) -> Column:
             next_step="Drop it from the DataFrame.",
         )
     kind = kind_of(field.type)
-    if column.type not in TAKES.get(kind, frozenset()):
+    taken = TAKES.get(kind, frozenset())
+    is_whole = kind == "decimal" and field.type.scale == 0 and column.full_type.startswith("bigint")
+    name = _UNSIGNED if is_whole and "unsigned" in column.full_type else column.type
+    if name not in taken:
+        to = " to string" if column.type in _FROM_TEXT else ""
         raise PreflightError(
             f"Column {column.name!r} of table {table!r} is {column.full_type}, and the rows have {field.type}: values "
             "might change.",
-            next_step=f"Cast it in the DataFrame, or use one of {', '.join(sorted(TAKES.get(kind, ())))} in the table.",
+            next_step=f"Cast it{to} in the DataFrame, or use one of {', '.join(sorted(taken))} in the table.",
         )
     return column
 

@@ -14,7 +14,7 @@ from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.postgres.connection import Connection
 from sparkonce.sinks.postgres.encode import Encode
 from sparkonce.sinks.postgres.settings import Target, quoted
-from sparkonce.sinks.postgres.types import ServerType, encoder
+from sparkonce.sinks.postgres.types import ReadText, ServerType, encoder, is_text_read
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
 """The next step where `Table.fragile` is not empty."""
@@ -94,8 +94,12 @@ class Table:
             raise SchemaError(" ".join(problem.message for problem in problems), next_step=" ".join(steps))
         return tuple(schema.names)
 
-    def encoders(self, schema: pa.Schema) -> list[Encode]:
+    def encoders(self, schema: pa.Schema, read: ReadText) -> list[Encode]:
         """Returns the encoder of each column.
+
+        Args:
+            schema: Of the rows.
+            read: See `ReadText`.
 
         Raises:
             SchemaError: if the table has changed, and a column does not fit any more.
@@ -105,8 +109,13 @@ class Table:
         for field in schema:
             if field.name not in columns:
                 raise SchemaError(f"The table has no column {field.name!r} any more.", next_step="Put it back.")
-            made.append(encoder(field.name, field.type, columns[field.name].type))
+            made.append(encoder(field.name, field.type, columns[field.name].type, read))
         return made
+
+    def is_text_read(self, schema: pa.Schema) -> bool:
+        """Returns True if the server reads the values of any column from text."""
+        types = {column.name: column.type for column in self.columns}
+        return any(is_text_read(field.type, types[field.name]) for field in schema)
 
 
 def read_table(connection: Connection, target: Target) -> Table | None:
@@ -196,7 +205,7 @@ def _server_type(oid: int, modifier: int, shown: str, types: dict[int, dict[str,
         modifier = found["modifier"]
         found = types[found["base"]]
     name = "enum" if found["kind"] == "e" else found["name"]
-    plain = ServerType(shown=shown, name=name, modifier=modifier)
+    plain = ServerType(shown=shown, name=name, modifier=modifier, base=found["base_name"], send=found["send"])
     if found["category"] != "A" or not found["element"]:
         return plain
     element = _server_type(found["element"], modifier, shown.removesuffix("[]"), types)
@@ -211,7 +220,10 @@ def _read_types(connection: Connection, oids: set[int]) -> dict[int, dict[str, A
         for row in connection.execute(_TYPES, (sorted(wanted),)).fetchall():
             types[row[0]] = dict(
                 zip(
-                    ("name", "kind", "base", "modifier", "category", "element", "not_null", "has_default"),
+                    (
+                        *("name", "kind", "base", "modifier", "category", "element", "not_null", "has_default"),
+                        *("base_name", "send"),
+                    ),
                     row[1:],
                     strict=True,
                 )
@@ -309,7 +321,8 @@ WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _TYPES = """
 SELECT oid::int8, typname::text, typtype::text, typbasetype::int8, typtypmod, typcategory::text,
-       CASE WHEN typcategory = 'A' THEN typelem::int8 ELSE 0 END, typnotnull, typdefault IS NOT NULL
+       CASE WHEN typcategory = 'A' THEN typelem::int8 ELSE 0 END, typnotnull, typdefault IS NOT NULL,
+       pg_catalog.format_type(oid, -1), CASE WHEN typsend <> 0 THEN typsend::pg_catalog.regproc::text ELSE '' END
 FROM pg_catalog.pg_type WHERE oid = ANY (%s)
 """
 _CHECKS = """

@@ -68,7 +68,7 @@ def fixed(values: Fixed, nulls: Fixed | None) -> list[Part]:
     present = ~nulls
     ends = np.zeros(len(values) + 1, np.int32)
     np.cumsum(present * np.int32(width), out=ends[1:])
-    return [np.where(nulls, _NULL, width).astype(_LENGTH), _binary(ends, values[present])]
+    return [np.where(nulls, _NULL, width).astype(_LENGTH), binaries(ends, values[present])]
 
 
 def ragged(values: pa.Array, lead: bytes = b"") -> list[Part]:
@@ -103,7 +103,7 @@ def array(values: pa.Array, element: Encode, element_oid: int) -> list[Part]:
     head = fixed(header, nulls)
     total = (_ARRAY_HEADER.itemsize + np.diff(bounds)).astype(_LENGTH)
     head[0] = total if nulls is None else np.where(nulls, _NULL, total).astype(_LENGTH)
-    return [*head, _binary(bounds, data)]
+    return [*head, binaries(bounds, data)]
 
 
 def null_mask(values: pa.Array) -> Fixed | None:
@@ -142,10 +142,11 @@ def _side_by_side(parts: Sequence[Fixed], rows: int) -> Fixed:
 
 def _same_width(part: Fixed) -> pa.Array:
     width = part.dtype.itemsize
-    return _binary(np.arange(len(part) + 1, dtype=np.int32) * np.int32(width), part)
+    return binaries(np.arange(len(part) + 1, dtype=np.int32) * np.int32(width), part)
 
 
-def _binary(ends: Fixed, data: Fixed | memoryview) -> pa.Array:
+def binaries(ends: Fixed, data: Fixed | memoryview) -> pa.Array:
+    """Returns a binary array of bytes that lie one behind the other, by where each one ends."""
     values = np.ascontiguousarray(data).view(np.uint8) if isinstance(data, np.ndarray) else data
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(values)])
 

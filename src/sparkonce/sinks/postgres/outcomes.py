@@ -36,6 +36,9 @@ _LOGIN = re.compile(r"authentication failed|does not exist|pg_hba\.conf|permissi
 
 _NOT_CONNECTED = (psycopg.OperationalError, psycopg.InterfaceError)
 
+_WITH_VALUES = ("22", "42601")
+"""Errors whose words repeat a value. 42601 is also that of a text that is no tsvector."""
+
 _ABOUT_ROWS = ("22", "23", "P0001")
 
 _PLACES = ("COPY ", "PL/pgSQL function ")
@@ -129,6 +132,7 @@ _STEPS: Mapping[str, str] = {
     "08": "See whether the server is up and reachable; the batch is written again.",
     "0A000": "A transaction that uses LISTEN, NOTIFY, temporary objects or foreign tables cannot be prepared: take it "
     "out of the trigger, or use commit='staged'.",
+    "22": "Correct such rows in the query, or filter them.",
     "22001": "Shorten the text in the query, or widen the column.",
     "22003": "Widen the column, or filter such rows.",
     "22021": "The text is not UTF-8, or has a character that the database's encoding lacks: use make_valid_utf8 in the "
@@ -145,6 +149,7 @@ _STEPS: Mapping[str, str] = {
     "25006": "Connect to the primary (target_session_attrs=read-write).",
     "25P03": "Raise slot_timeout_s, or make batches smaller.",
     "42501": "Grant what docs/postgres.md lists under rights.",
+    "42601": "Correct such rows in the query, or filter them.",
     "53100": "Free space on the server's disk.",
     "53200": "If max_prepared_transactions is used up, raise it above the slots of all queries together, and see "
     "`sparkonce transactions list --system postgres`.",
@@ -182,7 +187,7 @@ def server_message(error: Exception) -> str:
         # There the server repeats keys, or whole rows.
         log.debug("PostgreSQL: %s", one_line(f"{code_of(error)} {given.message_primary}: {given.message_detail}"))
     primary = given.message_primary or ""
-    if code_of(error).startswith("22"):
+    if code_of(error).startswith(_WITH_VALUES):
         primary = _QUOTED.sub('"…"', primary)
     where = [line for line in (given.context or "").splitlines() if line.startswith(_PLACES)]
     told = ". ".join(part.strip().rstrip(".") for part in (primary, *where[:1]) if part)

@@ -71,6 +71,8 @@ class ServerType:
         modifier: ``atttypmod``, -1 for none.
         element: An array's elements.
         element_oid: Their type's number, that of the domain if it is one.
+        base: The type in SQL, without domain, length and precision.
+        send: The function that gives its values in binary, in SQL; empty if there is none.
     """
 
     shown: str
@@ -78,21 +80,45 @@ class ServerType:
     modifier: int = -1
     element: ServerType | None = None
     element_oid: int = 0
+    base: str = ""
+    send: str = ""
 
 
-def encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode:
+ReadText = Callable[[str, ServerType, pa.Array], list[Part]]
+"""Has the server read the texts of a column, given by its name and type. Returns their lengths and bytes in binary."""
+
+
+def _unread(*_: object) -> list[Part]:
+    raise NotImplementedError
+
+
+def encoder(column: str, given: pa.DataType, wanted: ServerType, read: ReadText = _unread) -> Encode:
     """Returns the encoder of a column.
+
+    Args:
+        column: Its name.
+        given: The type of its values.
+        wanted: Its type in the table.
+        read: See `ReadText`. Without it the encoder takes no texts that the server has to read.
 
     Raises:
         SchemaError: if the type does not go into the column, or only with a loss.
     """
     if isinstance(given, pa.ListType | pa.LargeListType) and wanted.element is not None:
-        element = encoder(column, given.value_type, wanted.element)
+        element = encoder(column, given.value_type, wanted.element, read)
         return partial(array, element=element, element_oid=wanted.element_oid)
-    made = _encoder(column, given, wanted)
+    made = partial(read, column, wanted) if is_text_read(given, wanted) else _encoder(column, given, wanted)
     if made is None:
         raise _refused(column, given, wanted)
     return made
+
+
+def is_text_read(given: pa.DataType, wanted: ServerType) -> bool:
+    """Returns True if the server reads the values from text, since no type of Spark's is like the column's."""
+    if isinstance(given, pa.ListType | pa.LargeListType) and wanted.element is not None:
+        return is_text_read(given.value_type, wanted.element)
+    is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
+    return is_text and wanted.element is None and bool(wanted.send) and wanted.name not in _WRITTEN
 
 
 def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | None:
@@ -264,11 +290,22 @@ _TEXTS: Mapping[str, Callable[[pa.Array], list[Part]]] = {
 }
 
 
+_WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", "bytea", "date", "interval"}) | {
+    "timestamp",
+    "timestamptz",
+}
+"""The types to which the encoders here write."""
+
+
 def _refused(column: str, given: pa.DataType, wanted: ServerType) -> SchemaError:
     shown = str(given)
     spark = _SPARK_NAMES.get(shown, "timestamp" if shown.startswith("timestamp[") else shown)
+    if wanted.send and wanted.element is None and wanted.name not in _WRITTEN:
+        step = f"Cast it to string in the query: the server reads {wanted.shown} from text."
+    else:
+        step = "Cast it in the query to a type that fits without a loss, see docs/postgres.md."
     family = next((hint for start, hint in _HINTS.items() if shown.removeprefix("large_").startswith(start)), "")
     return SchemaError(
         f"Column {column!r} is {spark}, and in the table {wanted.shown}: such values are not written there.",
-        next_step=family or "cast it in the query to a type that fits without a loss, see docs/postgres.md.",
+        next_step=family or step,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -24,6 +25,7 @@ from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
 from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
 from sparkonce.sinks.postgres.outcomes import is_about_row, prepare_error, server_message
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
+from sparkonce.sinks.postgres.texts import read_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,6 +83,7 @@ class PostgresWriter(SinkWriter):
         self._cursor: Any = None
         self._columns: tuple[str, ...] = ()
         self._encoders: list[Encode] = []
+        self._is_text_read = False
         self._signature = ""
         self._rows = 0
         self._prepared = False
@@ -97,10 +100,14 @@ class PostgresWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         """Sends rows to the COPY, which the first ones open. See `SinkWriter.write`."""
         with self._explained():
-            if self._copy is None:
+            if not self._encoders:
                 self._open_table(rows)
-                self._start_copy(freeze=self._job.commit == STAGED)
             with within(self._open(), self._job.limits.slot_s):
+                if self._is_text_read:  # which a session does not do in the middle of a COPY
+                    self._copy_whole(list(encode_rows(rows, self._encoders)), rows.num_rows)
+                    return
+                if self._copy is None:
+                    self._start_copy(freeze=self._job.commit == STAGED)
                 for piece in encode_rows(rows, self._encoders):
                     self._copy.write(piece)
         self._rows += rows.num_rows
@@ -121,7 +128,7 @@ class PostgresWriter(SinkWriter):
         connection, limits = self._open(), self._job.limits
         with self._explained(), within(connection, limits.commit_s + limits.answer_s):
             if self._copy is not None or not self._encoders:
-                self._end_copy()
+                self._end_copy(self._rows)
             self._check_table(connection)
             connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(round(limits.commit_s * 1000)))
             if self._job.commit == TWO_PHASE:
@@ -162,7 +169,8 @@ class PostgresWriter(SinkWriter):
         with within(connection, job.limits.answer_s + job.limits.lock_s):
             table = _table(connection, job)
             self._columns = tuple(rows.schema.names)
-            self._encoders = table.encoders(rows.schema)
+            self._encoders = table.encoders(rows.schema, partial(read_texts, connection))
+            self._is_text_read = table.is_text_read(rows.schema)
             self._signature = table.signature
             connection.execute(self._opening(table))
 
@@ -181,29 +189,31 @@ class PostgresWriter(SinkWriter):
 
     def _attempt(self, rows: pa.RecordBatch) -> str:
         """Writes these rows and returns an empty text, or none of them and returns the reason."""
-        try:
-            pieces = list(encode_rows(rows, self._encoders))
-        except PrepareError as error:
-            return error.message
-        connection, before = self._open(), self._rows
+        connection = self._open()
         with within(connection, self._job.limits.slot_s):
             try:
-                self._start_copy(freeze=False)
-                for piece in pieces:
-                    self._copy.write(piece)
-                self._rows = rows.num_rows
-                self._end_copy()
-                self._rows += before
+                self._copy_whole(list(encode_rows(rows, self._encoders)), rows.num_rows)
                 connection.execute(_GO_ON)
+            except PrepareError as error:
+                reason = error.message
             except psycopg.Error as error:
                 if not is_about_row(error):
                     raise
-                self._rows, self._copy = before, None
+                self._copy = None
                 with suppress(psycopg.Error):
                     self._copying.close()
-                connection.execute(_BACK)
-                return server_message(error)
-        return ""
+                reason = server_message(error)
+            else:
+                return ""
+            connection.execute(_BACK)
+        return reason
+
+    def _copy_whole(self, pieces: Iterable[memoryview], rows: int) -> None:
+        """Writes rows in a COPY of their own."""
+        self._start_copy(freeze=False)
+        for piece in pieces:
+            self._copy.write(piece)
+        self._end_copy(rows)
 
     def _opening(self, table: Table) -> sql.Composed:
         """Returns the statements before the rows, in one round trip."""
@@ -232,7 +242,7 @@ class PostgresWriter(SinkWriter):
             return "", _DIRECT_STAGING
         return job.target.schema, job.target.table
 
-    def _end_copy(self) -> None:
+    def _end_copy(self, rows: int) -> None:
         if self._copy is None:
             raise PrepareError(f"Slot {self._slot} prepares without rows.")
         self._copy.write(TRAILER)
@@ -246,8 +256,8 @@ class PostgresWriter(SinkWriter):
             ) from None
         taken, self._copy = self._cursor.rowcount, None
         # A table may have triggers that leave rows out; a staging table has none.
-        if self._job.commit == STAGED and taken != self._rows:
-            raise PrepareError(f"Slot {self._slot}: the server took {taken} of {self._rows} rows.")
+        if self._job.commit == STAGED and taken != rows:
+            raise PrepareError(f"Slot {self._slot}: the server took {taken} of {rows} rows.")
 
     def _check_table(self, connection: Connection) -> None:
         """Sees that the table is what the rows were encoded for."""
