@@ -27,7 +27,7 @@ from postgres_witness import (
     server_fixture,
     staging_tables,
 )
-from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
@@ -450,6 +450,73 @@ def test_the_last_row_of_a_key_wins_and_order_by_says_which_that_is(server: Post
         # Not in the order of the slots.
         assert outcomes(finish(given, *reversed(handles))) == [COMMITTED, COMMITTED]
         assert ask(server, "SELECT * FROM t") == [(1, wanted, 5)]
+
+
+@pytest.mark.parametrize("rule", [{"order_by": "at"}, {"update_when": "source.at >= target.at"}])
+def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(
+    server: PostgresServer, rule: dict[str, str]
+) -> None:
+    ask(server, "CREATE TABLE newest (id bigint PRIMARY KEY, at bigint, text text)")
+    given = sink(server, table="newest", mode="upsert", key_columns=["id"], **rule)
+    for batch, (at, text) in enumerate([(5, "first"), (3, "late"), (5, "again"), (9, "last"), (8, "late")]):
+        data = pa.record_batch({"id": [1], "at": [at], "text": [text]})
+        assert outcomes(finish(given, prepare(given, data, batch=batch))) == [COMMITTED]
+        expected = {0: "first", 1: "first", 2: "again"}.get(batch, "last")
+        assert ask(server, "SELECT text FROM newest") == [(expected,)]
+
+
+def test_a_null_is_older_than_any_value(server: PostgresServer) -> None:
+    ask(server, "CREATE TABLE newest (id bigint PRIMARY KEY, at bigint, text text)")
+    given = sink(server, table="newest", mode="upsert", key_columns=["id"], order_by="at")
+    for batch, (at, expected) in enumerate([(None, "0"), (None, "1"), (4, "2"), (None, "2")]):
+        data = pa.record_batch({"id": [1], "at": pa.array([at], pa.int64()), "text": [str(batch)]})
+        finish(given, prepare(given, data, batch=batch))
+        assert ask(server, "SELECT text FROM newest") == [(expected,)]
+
+
+def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(server: PostgresServer) -> None:
+    ask(server, 'CREATE TABLE newest (id bigint PRIMARY KEY, at bigint, "a value" text NOT NULL)')
+    rule = {"order_by": "at", "delete_when": 'source."a value" IS NULL'}
+    given = sink(server, table="newest", mode="upsert", key_columns=["id"], **rule)
+    batches = [
+        [(1, 5, "a"), (2, 5, "b"), (3, 5, "c"), (4, 5, None)],  # the last one is not there: nothing to do
+        [(1, 4, None), (2, 6, None), (3, 6, "d"), (3, 7, None), (5, 7, None), (5, 8, "e")],
+    ]
+    for batch, values in enumerate(batches):
+        at = [pa.array(column) for column in zip(*values, strict=True)]
+        data = pa.record_batch(dict(zip(("id", "at", "a value"), at, strict=True)))
+        handle = prepare(given, data, batch=batch)
+        with closing(given.committer()) as committer:
+            assert committer.check_prepared([handle]) == ""
+            assert outcomes(committer.commit([handle])) == [COMMITTED]
+    assert ask(server, "SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
+
+
+def test_a_null_that_deletes_nothing_is_refused_before_the_decision(server: PostgresServer) -> None:
+    ask(server, "CREATE TABLE newest (id bigint PRIMARY KEY, kind text, value text NOT NULL)")
+    given = sink(server, table="newest", mode="upsert", key_columns=["id"], delete_when="source.kind = 'd'")
+    data = pa.record_batch({"id": [1, 2], "kind": ["d", "u"], "value": pa.array([None, None], pa.string())})
+    handle = prepare(given, data)
+    with closing(given.committer()) as committer, pytest.raises(PrepareError, match="23502"):
+        committer.check_prepared([handle])
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"update_when": "source.at > target.nothing"}, "PostgreSQL refuses update_when='source.at > target.nothing'"),
+        ({"update_when": "source.at >"}, "PostgreSQL refuses update_when="),
+        ({"delete_when": "source.at > 'x'"}, "PostgreSQL refuses delete_when="),
+    ],
+)
+def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
+    server: PostgresServer, rule: dict[str, str], says: str
+) -> None:
+    ask(server, "CREATE TABLE newest (id bigint PRIMARY KEY, at bigint)")
+    given = sink(server, table="newest", mode="upsert", key_columns=["id"], **rule)
+    with pytest.raises(PreflightError) as refused:
+        given.preflight(QUERY, None)
+    assert says in refused.value.message
 
 
 def test_on_conflict_nothing_keeps_what_is_there(server: PostgresServer) -> None:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.plain import read_json
+from sparkonce.sinks._shared.upserts import NO_RULES, UpsertRules
 
 FORMAT_ID = 0x53504F31
 """``SPO1``: the formatID of every xid of ours."""
 
 PREFIX_LIMIT_BYTES = 64
 """The prefix is the xid's ``bqual``, which both servers limit to 64 bytes."""
+
+COMMENT_LIMIT = 2048
+"""The most characters of a table's comment."""
 
 _GTRID = re.compile(
     rb"(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})\.(?P<copy>[0-9a-f]{12})"
@@ -111,12 +115,14 @@ class StagingTable:
         begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
         table: The target of the rows.
         keys: The key columns of an upsert; none to append.
+        rules: The conditions of an upsert.
     """
 
     name: TransactionName
     begun_ms: int
     table: str
     keys: tuple[str, ...]
+    rules: UpsertRules = NO_RULES
 
     def comment(self) -> str:
         """Returns the comment that `parse` reads."""
@@ -125,6 +131,7 @@ class StagingTable:
             "begun_ms": self.begun_ms,
             "table": self.table,
             "keys": self.keys,
+            **self.rules.given(),
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         # Comments hold three bytes a character, and a question mark in place of a longer one.
@@ -144,7 +151,17 @@ class StagingTable:
         begun, target, keys = fields.get("begun_ms"), fields.get("table"), fields.get("keys")
         if name is None or name.copy != match["copy"] or not isinstance(begun, int) or not isinstance(keys, list):
             return None
-        return cls(name=name, begun_ms=begun, table=str(target), keys=tuple(map(str, keys)))
+        rules = UpsertRules(**{setting: str(fields[setting]) for setting in UpsertRules.SETTINGS if setting in fields})
+        return cls(name=name, begun_ms=begun, table=str(target), keys=tuple(map(str, keys)), rules=rules)
+
+
+def longest_comment(prefix: str, table: str, keys: tuple[str, ...], rules: UpsertRules) -> int:
+    """Returns the most characters that a staging table's comment may take."""
+    far = 10**18
+    name = TransactionName(
+        prefix=prefix, query="0" * 12, token=Token(far, "0" * 8), batch=far, slot=10**9, copy="0" * 12
+    )
+    return len(StagingTable(name=name, begun_ms=far, table=table, keys=keys, rules=rules).comment())
 
 
 def lock_name(copy: str) -> str:

@@ -17,12 +17,13 @@ from sparkonce.errors import PreflightError
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
+from sparkonce.sinks._shared.upserts import UpsertRules
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, MySQLError, connect, numbered_message
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import quote, stage_table
 from sparkonce.sinks.mysql.settings import address
-from sparkonce.sinks.mysql.statements import definition
+from sparkonce.sinks.mysql.statements import definition, upsert_steps
 from sparkonce.sinks.mysql.target import KEYS, Column, bind, describe
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class PreflightRequest:
         settings: Of the connection.
         table: The target.
         key_columns: Of upserts; none to append.
+        rules: Which row of a key counts.
         commit: ``two_phase`` or ``staged``; empty below EXACTLY_ONCE.
         prefix: Of the names of transactions.
         schema: Of the rows, if it is known.
@@ -72,6 +74,7 @@ class PreflightRequest:
     settings: Mapping[str, Any] = field(repr=False)
     table: str
     key_columns: tuple[str, ...]
+    rules: UpsertRules
     commit: str
     prefix: str
     schema: pa.Schema | None
@@ -335,7 +338,8 @@ def _check_commit(
         connection.rows(flavour.recover)
     if request.commit != STAGED:
         return
-    probe = quote(stage_table(secrets.token_hex(6)))
+    name = stage_table(secrets.token_hex(6))
+    probe = quote(name)
     with _attempts.of(
         "Making a staging table", "Grant CREATE, DROP, SELECT and INSERT on the database to the user of the settings."
     ):
@@ -353,7 +357,27 @@ def _check_commit(
                 "Use commit='two_phase', or fewer or shorter columns.",
             ) from None
         connection.run(f"INSERT INTO {probe} SELECT * FROM {probe} WHERE FALSE")  # noqa: S608 - ours
-        connection.run(f"DROP TABLE {probe}")
+        try:
+            _check_rules(connection, request, name, [one.name for one in written])
+        finally:
+            connection.run(f"DROP TABLE {probe}")
+
+
+def _check_rules(connection: Connection, request: PreflightRequest, stage: str, written: Sequence[str]) -> None:
+    """Merges an empty staging table by the rules of the upsert, which the server may refuse."""
+    if not request.rules.given() or not written:
+        return
+    try:
+        for step in upsert_steps(stage, request.table, written, request.key_columns, request.rules):
+            connection.run(step)
+    except MySQLError as error:
+        given = " and ".join(f"{setting}={text!r}" for setting, text in request.rules.given().items())
+        raise PreflightError(
+            f"The server refuses to upsert into table {request.table!r} with {given}: {numbered_message(error)}",
+            next_step="Write the server's SQL, over source.… (the batch's row) and target.… (the table's row). "
+            "delete_when needs the right DELETE on the table.",
+            setting=next(iter(request.rules.given())),
+        ) from None
 
 
 def _check_database(connection: Connection, recorded: Facts | None) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import need_package, nonempty
+from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, files_of
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
 from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT, MergesStaged
-from sparkonce.sinks.mysql.names import PREFIX_LIMIT_BYTES
+from sparkonce.sinks._shared.upserts import UpsertRules
+from sparkonce.sinks.mysql.names import COMMENT_LIMIT, PREFIX_LIMIT_BYTES, longest_comment
 from sparkonce.sinks.mysql.settings import TLS_FILES, address, connection_settings
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         mode: ``append`` inserts, and a row whose key is there already is an error. ``upsert`` replaces the row with the
             same ``key_columns``, or inserts it.
         key_columns: For ``upsert``: the columns of a unique key of the table; one as a text, several as a list.
+        order_by: For ``upsert``: of rows with one key, the one with the greatest value of this column wins, also over
+            the table's row. Among equals, and without it, the last row of the highest slot of the newest batch does.
+        update_when: For ``upsert``: a further condition in SQL under which a row replaces the table's, such as
+            ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
+        delete_when: For ``upsert``: rows for which this holds, such as ``source.value IS NULL``, delete the table's row
+            of their key. These three need ``commit="staged"`` and EXACTLY_ONCE.
         commit: ``staged`` writes to a table a slot, which the driver merges in one transaction a batch. ``two_phase``
             writes into the target in XA transactions, one a slot. See docs/mysql.md for which is better when.
         prefix: Begins, with `name`, the names of all transactions: 64 bytes at most together.
@@ -51,6 +59,9 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         name: str = "mysql",
         mode: str = "append",
         key_columns: str | Sequence[str] = (),
+        order_by: str | None = None,
+        update_when: str | None = None,
+        delete_when: str | None = None,
         commit: str = "staged",
         prefix: str = "sparkonce",
         guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
@@ -62,8 +73,24 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         self.settings = connection_settings(settings)
         self.table = nonempty("table", table, example="the name of the target table")
         self.mode, self.key_columns = shared.mode(mode, key_columns)
+        self.rules = UpsertRules.of(self.mode, order_by=order_by, update_when=update_when, delete_when=delete_when)
         self.commit = shared.commit(commit)
+        if self.rules.given() and (self.commit == TWO_PHASE or guarantee is not Guarantee.EXACTLY_ONCE):
+            setting = next(iter(self.rules.given()))
+            raise ConfigurationError(
+                f"{setting} with commit={commit!r} and guarantee={guarantee.name}: rows are compared when a staged "
+                "batch is merged.",
+                next_step="Leave commit and guarantee out.",
+                setting=setting,
+            )
         self.prefix = shared.name_prefix(prefix, name, most_bytes=PREFIX_LIMIT_BYTES)
+        if (size := longest_comment(self.prefix, self.table, self.key_columns, self.rules)) > COMMENT_LIMIT:
+            raise ConfigurationError(
+                f"table, key_columns and conditions take {size} characters of a staging table's comment, and "
+                f"{COMMENT_LIMIT} are allowed.",
+                next_step="Make the conditions shorter: compute a column in the DataFrame, and read that.",
+                setting="update_when" if self.rules.update_when else "delete_when",
+            )
         self.commit_timeout_s = shared.seconds("commit_timeout_s", commit_timeout_s, least=1)
         self.lock_timeout_s = shared.seconds("lock_timeout_s", lock_timeout_s, least=1)
         self._schema: pa.Schema | None = None
@@ -109,6 +136,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         names = super().columns(schema)
         check_kinds(schema)
         check_names(schema, self.key_columns)
+        self.rules.check_columns(names, fold=True)
         self._schema = schema
         return names
 
@@ -123,6 +151,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
             settings=self.settings,
             table=self.table,
             key_columns=self.key_columns,
+            rules=self.rules,
             commit=self.commit if self.guarantee is Guarantee.EXACTLY_ONCE else "",
             prefix=self.prefix,
             schema=self._schema,
@@ -150,6 +179,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
             settings=self.settings,
             table=self.table,
             key_columns=self.key_columns,
+            rules=self.rules,
             prefix=facts.get("prefix", ""),
             server=facts.get("server", ""),
             lock_wait_s=int(self.lock_timeout_s),

@@ -18,6 +18,7 @@ from sparkonce.sinks.mysql.names import StagingTable, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import LOCKED, NO_PARENT, NO_SUCH_TABLE, finished
 from sparkonce.sinks.mysql.prepared import end_holder, recovered
 from sparkonce.sinks.mysql.statements import merge as merge_statement
+from sparkonce.sinks.mysql.statements import upsert_steps
 from sparkonce.sinks.mysql.target import describe, may_refuse
 
 _WAIT_S = 5
@@ -91,7 +92,8 @@ def try_merge(session: Session, wanted: Mapping[markers.Marker, int]) -> str:
     refusing = {
         (stage.table, stage.keys)
         for stage in {(stage.table, stage.keys): stage for stage in stages}.values()
-        if may_refuse(connection, stage.table, _columns(connection, stage), stage.keys, has_checks=has_checks)
+        if stage.rules.conditions
+        or may_refuse(connection, stage.table, _columns(connection, stage), stage.keys, has_checks=has_checks)
     }
     trying = [stage for stage in stages if (stage.table, stage.keys) in refusing]
     if not trying:
@@ -174,10 +176,15 @@ def _not_listed(connection: Connection, name: TransactionName) -> Finished:
 
 def _merge_one(connection: Connection, stage: StagingTable, rows: int, on_conflict: str = "") -> Finished | None:
     """Merges one staging table's rows; returns an answer if they cannot be merged as they are."""
-    source, table = stage_table(stage.name.copy), stage.table
-    merged = connection.run(merge_statement(source, table, _columns(connection, stage), stage.keys, on_conflict))
-    if merged.warnings:
-        return _changed(source, table, connection.first_warnings())
+    source, table, columns = stage_table(stage.name.copy), stage.table, _columns(connection, stage)
+    if stage.rules.given():
+        steps = upsert_steps(source, table, columns, stage.keys, stage.rules)
+    else:
+        steps = [merge_statement(source, table, columns, stage.keys, on_conflict)]
+    for step in steps:
+        merged = connection.run(step)
+        if merged.warnings:
+            return _changed(source, table, connection.first_warnings())
     # An upsert's count is not that of its rows. Counted afterwards, a row that was deleted in between is missed, too.
     is_counted = bool(stage.keys or on_conflict)
     came = connection.row(f"SELECT COUNT(*) FROM {quote(source)}")[0] if is_counted else merged.rows  # noqa: S608 - quoted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparkonce.sinks._shared.upserts import UpsertRules
 from sparkonce.sinks.mysql.flavours import Flavour
 from sparkonce.sinks.mysql.names import quote
 from sparkonce.sinks.mysql.target import Column
@@ -59,6 +60,41 @@ def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str], o
         f"{quote(table)}.{quote(column)} = sparkonce_stage.{quote(column)}" for column in updated(columns, keys)
     )
     return f"{statement} ON DUPLICATE KEY UPDATE {sets}"
+
+
+def upsert_steps(stage: str, table: str, columns: Sequence[str], keys: Sequence[str], rules: UpsertRules) -> list[str]:
+    """Returns the statements that merge a staging table by rules: of each key one row of it counts.
+
+    New keys are inserted first. That locks the rows of all keys, so that nobody changes them before they are compared.
+    """
+    listed = ", ".join(map(quote, columns))
+    last = [*([f"{quote(rules.order_by)} DESC"] if rules.order_by else []), "sparkonce_row DESC"]
+    rank = f"ROW_NUMBER() OVER (PARTITION BY {', '.join(map(quote, keys))} ORDER BY {', '.join(last)})"
+    newest = (
+        f"(SELECT {listed} FROM (SELECT {listed}, {rank} AS sparkonce_rank FROM {quote(stage)}) AS sparkonce_ranked "  # noqa: S608 - quoted
+        "WHERE sparkonce_rank = 1) AS source"
+    )
+    same = " AND ".join(f"target.{quote(key)} = source.{quote(key)}" for key in keys)
+    joined = f"{quote(table)} AS target JOIN {newest} ON {same}"
+    newer, order = [], quote(rules.order_by)
+    if rules.order_by:
+        newer = [f"(target.{order} IS NULL OR source.{order} >= target.{order})"]
+    steps, kept = [], []
+    if rules.delete_when:
+        steps.append(f"DELETE target FROM {joined} WHERE {' AND '.join([*newer, _condition(rules.delete_when)])}")
+        kept = [f"{_condition(rules.delete_when)} IS NOT TRUE"]
+    where = f" WHERE {kept[0]}" if kept else ""
+    key = f"{quote(table)}.{quote(keys[0])}"
+    new = f"SELECT {listed} FROM {newest}{where}"  # noqa: S608 - quoted
+    steps.append(f"{insert_into(table, columns)} {new} ON DUPLICATE KEY UPDATE {key} = {key}")
+    update = [*newer, *([_condition(rules.update_when)] if rules.update_when else []), *kept]
+    sets = ", ".join(f"target.{quote(one)} = source.{quote(one)}" for one in updated(columns, keys))
+    steps.append(f"UPDATE {joined} SET {sets} WHERE {' AND '.join(update)}")  # noqa: S608 - quoted
+    return steps
+
+
+def _condition(text: str) -> str:
+    return f"(\n{text}\n)"
 
 
 def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:

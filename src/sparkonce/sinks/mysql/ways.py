@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
@@ -57,13 +58,20 @@ class StagedWriter(MySQLWriter):
         """Does nothing: the first rows, which have the columns, make the table."""
 
     def _first_rows(self, connection: Connection) -> None:
+        if self._how.rules.delete_when:  # a row that deletes has a key, and may have nothing else
+            keys = {key.lower() for key in self._how.key_columns}
+            self._bound = [one if one.name.lower() in keys else replace(one, nullable=True) for one in self._bound]
         parts = [definition(column) for column in self._bound]
         if self._flavour is MARIADB:
             checks = checks_of(connection, self._how.table, [column.name for column in self._bound])
             parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
         columns = ", ".join(parts)
         stage = StagingTable(
-            name=self._name, begun_ms=int(self._begun_ms), table=self._how.table, keys=self._how.key_columns
+            name=self._name,
+            begun_ms=int(self._begun_ms),
+            table=self._how.table,
+            keys=self._how.key_columns,
+            rules=self._how.rules,
         )
         connection.run(
             f"CREATE TABLE {quote(stage_table(self._name.copy))} "

@@ -14,6 +14,7 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Refused, SinkWriter, WriterContext
 from sparkonce.sinks._shared.refusing import offered
+from sparkonce.sinks._shared.upserts import UpsertRules
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
 from sparkonce.sinks.mysql.connection import (
@@ -61,6 +62,7 @@ class WriterSettings:
         settings: Of the connection, see `sparkonce.sinks.mysql.settings`.
         table: The target.
         key_columns: Of upserts; none to append.
+        rules: Which row of a key counts.
         prefix: Of the transaction's name.
         server: The identity of the server that preflight saw; empty below EXACTLY_ONCE.
         lock_wait_s: How long to wait for rows that another transaction has locked.
@@ -69,6 +71,7 @@ class WriterSettings:
     settings: Mapping[str, Any] = field(repr=False)
     table: str
     key_columns: tuple[str, ...]
+    rules: UpsertRules
     prefix: str
     server: str
     lock_wait_s: int

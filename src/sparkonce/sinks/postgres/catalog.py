@@ -85,13 +85,14 @@ class Table:
                 )
             )
         problems += [
-            SchemaError(f"Column {name!r} of key_columns or order_by is not in the query.", next_step="Add it.")
-            for name in (*target.keys, *filter(None, [target.order_by]))
+            SchemaError(f"Column {name!r} of key_columns is not in the query.", next_step="Add it.")
+            for name in target.keys
             if name not in given
         ]
         if problems:
             steps = dict.fromkeys(problem.next_step for problem in problems)
             raise SchemaError(" ".join(problem.message for problem in problems), next_step=" ".join(steps))
+        target.rules.check_columns(schema.names)
         return tuple(schema.names)
 
     def encoders(self, schema: pa.Schema, read: ReadText) -> list[Encode]:
@@ -387,7 +388,8 @@ def list_refusers(connection: Connection, target: Target, columns: Sequence[str]
             "update": is_upsert and target.on_conflict == "update",
         },
     ).fetchone()
-    return [f"{count} {what}" for what, count in zip(_REFUSERS_WORDS, row or (), strict=bool(row)) if count]
+    found = [f"{count} {what}" for what, count in zip(_REFUSERS_WORDS, row or (), strict=bool(row)) if count]
+    return [*found, *(f"the condition {setting}" for setting in target.rules.conditions)]
 
 
 _REFUSERS_WORDS = (

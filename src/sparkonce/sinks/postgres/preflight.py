@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import sql
 
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
@@ -31,7 +32,7 @@ from sparkonce.sinks.postgres.connection import Connection, connect, warn_of_wir
 from sparkonce.sinks.postgres.markers import check_markers, find_commits, read_system
 from sparkonce.sinks.postgres.outcomes import POOL_TRANSACTIONS, STATEMENT_POOLING, server_message
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Conninfo, Target, quoted
-from sparkonce.sinks.postgres.statements import create_commits
+from sparkonce.sinks.postgres.statements import create_commits, merge_steps
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -47,6 +48,8 @@ _STARTING = ("57P03", "starting up", "not yet accepting")
 _MADE_BY_ANOTHER = ("23505", "42P07", "42710")
 _TABLES = {"r": "table", "p": "partitioned table"}
 _KINDS = {"v": "view", "m": "materialized view", "f": "foreign table", "S": "sequence", "i": "index"}
+_WRONG_SQL = ("42", "22", "0A")
+"""The classes of SQLSTATE of statements that no server of this version takes."""
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
@@ -237,10 +240,16 @@ def _check_table(connection: Connection, request: PreflightRequest) -> Table:
             setting="table",
         )
     rights = ["INSERT"] if target.mode == APPEND else ["INSERT", "SELECT", "UPDATE"]
+    of_table = ["DELETE"] if target.delete_when else []
     missing = [
         right
         for right in rights
         if not _row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::oid, %s)", table.oid, right)[0]
+    ]
+    missing += [
+        right
+        for right in of_table
+        if not _row(connection, "SELECT pg_catalog.has_table_privilege(%s::oid, %s)", table.oid, right)[0]
     ]
     _check_usage(connection, target.schema, "schema")
     if missing:
@@ -251,7 +260,27 @@ def _check_table(connection: Connection, request: PreflightRequest) -> Table:
         )
     if target.mode == UPSERT:
         check_keys(connection, target, table)
+        _check_conditions(connection, target, table)
     return table
+
+
+def _check_conditions(connection: Connection, target: Target, table: Table) -> None:
+    """Has the server plan the merge of a batch, whose conditions it may refuse."""
+    if not target.rules.conditions:
+        return
+    columns = [column.name for column in table.columns if not column.computed]
+    try:
+        for step in merge_steps(target, columns, [sql.Identifier(target.schema, target.table)]):
+            connection.execute(sql.SQL("EXPLAIN ") + step)
+    except psycopg.Error as error:
+        if (error.sqlstate or "")[:2] not in _WRONG_SQL:
+            raise
+        given = " and ".join(f"{setting}={condition!r}" for setting, condition in target.rules.conditions.items())
+        raise PreflightError(
+            f"PostgreSQL refuses {given} for table {target}: {server_message(error)}.",
+            next_step="Write it in PostgreSQL's SQL, over source.… (the batch's row) and target.… (the table's row).",
+            setting=next(iter(target.rules.conditions)),
+        ) from None
 
 
 def _warn_of_changes(connection: Connection, request: PreflightRequest, table: Table) -> None:

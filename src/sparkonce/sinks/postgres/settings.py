@@ -12,6 +12,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.needs import files_of
 from sparkonce.protocol.plain import read_json
 from sparkonce.sinks._shared.settings import APPEND, CONFLICTS, UPSERT, seconds
+from sparkonce.sinks._shared.upserts import UpsertRules
 
 COMMITS_TABLE = "sparkonce_commits"
 
@@ -102,7 +103,9 @@ class Target:
         mode: ``append`` or ``upsert``.
         keys: The columns of the unique index that decides, for ``upsert``.
         on_conflict: One of `CONFLICTS`, for ``upsert``.
-        order_by: The column whose greatest value wins where one batch has a key twice; empty for the last row.
+        order_by: The column whose greatest value wins, in the batch and in the table; empty for the last row.
+        update_when: The condition under which a row replaces the table's; empty for none.
+        delete_when: The condition under which a row deletes the table's; empty for none.
     """
 
     schema: str
@@ -111,6 +114,8 @@ class Target:
     keys: tuple[str, ...] = ()
     on_conflict: str = "update"
     order_by: str = ""
+    update_when: str = ""
+    delete_when: str = ""
 
     def __str__(self) -> str:
         return f"{quoted(self.schema)}.{quoted(self.table)}"
@@ -120,17 +125,17 @@ class Target:
         one_of("on_conflict", self.on_conflict, CONFLICTS)
         for setting, name in (("schema", self.schema), ("table", self.table)):
             check_identifier(setting, name)
-        if self.mode != UPSERT and (self.order_by or self.on_conflict != "update"):
+        if self.mode != UPSERT and self.on_conflict != "update":
             raise ConfigurationError(
-                f"mode={self.mode!r} with order_by={self.order_by!r} and on_conflict={self.on_conflict!r}, which are "
-                "for upserts.",
-                next_step="Leave them out, or set mode='upsert'.",
+                f"mode={self.mode!r} with on_conflict={self.on_conflict!r}, which is for upserts.",
+                next_step="Leave it out, or set mode='upsert'.",
+                setting="on_conflict",
             )
-        if self.order_by and self.on_conflict == "nothing":
-            raise ConfigurationError(
-                f"order_by={self.order_by!r} with on_conflict='nothing', which keeps the row that is there.",
-                next_step="Leave one of them out.",
-            )
+
+    @property
+    def rules(self) -> UpsertRules:
+        """Which row of a key counts."""
+        return UpsertRules(order_by=self.order_by, update_when=self.update_when, delete_when=self.delete_when)
 
     def to_text(self, columns: tuple[str, ...]) -> str:
         """Returns it and the columns that are written as text, for the marker of a staged copy."""
@@ -142,6 +147,7 @@ class Target:
                 "keys": self.keys,
                 "on_conflict": self.on_conflict,
                 "order_by": self.order_by,
+                **self.rules.conditions,
                 "columns": columns,
             },
             separators=(",", ":"),

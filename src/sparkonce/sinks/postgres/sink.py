@@ -13,6 +13,7 @@ from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT, MergesStaged
+from sparkonce.sinks._shared.upserts import UpsertRules
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target, check_identifier
 
 if TYPE_CHECKING:
@@ -33,8 +34,12 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         mode: ``append`` adds rows; ``upsert`` replaces those with the same key.
         key_columns: For ``upsert``: the columns of a unique index, none of which may be null; one as a text, several
             as a list.
-        order_by: For ``upsert``: where one batch has a key twice, the row with the greatest value of this column wins.
-            Without it, and among equals, the last row of the highest slot does.
+        order_by: For ``upsert``: of rows with one key, the one with the greatest value of this column wins, also over
+            the table's row. Among equals, and without it, the last row of the highest slot of the newest batch does.
+        update_when: For ``upsert``: a further condition in SQL under which a row replaces the table's, such as
+            ``source.version > target.version``. ``source`` is the batch's row, ``target`` the table's.
+        delete_when: For ``upsert``: rows for which this holds, such as ``source.value IS NULL``, delete the table's row
+            of their key.
         on_conflict: For ``upsert``: ``update`` replaces the row that is there, ``nothing`` keeps it.
         commit: ``staged`` or ``two_phase``, see docs/postgres.md. ``upsert`` needs ``staged``.
         commits_schema: The schema of the markers (``sparkonce_commits``) and staging tables; None for `schema`.
@@ -58,6 +63,8 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         mode: str = "append",
         key_columns: str | Sequence[str] = (),
         order_by: str | None = None,
+        update_when: str | None = None,
+        delete_when: str | None = None,
         on_conflict: str = "update",
         commit: str = "staged",
         commits_schema: str | None = None,
@@ -77,7 +84,9 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
             mode=mode,
             keys=keys,
             on_conflict=on_conflict,
-            order_by=order_by or "",
+            **UpsertRules.of(
+                mode, on_conflict, order_by=order_by, update_when=update_when, delete_when=delete_when
+            ).given(),
         )
         self.target.check()
         self.commit = shared.commit(commit)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks._shared.upserts import with_source
 from sparkonce.sinks.postgres.catalog import Table
 from sparkonce.sinks.postgres.names import staging_table
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Target
@@ -42,7 +43,9 @@ def insert_marker(schema: str, name: TransactionName, state: str, target: str) -
     )
 
 
-def create_staging(schema: str, name: TransactionName, table: Table, columns: Sequence[str]) -> sql.Composed:
+def create_staging(
+    schema: str, name: TransactionName, table: Table, target: Target, columns: Sequence[str]
+) -> sql.Composed:
     """Makes a copy's staging table: the columns that are written, with the target's checks of these alone.
 
     So a row that such a check refuses is refused before the batch is decided.
@@ -52,7 +55,9 @@ def create_staging(schema: str, name: TransactionName, table: Table, columns: Se
     for column in columns:
         # The server has written the type itself, so it needs no quotes.
         declared = sql.SQL(known[column].declared)
-        not_null = sql.SQL(" NOT NULL" if known[column].required else "")
+        # A row that deletes has a key, and may have nothing else.
+        may_be_null = not known[column].required or (target.delete_when and column not in target.keys)
+        not_null = sql.SQL("" if may_be_null else " NOT NULL")
         parts.append(sql.SQL("{} {}{}").format(sql.Identifier(column), declared, not_null))
     for check, about, condition in table.checks:
         if set(about) <= set(columns):
@@ -75,49 +80,83 @@ def drop_staging(schema: str, names: Iterable[TransactionName]) -> sql.Composed:
 
 
 def merge(target: Target, columns: Sequence[str], staged: Sequence[sql.Identifier]) -> sql.Composed:
-    """Moves the rows of staging tables into the target.
+    """Moves the rows of staging tables into the target, see `merge_steps`."""
+    return sql.SQL("; ").join(merge_steps(target, columns, staged))
+
+
+def merge_steps(target: Target, columns: Sequence[str], staged: Sequence[sql.Identifier]) -> list[sql.Composed]:
+    """Returns the statements that move the rows of staging tables into the target.
 
     Args:
         target: The table and its rules.
         columns: The columns that were written.
         staged: The staging tables, by slot: of rows with the same key the last one wins.
     """
-    into = sql.SQL("INSERT INTO {} ({})").format(sql.Identifier(target.schema, target.table), _names(columns))
+    table = sql.Identifier(target.schema, target.table)
+    into = sql.SQL("INSERT INTO {} AS target ({})").format(table, _names(columns))
     if target.mode == "append":
-        moves = [sql.SQL("{} SELECT {} FROM {}").format(into, _names(columns), table) for table in staged]
-        return sql.SQL("; ").join(moves)
+        return [sql.SQL("{} SELECT {} FROM {}").format(into, _names(columns), one) for one in staged]
     numbered = [
-        sql.SQL("SELECT {}, {} AS {}, ctid AS {} FROM {}").format(_names(columns), number, _SLOT, _PLACE, table)
-        for number, table in enumerate(staged)
+        sql.SQL("SELECT {}, {} AS {}, ctid AS {} FROM {}").format(_names(columns), number, _SLOT, _PLACE, one)
+        for number, one in enumerate(staged)
     ]
     rows = sql.SQL(" UNION ALL ").join(numbered)
     if target.on_conflict == "nothing":
         # Without keys: whichever unique index or exclusion constraint finds a row.
         arbiter = sql.SQL("({})").format(_names(target.keys)) if target.keys else sql.SQL("")
-        return sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(
-            into, _names(columns), rows, _SLOT, _PLACE, arbiter
-        )
+        return [
+            sql.SQL("{} SELECT {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT {} DO NOTHING").format(
+                into, _names(columns), rows, _SLOT, _PLACE, arbiter
+            )
+        ]
     last = [sql.SQL("{} DESC").format(one) for one in (_SLOT, _PLACE)]
     if target.order_by:
         last.insert(0, sql.SQL("{} DESC NULLS LAST").format(sql.Identifier(target.order_by)))
-    return sql.SQL("{} SELECT DISTINCT ON ({}) {} FROM ({}) AS r ORDER BY {}, {} ON CONFLICT ({}) DO {}").format(
-        into,
-        _names(target.keys),
-        _names(columns),
-        rows,
-        _names(target.keys),
-        sql.SQL(", ").join(last),
-        _names(target.keys),
-        _update(target, columns),
+    newest = sql.SQL("SELECT DISTINCT ON ({}) {} FROM ({}) AS r ORDER BY {}, {}").format(
+        _names(target.keys), _names(columns), rows, _names(target.keys), sql.SQL(", ").join(last)
     )
+    steps: list[sql.Composed] = []
+    keep: sql.Composable = sql.SQL("")
+    if target.delete_when:
+        condition = _condition(target.delete_when)
+        same = sql.SQL(" AND ").join(
+            sql.SQL("target.{} = source.{}").format(*[sql.Identifier(key)] * 2) for key in target.keys
+        )
+        deletes = [same, *_newer(target, "source"), condition]
+        steps.append(
+            sql.SQL("DELETE FROM {} AS target USING ({}) AS source WHERE {}").format(
+                table, newest, sql.SQL(" AND ").join(deletes)
+            )
+        )
+        keep = sql.SQL(" WHERE ({}) IS NOT TRUE").format(condition)
+    upsert = sql.SQL("{} SELECT {} FROM ({}) AS source{} ON CONFLICT ({}) DO {}").format(
+        into, _names(columns), newest, keep, _names(target.keys), _update(target, columns)
+    )
+    return [*steps, upsert]
 
 
 def _update(target: Target, columns: Sequence[str]) -> sql.Composable:
     others = [sql.Identifier(column) for column in columns if column not in target.keys]
     if not others:
         return sql.SQL("NOTHING")
-    sets = [sql.SQL("{} = EXCLUDED.{}").format(column, column) for column in others]
-    return sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(sets))
+    sets = sql.SQL(", ").join(sql.SQL("{} = EXCLUDED.{}").format(column, column) for column in others)
+    conditions = _newer(target, "EXCLUDED")
+    if target.update_when:
+        conditions.append(_condition(with_source(target.update_when, "EXCLUDED")))
+    where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(conditions)) if conditions else sql.SQL("")
+    return sql.SQL("UPDATE SET {}{}").format(sets, where)
+
+
+def _newer(target: Target, source: str) -> list[sql.Composable]:
+    """Returns the condition that the batch's row is not older than the table's: a null is older than any value."""
+    if not target.order_by:
+        return []
+    column = sql.Identifier(target.order_by)
+    return [sql.SQL("(target.{} IS NULL OR {}.{} >= target.{})").format(column, sql.SQL(source), column, column)]
+
+
+def _condition(text: str) -> sql.Composable:
+    return sql.SQL("(\n") + sql.SQL(text) + sql.SQL("\n)")
 
 
 def _names(columns: Sequence[str]) -> sql.Composed:

@@ -232,7 +232,7 @@ class PostgresWriter(SinkWriter):
         marker = statements.insert_marker(schema, self._name, state, text)
         if job.commit == TWO_PHASE:
             return marker
-        return marker + statements.create_staging(schema, self._name, table, self._columns)
+        return marker + statements.create_staging(schema, self._name, table, job.target, self._columns)
 
     def _into(self) -> tuple[str, str]:
         job = self._job

@@ -1,0 +1,123 @@
+"""Which row of a key counts: in a batch, across batches, and against the table's row."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mariadb_witness import Witness, shared_server
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
+from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.testing.hooks import SinkHooks
+from sparkonce.testing.scene import Scene
+
+Row = tuple[int, int | None, str | None]
+
+
+class Batches(SinkHooks):
+    """Rows of the columns ``id``, ``at`` and ``text``: a slot's rows are those at its number."""
+
+    def __init__(self, *slots: list[Row]) -> None:
+        self.slots = slots
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        ids, at, text = zip(*self.slots[start], strict=True)
+        return pa.record_batch({"id": ids, "at": pa.array(at, pa.int64()), "text": pa.array(text, pa.string())})
+
+
+@pytest.fixture
+def witness() -> Witness:
+    witness = Witness(shared_server())
+    witness.run("CREATE TABLE newest (id BIGINT PRIMARY KEY, at BIGINT, text VARCHAR(9) NOT NULL) ENGINE=InnoDB")
+    return witness
+
+
+def upsert(witness: Witness, **rule: Any) -> MySQLSink:
+    return MySQLSink(witness.settings, table="newest", mode="upsert", key_columns=["id"], **rule)
+
+
+def write(sink: MySQLSink, batches: list[list[Row]]) -> None:
+    """Commits each of these as a batch of one slot, after its trial."""
+    with closing(Scene(Batches(*batches), sink)) as scene:
+        for batch, rows in enumerate(batches):
+            handle = scene.prepare(batch, len(rows), batch=batch)
+            assert scene.committer.check_prepared([handle]) == ""
+            assert scene.commit(handle) == [Outcome.COMMITTED]
+
+
+@pytest.mark.parametrize("rule", [{"order_by": "at"}, {"update_when": "source.at >= target.at"}])
+def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(witness: Witness, rule: dict[str, str]) -> None:
+    write(upsert(witness, **rule), [[(1, 5, "first")], [(1, 3, "late")]])
+    assert witness.one("SELECT text FROM newest") == "first"
+    write(upsert(witness, **rule), [[(1, 5, "again")], [(1, 9, "last")], [(1, 8, "late")]])
+    assert witness.one("SELECT text FROM newest") == "last"
+
+
+def test_the_greatest_row_of_a_batch_wins_in_a_slot_and_across_slots(witness: Witness) -> None:
+    slots: list[list[Row]] = [[(1, 7, "b"), (1, 9, "z"), (1, 8, "c")], [(1, 3, "a"), (2, None, "n"), (2, None, "m")]]
+    with closing(Scene(Batches(*slots), upsert(witness, order_by="at"))) as scene:
+        handles = [scene.prepare(slot, 3, slot=slot) for slot in range(2)]
+        assert scene.commit(*handles) == [Outcome.COMMITTED] * 2
+    assert witness.rows("SELECT id, text FROM newest ORDER BY id") == [(1, "z"), (2, "m")]
+
+
+def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(witness: Witness) -> None:
+    first: list[Row] = [(1, 5, "a"), (2, 5, "b"), (3, 5, "c"), (4, 5, None)]
+    second: list[Row] = [(1, 4, None), (2, 6, None), (3, 6, "d"), (3, 7, None), (5, 7, None), (5, 8, "e")]
+    write(upsert(witness, order_by="at", delete_when="source.text IS NULL"), [first, second])
+    assert witness.rows("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
+
+
+def test_a_null_that_deletes_nothing_is_refused_before_the_decision(witness: Witness) -> None:
+    sink = upsert(witness, delete_when="source.at < 0")
+    with closing(Scene(Batches([(1, -1, None), (2, 1, None)]), sink)) as scene:
+        handle = scene.prepare(0)
+        with pytest.raises(PrepareError, match="error 1048"):
+            scene.committer.check_prepared([handle])
+
+
+@pytest.mark.parametrize("rule", [{"update_when": "source.at > target.gone"}, {"delete_when": "source.at >"}])
+def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
+    witness: Witness, rule: dict[str, str]
+) -> None:
+    sink = upsert(witness, **rule)
+    sink.columns(Batches([(1, 1, "a")]).make_rows(0, 1).schema)
+    with pytest.raises(PreflightError, match=f"refuses to upsert into table 'newest' with {next(iter(rule))}="):
+        sink.preflight("0123456789ab", None)
+    assert witness.rows("SHOW TABLES LIKE 'sparkonce\\_stage%'") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"mode": "append", "key_columns": (), "order_by": "at"}, "order_by='at' with mode='append'"),
+        ({"delete_when": "target.at < 3"}, "reads target.…"),
+        ({"update_when": ""}, "update_when=''"),
+        ({"order_by": "at", "commit": "two_phase"}, "order_by with commit='two_phase'"),
+        ({"order_by": "at", "guarantee": Guarantee.AT_LEAST_ONCE}, "guarantee=AT_LEAST_ONCE"),
+        ({"update_when": "source.at > " + "1 + " * 500 + "1"}, "2048 are allowed"),
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused(arguments: dict[str, Any], says: str) -> None:
+    settings = {"host": "h", "user": "u", "database": "d"}
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        MySQLSink(settings, table="newest", **{"mode": "upsert", "key_columns": ["id"], **arguments})
+    assert refused.value.next_step
+
+
+def test_a_rule_that_reads_a_column_which_the_rows_lack_is_refused() -> None:
+    sink = MySQLSink(
+        {"host": "h", "user": "u", "database": "d"},
+        table="newest",
+        mode="upsert",
+        key_columns=["id"],
+        update_when="SOURCE.Version > target.version",
+    )
+    sink.columns(pa.schema([("id", pa.int64()), ("VERSION", pa.int64())]))
+    with pytest.raises(SchemaError, match="reads column 'version', and the rows have \\['id'\\]"):
+        sink.columns(pa.schema([("id", pa.int64())]))
