@@ -82,116 +82,6 @@ def rows_of(values: list[Any], kind: pa.DataType) -> pa.RecordBatch:
     )
 
 
-TEXTS = [
-    "",
-    "NULL",
-    "\\N",
-    "\\",
-    "a\tb",
-    "a\nb",
-    "a\r\nb",
-    'it\'s "quoted", `so`',
-    "nul \x00 in it",
-    "\x1a",
-    "😀 漢 é",
-    "\\t \\n \\0 \\'",
-    "%s %% {}",
-    " spaces ",
-    None,
-    "x" * 70_000,
-]
-
-ROUND_TRIPS: dict[str, tuple[str, list[Any], pa.DataType]] = {
-    "text": ("LONGTEXT", TEXTS, pa.string()),
-    "large text": ("LONGTEXT", TEXTS, pa.large_string()),
-    "lengths of a byte": ("LONGTEXT", ["x" * 250, None, ""], pa.string()),
-    "lengths of two bytes": ("LONGTEXT", ["x" * 251, None, ""], pa.string()),
-    "the largest of two bytes": ("LONGTEXT", ["x" * 65_535, None, ""], pa.string()),
-    "lengths of more bytes": ("LONGTEXT", ["x" * 65_536, None, ""], pa.string()),
-    "without a sign": ("INT UNSIGNED", [0, 2**32 - 1, None], pa.uint32()),
-    "far times": ("DATETIME(6)", [datetime(1, 1, 1), datetime(1969, 12, 31, 23, 59, 59, 999_999),
-                                 datetime(9999, 12, 31, 23, 59, 59, 999_999)], pa.timestamp("us")),
-    "latin1": ("VARCHAR(10) CHARACTER SET latin1", ["é", None, ""], pa.string()),
-    "binary": ("LONGBLOB", [b"", b"\x00\xff\n\t\\'", None, bytes(range(256))], pa.binary()),
-    "boolean": ("TINYINT(1)", [True, False, None], pa.bool_()),
-    "tinyint": ("TINYINT", [-128, 127, None], pa.int8()),
-    "bigint": ("BIGINT", [-(2**63), 2**63 - 1, 0, None], pa.int64()),
-    "unsigned": ("BIGINT UNSIGNED", [0, 2**63 - 1], pa.int64()),
-    "digits": ("DOUBLE(9,2)", [1.23, -0.07, 12345.67, -9999999.99, None], pa.float64()),
-    "float_digits": ("FLOAT(7,2)", [1.25, -0.07, None], pa.float32()),
-    "decimal": ("DECIMAL(38,10)", [Decimal("1E-10"), Decimal("-1234567890123456789012345678.0000000001"), None],
-                 pa.decimal128(38, 10)),
-    "double": ("DOUBLE", [0.1, -1.7976931348623157e308, 5e-324, 0.0, None], pa.float64()),
-    "date": ("DATE", [date(1, 1, 1), date(2024, 2, 29), date(9999, 12, 31), None], pa.date32()),
-    "datetime": ("DATETIME(6)", [datetime(1000, 1, 1), datetime(2024, 1, 1, 12, 0, 0, 123456), None],
-                 pa.timestamp("us")),
-    "whole seconds": ("DATETIME", [datetime(2024, 1, 1, 12, 0, 7)], pa.timestamp("us")),
-    "enum": ("ENUM('a','it''s')", ["a", "it's", None], pa.string()),
-    "uuid": ("UUID", ["123e4567-e89b-12d3-a456-426614174000"], pa.string()),
-    "beyond long": ("BIGINT UNSIGNED", [2**64 - 1, 0, None], pa.decimal128(20, 0)),
-    "set": ("SET('a','b','it''s')", ["", "a", "b,it's", "a,b,it's", None], pa.string()),
-}  # fmt: skip
-
-
-def test_what_is_written_is_read_back(write: Write) -> None:
-    """All types in one table. Each repeats its last value to the end, so that those without NULL have none."""
-    count = max(len(values) for _, values, _ in ROUND_TRIPS.values())
-    whole = {name: values + values[-1:] * (count - len(values)) for name, (_, values, _) in ROUND_TRIPS.items()}
-    columns = ", ".join(f"`{name}` {column}" for name, (column, _, _) in ROUND_TRIPS.items())
-    arrays = [pa.array(whole[name], kind) for name, (_, _, kind) in ROUND_TRIPS.items()]
-    rows = pa.RecordBatch.from_arrays([pa.array(range(count), pa.int32()), *arrays], names=["place", *ROUND_TRIPS])
-    found = write(f"place INT, {columns}", rows)
-    assert dict(zip(ROUND_TRIPS, map(list, list(zip(*found, strict=True))[1:]), strict=True)) == whole
-
-
-def test_parts_of_larger_arrays(write: Write) -> None:
-    """Arrow's arrays may begin in the middle of their buffers."""
-    whole = pa.record_batch(
-        {
-            "place": pa.array(range(6), pa.int32()),
-            "word": pa.array(["a", "b", None, "dd", "e", "f"]),
-            "at": pa.array([datetime(2024, 1, day, 1, 2, 3, day) if day != 4 else None for day in range(1, 7)]),
-            "flag": pa.array([True, False, None, True, False, True]),
-            "raw": pa.array([b"a", b"b", b"c", None, b"", b"f"]),
-        }
-    )
-    columns = "place INT, word TEXT, at DATETIME(6), flag BOOLEAN, raw BLOB"
-    assert write(columns, whole.slice(2, 3)) == [tuple(row.values()) for row in whole.slice(2, 3).to_pylist()]
-
-
-def test_instants_are_kept_in_utc(write: Write) -> None:
-    at = datetime(2024, 6, 1, 10, 0, 0, 1, tzinfo=timezone.utc)
-    rows = rows_of([at], pa.timestamp("us", tz="Europe/Berlin"))
-    found = write("place INT, it TIMESTAMP(6)", rows, "UNIX_TIMESTAMP(it)")
-    assert float(found[0][0]) == at.timestamp()
-
-
-@pytest.mark.parametrize(
-    ("column", "texts"),
-    [
-        ("TIME", ["00:00:00", "-838:59:59", "838:59:59", None]),
-        ("TIME(6)", ["12:34:56.789012", "-00:00:01.000001"]),
-        ("YEAR", ["1901", "2155", "0000", None]),
-    ],
-)
-def test_times_and_years_are_taken_from_text(write: Write, column: str, texts: list[str | None]) -> None:
-    found = write(f"place INT, it {column}", rows_of(texts, pa.string()), "CAST(it AS CHAR)")
-    assert [text for (text,) in found] == texts
-
-
-def test_floats_keep_their_bits(write: Write) -> None:
-    rows = rows_of([0.1, 16777217.0, 1e-38], pa.float32())
-    found = write("place INT, it FLOAT", rows, "CAST(it AS DOUBLE)")
-    assert [value for (value,) in found] == [value.as_py() for value in rows["it"]]
-
-
-def test_floats_and_integers_in_a_double_keep_their_value(write: Write) -> None:
-    found = write("place INT, it DOUBLE", rows_of([0.1, 16777217.0, 1e-38, None], pa.float32()))
-    assert [value for _, value in found] == rows_of([0.1, 16777217.0, 1e-38, None], pa.float32())["it"].to_pylist()
-    numbers = [2**53, -(2**53), None]
-    assert [value for _, value in write("place INT, it DOUBLE", rows_of(numbers, pa.int64()))] == numbers
-
-
 def test_bits(write: Write) -> None:
     found = write("place INT, it BIT(4)", rows_of([0, 5, 15, None], pa.int32()), "it + 0")
     assert [value for (value,) in found] == [0, 5, 15, None]
@@ -229,7 +119,6 @@ def test_odd_identifiers(witness: Witness) -> None:
 
 SLOW = pytest.mark.slow
 REFUSED: list[Any] = [
-    pytest.param("VARCHAR(3)", ["abcd"], pa.string(), id="too long"),
     pytest.param("VARCHAR(3)", ["abc "], pa.string(), id="spaces too many"),
     pytest.param("TINYTEXT", ["x" * 256], pa.string(), id="tinytext too long"),
     pytest.param("VARBINARY(2)", [b"abc"], pa.binary(), id="binary too long"),
@@ -237,17 +126,13 @@ REFUSED: list[Any] = [
     pytest.param("INT UNSIGNED", [-1], pa.int32(), id="negative"),
     pytest.param("BIT(4)", [16], pa.int32(), id="bits out of range"),
     pytest.param("BIT(64)", [-1], pa.int64(), id="negative bits"),
-    pytest.param("DECIMAL(5,2)", [Decimal("1.239")], pa.decimal128(10, 3), id="digits too many"),
     pytest.param("DOUBLE(7,2)", [1.239], pa.float64(), id="a double's digits too many"),
     pytest.param("FLOAT(7,2)", [1.239], pa.float32(), id="a float's digits too many"),
     pytest.param("DOUBLE(7,2)", [1.239], pa.float32(), id="a float's digits too many for a double"),
     pytest.param("INT NOT NULL", [None], pa.int32(), id="null"),
     pytest.param("TIMESTAMP NOT NULL", [None], pa.timestamp("us"), id="null would be now"),
     pytest.param("BIGINT NOT NULL AUTO_INCREMENT, KEY (it)", [None], pa.int64(), id="null would be the next"),
-    pytest.param("DATETIME(3)", [datetime(2024, 1, 1, 0, 0, 0, 600)], pa.timestamp("us"), id="would be rounded"),
     pytest.param("TIMESTAMP(6)", [datetime(2040, 1, 1)], pa.timestamp("us"), id="after 2038"),
-    pytest.param("DOUBLE", [float("nan")], pa.float64(), id="not a number"),
-    pytest.param("DOUBLE", [float("inf")], pa.float64(), id="infinity"),
     pytest.param("DOUBLE", [2**53 + 1], pa.int64(), id="beyond what a double has"),
     pytest.param("DOUBLE", [-(2**63)], pa.int64(), id="below what a double has"),
     pytest.param("TIMESTAMP(6)", [datetime(1969, 12, 31, 23, 59, 59)], pa.timestamp("us"), id="before 1970"),

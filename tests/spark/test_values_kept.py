@@ -1,22 +1,250 @@
-"""Rows that wait in Parquet, and files of the files sink, have the same values in every session."""
+"""The rows of `integration/test_values.py` through Spark, and what a session's settings may not change of them."""
 
 from __future__ import annotations
 
 import io
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
-from spark.in_process import SPARK
+from integration.test_values import (
+    NOT_NULL,
+    TABLE,
+    Arrow,
+    Case,
+    Csv,
+    Json,
+    MariaDB,
+    No,
+    Parquet,
+    Postgres,
+    Redis,
+    Way,
+    WriteAhead,
+    by_column,
+    kept_by,
+    read_parquet,
+    refused_by,
+    rows_of,
+    same,
+    wanted,
+)
+from shared_servers import rabbit_server
+from spark.harness import new_name
+from spark.in_process import SPARK, ended
+from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, KafkaSink, RabbitMQ, RabbitMQStreamSink
+from sparkonce.errors import SparkonceError
+from sparkonce.lab.systems.rabbitmq import StreamClient
+from sparkonce.rig.kafka import Cluster
+from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.formats import choose
 from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce.spark.tables import repeats
 from sparkonce.spark.waiting import read_rows, schema_in
+from sparkonce.testing.kafka import create_topic, read_committed
 
 pytestmark = SPARK
+
+# --- sinks that take rows from Spark alone, or one value in a row -----------------------------------------------------
+
+
+class Delta(Way):
+    cell = "table"
+    spark: SparkSession
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        self.spark.sql(f"CREATE TABLE delta.`{self.folder / name}` ({declared(columns)}) USING delta")
+        return DeltaSink(str(self.folder / name), folder=self.folder / "rows", name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        """Reads the files that the table's log names."""
+        files = self.folder / name / "_delta_log"
+        actions = [json.loads(line) for one in files.glob("*.json") for line in one.read_text().splitlines()]
+        added = [str(self.folder / name / one["add"]["path"]) for one in actions if "add" in one]
+        return read_parquet(added, columns)
+
+
+class Iceberg(Way):
+    cell = "table"
+    spark: SparkSession
+    table = ""
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        self.table = f"ice.kept.{new_name('t').replace('-', '_')}"
+        self.spark.sql(f"CREATE TABLE {self.table} ({declared(columns)}) USING iceberg")
+        return IcebergSink(self.table, folder=self.folder / "rows", name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        files = self.spark.sql(f"SELECT file_path FROM {self.table}.files").collect()  # noqa: S608 - the test's own
+        return read_parquet([row.file_path.removeprefix("file:") for row in files], columns)
+
+
+class Kafka(Way):
+    cell = "message"
+    broker: Cluster
+    topic = ""
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        self.topic = new_name("values")
+        create_topic(self.broker.bootstrap, self.topic, 1)
+        return KafkaSink({"bootstrap.servers": self.broker.bootstrap}, topic=self.topic, name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        return {one: [row.value for row in read_committed(self.broker.bootstrap, self.topic)] for one in columns}
+
+
+class Stream(Way):
+    cell = "message"
+    stream = ""
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        server = rabbit_server()
+        self.client = StreamClient("127.0.0.1", server.stream_port)
+        self.stream = self.client.create()
+        where = RabbitMQ(host="127.0.0.1", port=server.port, stream_port=server.stream_port)
+        return RabbitMQStreamSink(where, stream=self.stream, body="raw", name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        return {one: list(self.client.messages(self.stream)) for one in columns}
+
+
+TYPES = {
+    "struct": "struct<a: array<long>, b: string>",
+    "struct<int not null>": "struct<a: int>",
+    "day-time interval": "interval day to second",
+}
+
+
+def declared(columns: dict[str, Case]) -> str:
+    kept = {name: one for name, one in columns.items() if not isinstance(one.cells.get("table"), No)}
+    types = {name: TYPES.get(one.name) or re.split(r", | ", one.name)[0] for name, one in kept.items()}
+    return ", ".join(["id int", *(f"{name} {kind}" for name, kind in types.items())])
+
+
+# --- rows that Spark holds -------------------------------------------------------------------------------------------
+
+
+def parquet_of(folder: Path, columns: dict[str, Case]) -> str:
+    """A file of the rows, as Spark writes one. It has no intervals, no voids, and no fields that are never null."""
+    rows = {"id": rows_of(columns)["id"]}
+    for name, one in columns.items():
+        values = rows_of(columns)[name]
+        if pa.types.is_duration(one.arrow):
+            values = values.cast(pa.int64())
+        elif one.arrow == NOT_NULL:
+            values = values.cast(pa.struct({"a": pa.int32()}))
+        if not pa.types.is_null(one.arrow):
+            rows[name] = values
+    folder.mkdir(parents=True)
+    table = pa.table(rows).replace_schema_metadata({"org.apache.spark.version": "4.0.0"})
+    pq.write_table(table, folder / "rows.parquet")
+    return str(folder)
+
+
+def with_types(rows: DataFrame, columns: dict[str, Case]) -> DataFrame:
+    """Adds what files do not have."""
+    chosen = []
+    for name, one in columns.items():
+        value = name
+        if pa.types.is_duration(one.arrow):
+            value = f"timestamp_micros({name}) - timestamp_micros(0)"
+        elif one.arrow == NOT_NULL:
+            value = f"if({name} is null, null, named_struct('a', coalesce({name}.a, 0)))"
+        elif pa.types.is_null(one.arrow):
+            value = "cast(null as void)"
+        chosen.append(f"{value} as {name}")
+    return rows.selectExpr("id", *chosen)
+
+
+def run(
+    spark: SparkSession,
+    sink: TwoPhaseCommitSink,
+    folder: Path,
+    columns: dict[str, Case],
+    *select: str,
+    nulls: bool = True,
+) -> None:
+    """Sends the rows through a query."""
+    source = parquet_of(folder / "source", columns)
+    rows = with_types(spark.readStream.schema(spark.read.parquet(source).schema).parquet(source), columns)
+    rows = rows if nulls else rows.dropna()
+    once = ExactlyOnce(sink, checkpoint=str(folder / "checkpoint"), display=False)
+    ended(once.start(rows.selectExpr(*select) if select else rows, trigger={"availableNow": True}))
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, tmp_path: Path, tables: SparkSession) -> Way:
+    made: Way = request.param(tmp_path)
+    made.prepare()
+    if isinstance(made, (Delta, Iceberg)):
+        made.spark = tables
+        # In INT96, which is Spark's default, DuckDB and Arrow cannot read the farthest timestamps.
+        tables.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    if isinstance(made, Kafka):
+        made.broker = request.getfixturevalue("kafka")
+    return made
+
+
+def form(one: Case) -> str:
+    """A value as a number or bytes, by Spark."""
+    if pa.types.is_date32(one.arrow):
+        return "unix_date({})"
+    if pa.types.is_timestamp(one.arrow):
+        return "unix_micros(cast({} as timestamp))"
+    if pa.types.is_duration(one.arrow):
+        return "unix_micros(timestamp_micros(0) + {})"
+    return "cast({} as binary)" if pa.types.is_string(one.arrow) else "{}"
+
+
+@pytest.mark.slow
+def test_spark_holds_these_values(tables: SparkSession, tmp_path: Path) -> None:
+    columns = {f"c{at}": one for at, one in enumerate(TABLE) if not pa.types.is_nested(one.arrow)}
+    rows = with_types(tables.read.parquet(parquet_of(tmp_path / "rows", columns)), columns).orderBy("id")
+    found = by_column(columns, rows.selectExpr(*(form(one).format(name) for name, one in columns.items())).collect())
+    for name, one in columns.items():
+        assert [same(value) for value in found[name]] == wanted(one, "spark", len(found[name])), one.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way", [Postgres, MariaDB, Redis, Parquet, Json, Csv, Arrow, WriteAhead, Delta, Iceberg], indirect=True
+)
+def test_what_a_sink_keeps_is_read_as_it_was(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+    kept = {column: one for column, one in kept_by(way).items() if one in TABLE}
+    run(tables, way.sink("kept", kept), tmp_path / "query", kept)
+    for column, values in way.read("kept", kept).items():
+        assert [same(one) for one in values] == wanted(kept[column], way.cell, len(rows_of(kept))), kept[column].name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [Postgres, MariaDB, Redis, Parquet, Json, Csv, Arrow, Delta, Iceberg], indirect=True)
+def test_all_else_is_refused_by_column(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+    for column, one, words in refused_by(way):
+        with pytest.raises((SparkonceError, StreamingQueryException), match=words) as refused:
+            run(tables, way.sink(f"no_{column}", {column: one}), tmp_path / column, {column: one})
+        assert re.search(rf"\b{column}\b", str(refused.value)), one.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [Kafka, Stream], indirect=True)
+def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+    for column, one in kept_by(way).items():
+        sink = way.sink(column, {column: one})
+        rows = f"{column} as value"
+        run(tables, sink, tmp_path / column, {column: one}, rows, nulls=isinstance(way, Kafka))
+        found = [same(value) for value in way.read(column, {column: one})[column]]
+        sent = wanted(one, way.cell, len(one.values) + isinstance(way, Kafka))
+        assert sorted(found, key=str) == sorted(sent, key=str), one.name
+
+
+# --- settings of sessions --------------------------------------------------------------------------------------------
 
 OLD = {
     "d": pa.array([-719_162, 0], pa.int32()).cast(pa.date32()),

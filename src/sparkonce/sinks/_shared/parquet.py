@@ -1,4 +1,4 @@
-"""The one way to write Parquet: with the key by which Spark knows the calendar of a file's dates and timestamps."""
+"""The one way to write Parquet: as Spark does, with its key for the calendar, and with fields that may all be null."""
 
 from __future__ import annotations
 
@@ -15,8 +15,43 @@ shift dates before 1582, and with EXCEPTION it would refuse them.
 """
 
 
-def parquet_writer(stream: Any, schema: pa.Schema, **options: Any) -> Any:
-    """Returns pyarrow's writer of a file with these columns."""
-    import pyarrow.parquet as pq
+class ParquetOutput:
+    """Writes tables of the same columns to a stream.
 
-    return pq.ParquetWriter(stream, schema.with_metadata({**(schema.metadata or {}), **_CALENDAR}), **options)
+    Args:
+        stream: The file, open.
+        schema: Of the tables.
+        options: Of pyarrow's writer.
+    """
+
+    def __init__(self, stream: Any, schema: pa.Schema, **options: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._schema = pa.schema([field.with_type(may_be_null(field.type)) for field in schema])
+        self._writer = pq.ParquetWriter(
+            stream, self._schema.with_metadata({**(schema.metadata or {}), **_CALENDAR}), **options
+        )
+
+    def write(self, rows: pa.Table, **options: Any) -> None:
+        """Adds rows."""
+        self._writer.write_table(rows.cast(self._schema), **options)
+
+    def close(self) -> None:
+        """Writes the file's end, but does not close the stream."""
+        self._writer.close()
+
+
+def may_be_null(kind: pa.DataType) -> pa.DataType:
+    """Returns the type with fields and elements that may be null: in Spark's Arrow, those of a null struct are."""
+    from pyarrow import large_list, list_, map_, struct, types
+
+    if types.is_struct(kind):
+        fields = (kind.field(number) for number in range(kind.num_fields))
+        return struct([one.with_type(may_be_null(one.type)).with_nullable(True) for one in fields])
+    if types.is_list(kind) or types.is_large_list(kind):
+        element = kind.value_field.with_type(may_be_null(kind.value_type)).with_nullable(True)
+        return list_(element) if types.is_list(kind) else large_list(element)
+    if types.is_map(kind):
+        return map_(kind.key_type, kind.item_field.with_type(may_be_null(kind.item_type)).with_nullable(True))
+    return kind

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sparkonce.arguments import one_of
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks._shared.parquet import parquet_writer
+from sparkonce.sinks._shared.parquet import ParquetOutput
 from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
 
 NONE = "none"
@@ -146,14 +146,14 @@ class _ParquetEncoder(Encoder):
     def write(self, rows: pa.Table) -> None:
         if self._writer is None:
             wanted = self._options["use_dictionary"]
-            self._writer = parquet_writer(
+            self._writer = ParquetOutput(
                 self._stream,
                 rows.schema,
                 compression=self._compression,
                 compression_level=self._options["compression_level"] or None,
                 use_dictionary=_repeating(rows) if wanted else False,
             )
-        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._writer.write(rows, row_group_size=max(1, rows.num_rows))
 
     def close(self) -> None:
         if self._writer is not None:

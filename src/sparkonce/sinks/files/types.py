@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from sparkonce.errors import SchemaError
+from sparkonce.sinks._shared.parquet import may_be_null
 
 _NESTED = frozenset({"parquet", "json", "arrow"})
 _PARTITION_TYPES = "string, boolean, byte, short, int, long, decimal and date"
@@ -114,7 +115,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
     """Returns the schema of a file, with timestamps in UTC in every session, so that all files of a folder agree."""
-    return pa.schema([field.with_type(in_utc(field.type)) for field in schema])
+    return pa.schema([field.with_type(may_be_null(in_utc(field.type))) for field in schema])
 
 
 def in_utc(kind: pa.DataType) -> pa.DataType:

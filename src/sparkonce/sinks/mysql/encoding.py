@@ -92,8 +92,8 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
         check(values, column, kind)
-        if kind == "float" and column.type == "double":
-            # As text, 0.1 of 32 bits would become the 0.1 of 64 bits, which is another number.
+        if kind == "float":
+            # The shortest digits of 32 bits are another number in 64, and the largest are beyond the server's FLOAT.
             values = pc.cast(values, pa.float64())
         yield _text(values, column, kind), column, kind
 

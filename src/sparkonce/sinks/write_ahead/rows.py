@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from sparkonce.sinks._shared.parquet import parquet_writer
+from sparkonce.sinks._shared.parquet import ParquetOutput
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ class RowsFile:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self._hashing = _Hashing(file)
-        self._parquet: pa.parquet.ParquetWriter | None = None
+        self._parquet: ParquetOutput | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self.rows = 0
@@ -87,8 +87,8 @@ class RowsFile:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         if self._parquet is None:
-            self._parquet = parquet_writer(self._hashing, table.schema, compression="zstd", compression_level=1)
-        self._parquet.write_table(table)
+            self._parquet = ParquetOutput(self._hashing, table.schema, compression="zstd", compression_level=1)
+        self._parquet.write(table)
 
 
 class _Hashing(io.RawIOBase):
