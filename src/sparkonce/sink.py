@@ -313,6 +313,9 @@ class TwoPhaseCommitSink(abc.ABC):
         self.name = nonempty("name", name, example="a name, such as 'orders'")
         self.guarantee = member("guarantee", guarantee, Guarantee)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r})"
+
     @property
     def promise(self) -> Guarantee:
         """The guarantee that readers get; by default `guarantee`, at which the sink is run.

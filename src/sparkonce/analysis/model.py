@@ -70,3 +70,11 @@ class Explanation:
         from sparkonce.analysis.table import as_text
 
         return as_text(self.__rich__())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002 - IPython's
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        from sparkonce.analysis.table import as_html
+
+        return as_html(self.__rich__())

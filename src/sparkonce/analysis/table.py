@@ -32,8 +32,20 @@ def render(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> 
 def as_text(shown: RenderableType) -> str:
     """Returns it without colours, as wide as the terminal and no wider than 120 columns."""
     text = io.StringIO()
-    Console(file=text, width=min(shutil.get_terminal_size().columns, _WIDEST), highlight=False).print(shown)
+    _console(text, min(shutil.get_terminal_size().columns, _WIDEST)).print(shown)
     return text.getvalue().rstrip("\n")
+
+
+def as_html(shown: RenderableType) -> str:
+    """Returns it with colours, for a notebook."""
+    console = _console(io.StringIO(), _WIDEST)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height:normal">{code}</pre>')
+
+
+def _console(file: io.StringIO, width: int) -> Console:
+    # In a notebook, a console of rich displays what it prints, and writes nothing.
+    return Console(file=file, width=width, highlight=False, force_jupyter=False, record=True)
 
 
 def _level(level: Guarantee) -> str:

@@ -155,6 +155,9 @@ class ExactlyOnce:
         self._query: StreamingQuery | None = None
         self._followed = ""
 
+    def __repr__(self) -> str:
+        return f"ExactlyOnce({list(self._sinks)}, checkpoint={self.checkpoint!r})"
+
     @property
     def sinks(self) -> tuple[TwoPhaseCommitSink, ...]:
         """The sinks, in the order in which they were given."""

@@ -32,7 +32,11 @@ def refused_rows_of(sink: TwoPhaseCommitSink, letters: Letters) -> str:
         return f"a row that its system refuses goes to sink {to.name} with the reason, in the same unit (dead_letters)"
     if senders := [one.name for one in letters if letters[one] is sink]:
         return f"it takes the rows that {', '.join(senders)} refuses, and a row that it refuses itself stops the query"
-    return "a row that its system refuses stops the query, and nothing of the batch is visible"
+    if sink.tells_refused:
+        return (
+            "a row that its system refuses stops the query before its batch is decided: no sink shows any of it"
+        )
+    return "a row that its system refuses stops the query; if the batch is decided by then, other sinks may show theirs"
 
 
 def letters_of(views: Mapping[TwoPhaseCommitSink, View | None], given: TwoPhaseCommitSink | Letters | None) -> Letters:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 Answers = dict[TransactionName, Finished]
 
+_NOT_HERE = "The table shows none of the batch's rows; another sink of the query may already show its own."
 _APPLICATION = "sparkonce finishing"
 
 
@@ -212,7 +213,7 @@ def _changed(
             return Finished(
                 outcome=Outcome.UNKNOWN,
                 reason=f"Staging table {table.as_string(connection)} holds {found[number]} rows, and {rows[name]} were "
-                "prepared. Nothing of the batch is visible. Put the rows back; or, where they are gone for good, drop "
+                f"prepared. {_NOT_HERE} Put the rows back; or, where they are gone for good, drop "
                 f"the table, and in the same transaction the row {str(name)!r} of {COMMITS_TABLE}: then they count as "
                 "lost, and are written again.",
             )
@@ -243,9 +244,9 @@ def _merge(
         if found := [text for (text,) in cursor.fetchall()]:
             return Finished(
                 outcome=Outcome.UNKNOWN,
-                reason=f"Table {target} has changed since the rows were prepared: {'; '.join(found)}. Nothing of the "
-                "batch is visible. Put it back (a column its type, by ALTER TABLE; a partition by DETACH), and start "
-                "the query again; change it once the query is stopped and its last batch is committed.",
+                reason=f"Table {target} has changed since the rows were prepared: {'; '.join(found)}. {_NOT_HERE} "
+                "Put it back (a column its type, by ALTER TABLE; a partition by DETACH), and start the query again; "
+                "change it once the query is stopped and its last batch is committed.",
             )
     return None
 
