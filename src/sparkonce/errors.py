@@ -35,6 +35,12 @@ from typing import Any
 _WORD = re.compile(r"(?!pip |sparkonce |librdkafka )[a-z]+(?:[ ,]|$)")
 """The first word of a sentence, unless it is a command or a name."""
 
+ANEW = (
+    "start a new query with a new checkpoint. It writes all of its input again, also to sinks that have it, unless it "
+    "starts after the offsets that `sparkonce checkpoint show` names for this one's last batch"
+)
+"""The end of a next step, where a query can't go on with its checkpoint."""
+
 
 class SparkonceError(Exception):
     """The base of every error that sparkonce raises.

@@ -559,7 +559,7 @@ def test_no_room_at_prepare_leaves_nothing(tmp_path: Path, format: str) -> None:
 def test_a_full_disk_names_the_path() -> None:
     full = Path("/dev/full")
     stream = ChecksumStream(full.open("wb", buffering=0), full)
-    with pytest.raises(PrepareError, match="/dev/full could not be written: No space left"):
+    with pytest.raises(PrepareError, match=r"/dev/full could not be written: No space left .* Next: Free some space"):
         stream.write(b"x")
     stream.file.close()
 
@@ -614,3 +614,11 @@ def test_a_folder_that_cannot_hold_files_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "link", refused)
     with pytest.raises(PreflightError, match="gives a file no second name"):
         FilesSink(tmp_path / "other").preflight(QUERY, None)
+
+
+def test_a_folder_that_is_gone_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    life = Life(FilesSink(tmp_path / "out"))
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(PrepareError, match="could not be written: No such file") as told:
+        life.prepare(pa.table({"number": [1]}))
+    assert told.value.next_step.startswith("See what became of the folder: it was deleted or moved, or its disk is not")

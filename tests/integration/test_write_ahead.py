@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,22 @@ def test_another_folder_in_its_place_is_not_taken_for_a_loss(tmp_path: Path) -> 
     assert commit(sink, handle) == [Outcome.UNKNOWN]
     with pytest.raises(PreflightError, match="identity="):
         sink.preflight(QUERY, facts)
+
+
+def test_rows_that_wait_are_found_in_a_new_folder_once_they_were_moved_there(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    sink = sink_of(tmp_path, TRANSACTIONAL, folder=str(old))
+    facts, handle = sink.preflight(QUERY, None), prepare(sink)
+    moved = sink_of(tmp_path, TRANSACTIONAL, folder=str(new))
+    moved.preflight(QUERY, None)
+    with pytest.raises(PreflightError) as told:
+        moved.preflight(QUERY, facts)
+    assert "Move the old folder's content to the new place with its file 'identity'" in told.value.next_step
+    shutil.rmtree(new)
+    old.rename(new)
+    assert moved.preflight(QUERY, facts) == facts
+    assert commit(moved, handle) == [Outcome.COMMITTED]
+    assert sorted(target_of(tmp_path, TRANSACTIONAL).visible()) == numbers(0, [0])
 
 
 def test_an_executor_that_does_not_see_the_folder_writes_nothing(tmp_path: Path) -> None:

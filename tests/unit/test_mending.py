@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,23 @@ def test_what_a_decision_rests_on_is_written_again(checkpoint: Path) -> None:
     assert json.loads(header)["conf"] == {"spark.sql.shuffle.partitions": "4"}
     assert not (checkpoint / "offsets" / ".1.crc").exists()
     mend(spark, view)  # nothing is empty any more
+
+
+@pytest.mark.parametrize("name", ["metadata", "offsets/1"])
+@pytest.mark.parametrize("garbled", [b"\xff\x00", b"nothing of Spark's"])
+def test_a_garbled_file_is_emptied_as_the_error_says_and_written_again(
+    checkpoint: Path, name: str, garbled: bytes
+) -> None:
+    spark = SparkCheckpoint(LocalFiles(checkpoint))
+    view = decided(checkpoint, 0, 1)
+    before = spark.query_id(), spark.input_offsets(1)
+    (checkpoint / name).write_bytes(garbled)
+    with pytest.raises(CheckpointMismatchError) as told:
+        _ = spark.query_id(), spark.input_offsets(1)
+    command = told.value.next_step.rpartition(": ")[2]
+    assert subprocess.run(shlex.split(command), check=False).returncode == 0
+    mend(spark, view)
+    assert (spark.query_id(), spark.input_offsets(1)) == before
 
 
 @pytest.mark.parametrize("empty", [["offsets/1"], ["commits/0"], ["offsets/1", "sources/0/1"], ["sources/0/1.compact"]])

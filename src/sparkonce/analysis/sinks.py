@@ -76,10 +76,10 @@ def _timeouts(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
     timeout = timeout or longest
     if timeout is None:
         if sink.kafka:
-            yield must("every batch is done within transaction.timeout.ms; a longer one stops the query, undecided")
+            yield must("every batch is done within transaction.timeout.ms; a longer one is written a second time")
         return
     yield must(
-        f"every batch is done within {say(timeout)} (transaction timeout); a longer one stops the query, undecided"
+        f"every batch is done within {say(timeout)} (transaction timeout); a longer one is written a second time"
     )
     interval = pipeline.engine.interval
     if interval is not None and interval > timeout:

@@ -126,6 +126,10 @@ class CheckpointFiles(abc.ABC):
         """Lists Spark's files without content, which a crash of the machine may leave on a local disk."""
         return ()
 
+    def mending(self, name: str) -> str:  # noqa: ARG002 - for stores that can do more
+        """Returns what an operator can do about a file of Spark's that cannot be read."""
+        return "Restore the checkpoint from a copy."
+
     def tidy(self, folder: str) -> None:  # noqa: B027 - not every store needs temporary files
         """Deletes temporary files of writers that were killed, in a subfolder."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,6 +97,13 @@ class LocalFiles(CheckpointFiles):
         patterns = ("metadata", "offsets/[0-9]*", "commits/[0-9]*", "sources/*/[0-9]*")
         found = [one for pattern in patterns for one in self.folder.glob(pattern) if one.stat().st_size == 0]
         return [one.relative_to(self.folder).as_posix() for one in found]
+
+    def mending(self, name: str) -> str:
+        """See `CheckpointFiles.mending`. The next start writes an empty file again, by `sparkonce.driver.mending`."""
+        return (
+            "Restore the checkpoint from a copy. Without one, empty the file and start again, which writes it from the "
+            f"decision log or says which files can be deleted: truncate -s 0 {shlex.quote(str(self.folder / name))}"
+        )
 
     def tidy(self, folder: str) -> None:
         """See `CheckpointFiles.tidy`."""

@@ -47,7 +47,7 @@ class SparkCheckpoint:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointMismatchError(
                 f"{self._shown(_METADATA)} does not hold a query's id: {error!r}",
-                next_step="Restore the checkpoint from a copy.",
+                next_step=self.files.mending(_METADATA),
             ) from error
 
     def input_offsets(self, batch: int) -> tuple[str, ...] | None:
@@ -63,13 +63,13 @@ class SparkCheckpoint:
             text = data.decode()
         except UnicodeDecodeError as error:
             raise CheckpointMismatchError(
-                f"{where} is not text: {error}", next_step="Restore the checkpoint from a copy."
+                f"{where} is not text: {error}", next_step=self.files.mending(f"offsets/{batch}")
             ) from error
         version, _, rest = text.partition("\n")
         if not version.startswith("v") or not rest:
             raise CheckpointMismatchError(
                 f"{where} does not begin like one of Spark's offset logs: {version!r}.",
-                next_step="Restore the checkpoint from a copy.",
+                next_step=self.files.mending(f"offsets/{batch}"),
             )
         lines = _sources(version, rest.splitlines()[1:])
         return tuple(self._with_files(source, canonical(line)) for source, line in enumerate(lines))

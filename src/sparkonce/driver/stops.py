@@ -17,8 +17,8 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     ),
     do.StopReason.MISMATCH: (
         errors.CheckpointMismatchError,
-        "restore the checkpoint together with its sparkonce folder, no older than the last committed batch, or start "
-        "a new checkpoint folder.",
+        "restore the checkpoint together with its sparkonce folder, no older than the last committed batch, or "
+        f"{errors.ANEW}.",
     ),
     do.StopReason.SUPERSEDED: (errors.SupersededError, "nothing, if the newer run is the one that should run."),
     do.StopReason.PREPARE_FAILED: (errors.PrepareError, "remove the cause and start the query again; no row is lost."),
@@ -36,7 +36,7 @@ _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.LOST: (
         errors.TransactionLostError,
         "the plan is not deterministic or its input is gone: compare the sink with the slots listed, repair it by "
-        "hand, and start from a new checkpoint.",
+        f"hand, and {errors.ANEW}.",
     ),
     do.StopReason.UNWRITABLE: (
         errors.LogError,
@@ -56,8 +56,8 @@ _SPREAD_OTHERWISE = (
 
 
 _DELETED = (
-    "nothing writes them again: compare the sink with the slots listed, write by hand what is missing, and start from "
-    "a new checkpoint. Have the server keep rows for longer than transactions stay open."
+    "nothing writes them again: compare the sink with the slots listed, write by hand what is missing, and "
+    f"{errors.ANEW}. Have the server keep rows for longer than transactions stay open."
 )
 
 _IF_MOVED = ". If it was moved"

@@ -78,9 +78,10 @@ def check_servers(
             "; ".join(f"sink {name!r} does not have {_words(batches)} any more" for name, batches in missing.items())
             + ". They were committed there: the server went back to an older state (a restored backup, a fail-over to "
             "a replica that lagged, a disk that lost what it had confirmed).",
-            next_step="bring the newer state back, if there is one, and start again. Or else write the rows of these "
-            "batches there by hand, and go on with ExactlyOnce(..., accept_lost_batches="
-            f"{ {name: batches[-1] for name, batches in missing.items()} }).",
+            next_step="bring the newer state back, if there is one, and start again. Or else look there for the rows "
+            "of these batches (`sparkonce checkpoint batch CHECKPOINT NUMBER` says how many each slot has, and in "
+            "which transaction), write by hand those that are missing, and go on with "
+            f"ExactlyOnce(..., accept_lost_batches={ {name: batches[-1] for name, batches in missing.items()} }).",
             missing=missing,
         )
 

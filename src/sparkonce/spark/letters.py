@@ -33,9 +33,7 @@ def refused_rows_of(sink: TwoPhaseCommitSink, letters: Letters) -> str:
     if senders := [one.name for one in letters if letters[one] is sink]:
         return f"it takes the rows that {', '.join(senders)} refuses, and a row that it refuses itself stops the query"
     if sink.tells_refused:
-        return (
-            "a row that its system refuses stops the query before its batch is decided: no sink shows any of it"
-        )
+        return "a row that its system refuses stops the query before its batch is decided: no sink shows any of it"
     return "a row that its system refuses stops the query; if the batch is decided by then, other sinks may show theirs"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import flag, mapping, need_package, whole_number
-from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.errors import ANEW, ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
@@ -165,16 +165,14 @@ class FilesSink(TwoPhaseCommitSink):
                     f"path={self.path!r} is not the folder that this query wrote to until now: that one was deleted, "
                     f"or this one was made anew, or another disk is mounted. Its .sparkonce/id says folder={value!r}, "
                     f"and said folder={before!r}.",
-                    next_step="Bring the old folder back (it may have been moved: name its new place), or start a new "
-                    "query with a new checkpoint.",
+                    next_step=f"Bring the old folder back (it may have been moved: name its new place), or {ANEW}.",
                     setting="path",
                 )
             if before != value:
                 raise PreflightError(
                     f"path={self.path!r} has {name}={value!r}, but until now this query wrote to one with "
                     f"{name}={before!r}.",
-                    next_step="Name the old place (a folder may have been moved, but not made anew), or start a new "
-                    "query with a new checkpoint.",
+                    next_step=f"Name the old place (a folder may have been moved, but not made anew), or {ANEW}.",
                     setting="path",
                 )
         return facts

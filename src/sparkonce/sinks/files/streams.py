@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,24 @@ from typing import Any
 
 from sparkonce.durable import is_outage
 from sparkonce.errors import OutageError, PrepareError
+
+_SPACE = "Free some space, or raise the quota"
+_GONE = "See what became of the folder: it was deleted or moved, or its disk is not mounted on this host"
+_RIGHT = "Let this user write to the folder"
+_LOOK = "See the kernel's log about this disk"
+_STEPS = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.ESTALE: _GONE,
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
+    errno.EROFS: "Mount the file system for writing",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.EFBIG: "Raise the limit of a file's size (ulimit -f)",
+    errno.ENAMETOOLONG: "Choose a shorter path",
+}
 
 
 class ChecksumStream:
@@ -76,6 +95,6 @@ def preparing(path: object) -> Iterator[None]:
     except OSError as error:
         raise (OutageError if is_outage(error) else PrepareError)(
             f"{path} could not be written: {error.strerror or error}.",
-            next_step="Free some space, or see what happened to the file; nothing of the batch became visible.",
+            next_step=f"{_STEPS.get(error.errno or 0, _LOOK)}; nothing of the batch became visible.",
             path=str(path),
         ) from error

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.errors import ANEW, ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Facts
@@ -219,7 +219,7 @@ def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, f
     raise PreflightError(
         f"bootstrap.servers={cluster.servers!r} leads to the cluster {cluster_id!r}, but this query wrote to "
         f"{before!r} until now.",
-        next_step="Name brokers of the old cluster, or start a new query with a new checkpoint. If the other cluster "
+        next_step=f"Name brokers of the old cluster, or {ANEW}. If the other cluster "
         f"has replaced it for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
         'there; see "A server that went back" in docs/operations.md.',
         setting="bootstrap.servers",

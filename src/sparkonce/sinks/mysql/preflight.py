@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.errors import PreflightError
+from sparkonce.errors import ANEW, PreflightError
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
@@ -309,7 +309,7 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
     if not there and not is_new:
         raise PreflightError(
             f"The table {name} is gone, and without it this query's commits are unknown.",
-            next_step="Put it back, with all its rows, or start a new query with a new checkpoint.",
+            next_step=f"Put it back, with all its rows, or {ANEW}.",
             setting="database",
         )
     if not there:
@@ -389,7 +389,7 @@ def _check_database(connection: Connection, recorded: Facts | None) -> str:
         recorded,
         "database",
         "this query wrote to database {before} until now, and its markers and open transactions are there",
-        "Name the database of before, or start a new query with a new checkpoint.",
+        f"Name the database of before, or {ANEW}.",
     )
     return str(database)
 
@@ -399,7 +399,7 @@ def _check_identity(connection: Connection, flavour: Flavour, recorded: Facts | 
     before = (recorded or {}).get("server", server)
     if before != server:
         host = connection.row("SELECT CONCAT(@@hostname, ':', @@port)")[0]
-        advice = "Point the sink to the old server, or start a new query with a new checkpoint."
+        advice = f"Point the sink to the old server, or {ANEW}."
         if flavour is MARIADB:
             advice += (
                 f" If this is the old server with a new name, remove the row {server!r} from {markers.SERVERS}, and "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from sparkonce.errors import PreflightError
+from sparkonce.errors import ANEW, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
@@ -152,7 +152,7 @@ def _check_same_schema(request: PreflightRequest, recorded: Facts) -> None:
         recorded,
         "commits",
         "this query has its markers and staging tables in schema {before}",
-        "Set commits_schema={before}, whatever the schema of the table is, or start a new query with a new checkpoint.",
+        f"Set commits_schema={{before}}, whatever the schema of the table is, or {ANEW}.",
     )
 
 
@@ -213,7 +213,7 @@ def _check_transactions(connection: Connection, request: PreflightRequest) -> No
 
 
 def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:
-    advice = "Connect to the database of before, or start a new query with a new checkpoint."
+    advice = f"Connect to the database of before, or {ANEW}."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
     if before == now:
@@ -377,7 +377,7 @@ def _check_commits(connection: Connection, request: PreflightRequest, *, is_new:
     if found is None and not is_new:
         raise PreflightError(
             f"The table of markers {name} is gone, and without it this query's commits are unknown.",
-            next_step="Put it back, with all its rows, or start a new query with a new checkpoint.",
+            next_step=f"Put it back, with all its rows, or {ANEW}.",
             setting="commits_schema",
         )
     if found is None:

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 
-from sparkonce.errors import PreflightError
+from sparkonce.errors import ANEW, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import refusal
@@ -87,7 +87,7 @@ class Preflight:
                 "cluster",
                 self._nodes.endpoint.cluster,
                 f"this query wrote to a {was} server until now.",
-                "Name the old server, or start a new query with a new checkpoint.",
+                f"Name the old server, or {ANEW}.",
             )
         return {"prefix": self._prefix, "server": self._identity(before.get("server")), "mode": mode}
 

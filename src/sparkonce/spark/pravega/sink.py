@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkonce.arguments import nonempty
-from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
+from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.application import CallSettings
 from sparkonce.sinks.write_ahead.apply import Applies
@@ -112,7 +112,7 @@ class PravegaSink(WriteAheadSink):
         if recorded is not None and recorded.get("stream") != facts["stream"]:
             raise PreflightError(
                 f"Sink {self.name!r} writes to {facts['stream']}, and the query has written to {recorded['stream']}.",
-                next_step="Give the sink the stream that it wrote to, or start a new checkpoint.",
+                next_step=f"Give the sink the stream that it wrote to, or {ANEW}.",
             )
         try:
             found = self._opened().exists()

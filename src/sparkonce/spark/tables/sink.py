@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from sparkonce.arguments import flag
-from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
+from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
@@ -235,7 +235,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         if known not in (None, found):
             raise PreflightError(
                 f"{self.where} is the table {found}, and the query has written to the table {known}.",
-                next_step="Give the sink the table that it wrote to, or start a new checkpoint.",
+                next_step=f"Give the sink the table that it wrote to, or {ANEW}.",
             )
 
     def _ask(self, question: Callable[[Table], _Answer]) -> _Answer:
