@@ -166,7 +166,8 @@ class SinkCommitter(abc.ABC):
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """Aborts exactly these transactions, so that their writers can no longer write to them.
 
-        Answers ABORTED also for those that are aborted or gone already, and ALREADY_COMMITTED if it came too late.
+        Answers ABORTED also for those that are aborted or gone already or have lost rows (never DAMAGED, which would
+        stop the query), and ALREADY_COMMITTED if it came too late.
         """
 
     @abc.abstractmethod

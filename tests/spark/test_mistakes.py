@@ -40,6 +40,7 @@ START = [
     Mistake("once.start(rows, output_mode='complete')", "STREAMING_OUTPUT_MODE", AnalysisException),
     Mistake("once.start(rows, query_name=7)", "query_name=7 is not a text"),
     Mistake("once.start(rows, options={'CheckpointLocation': '/other'})", "is another folder than checkpoint="),
+    Mistake("once.start(rows, options={'kafka.acks': 'all'})", "an option of one of Spark's own sinks"),
     Mistake("once.start(rows, options='checkpointLocation')", "options='checkpointLocation' is not a mapping"),
     Mistake("once.start()", "missing 1 required positional argument: 'df'", TypeError),
     Mistake("once.start('orders')", "df='orders' is not a DataFrame"),
@@ -139,6 +140,7 @@ AFTER_START = [
 RUNNING = [
     Mistake("a query whose `foreachBatch(once)` has no option `checkpointLocation`", "has no option", run="none"),
     Mistake("a query whose `foreachBatch(once)` has another `checkpointLocation`", "s checkpointLocation", run="other"),
+    Mistake("`foreachBatch` gets a function that calls `once(df, batch)` twice", "given to this", run="doubled"),
     Mistake("a function of the user's raises", "ValueError: boom", PrepareError, run="udf"),
     Mistake("a row is larger than the topic takes", "oo large", PrepareError, run="large"),
     Mistake("the rows' `partition` is none of the topic's", "Unknown partition", PrepareError, run="partition"),
@@ -195,6 +197,17 @@ class Place:
         writer = self.records.select("value").writeStream.foreachBatch(once).trigger(availableNow=True)
         options = {} if location is None else {"checkpointLocation": str(location)}
         return why(lambda: writer.options(**options).start())
+
+    def doubled(self) -> str:
+        checkpoint = str(self.folder / "doubled")
+        once = sparkonce.ExactlyOnce(self.sink, checkpoint=checkpoint, display=False)
+
+        def both(df: DataFrame, batch: int) -> None:
+            once(df.where("value = 'v'"), batch)
+            once(df.where("value <> 'v'"), batch)
+
+        writer = self.records.select("value").writeStream.foreachBatch(both).trigger(availableNow=True)
+        return why(lambda: writer.option("checkpointLocation", checkpoint).start())
 
     def none(self) -> str:
         return self.by_hand(None)

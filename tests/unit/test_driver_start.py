@@ -10,6 +10,8 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.driver import start as start_module
+from sparkonce.driver.halves import JobHalf
+from sparkonce.driver.run import RunDriver
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import horizon
@@ -271,3 +273,13 @@ def test_another_query_that_wrote_to_the_same_place_is_told_once_to_a_new_one(
     if told:
         assert ("query aaaaaaaaaaaa" if len(answer) == 1 else "2 other queries") in told[0]
     assert world.visible() == numbers(0, 1)
+
+
+def test_a_batch_job_is_not_told_of_the_jobs_that_wrote_before(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each job has a name of its own, and many write to one place."""
+    monkeypatch.setattr(_Committer, "other_queries", lambda *_: ["a" * 12])
+    monkeypatch.setattr(RunDriver, "is_job", JobHalf.is_job)
+    world.run(world.start(), 0)
+    assert "This query is new" not in caplog.text

@@ -61,6 +61,15 @@ def test_it_is_written_again(world: World) -> None:
     assert world.visible() == numbers(0)
 
 
+def test_a_sink_that_says_so_to_an_abort_is_refused(world: World) -> None:
+    """The abort would otherwise be voided and repeated without end, a record of the log each time."""
+    world.server.fail("commit", DAMAGED)
+    world.server.fail("abort", *[DAMAGED] * NEVER)
+    with pytest.raises(errors.ConfigurationError, match="'memory' answers DAMAGED to the abort of slot 0"):
+        world.run(world.start(), 0)
+    assert world.kinds() == ["Claim", "Commit", "Void"]
+
+
 @pytest.mark.parametrize("others", [(), ("b",)])
 def test_it_is_not_passed_over_where_its_sink_writes_without_transactions_now(
     world: World, others: tuple[str, ...]

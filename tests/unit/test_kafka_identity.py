@@ -20,6 +20,14 @@ def test_a_producer_keeps_the_first_identity_whatever_the_brokers_say_later() ->
     assert not reports.is_by_statistics
 
 
+def test_statistics_that_come_just_before_the_log_do_not_stand_for_a_log_in_other_words() -> None:
+    reports = Reports()
+    reports.on_stats(json.dumps({"eos": {"txn_state": "Ready", "producer_id": 7, "producer_epoch": 0}}))
+    assert (reports.identity, reports.is_by_statistics) == ((7, 0), True)
+    reports.on_identity(7, 0)
+    assert (reports.identity, reports.is_by_statistics) == ((7, 0), False)
+
+
 def test_a_lane_that_carried_a_transaction_is_lent_again_two_batches_later() -> None:
     pool: Any = ProducerPool(lambda number: None, lambda pooled: None, 8, lambda work: None)  # type: ignore[arg-type,return-value]
     pool._lanes, lane = LanePool().lend(5)

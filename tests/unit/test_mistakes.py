@@ -137,6 +137,7 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("ExactlyOnce(sink, checkpoint='')", "checkpoint='' names no folder"),
         Mistake("ExactlyOnce(sink, checkpoint=None)", "checkpoint=None names no folder"),
         Mistake("ExactlyOnce(sink, checkpoint='~/cp')", "nobody expands it"),
+        Mistake("ExactlyOnce(sink, checkpoint='/data/cp ')", "begins or ends with a blank"),
         Mistake("ExactlyOnce(sink, checkpoint='s3://bucket/cp')", "Give the same bucket as s3a://"),
         Mistake("ExactlyOnce(sink, checkpoint='dbfs:/cp')", "/dbfs/… is the same folder"),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', checkpoint_moved='no')", "checkpoint_moved='no' is neither"),

@@ -52,6 +52,12 @@ def checked_location(given: str | os.PathLike[str], setting: Literal["checkpoint
             next_step="Give an absolute path, such as '/data/checkpoints/totals'.",
             setting=setting,
         )
+    if checkpoint != checkpoint.strip():
+        raise ConfigurationError(
+            f"{setting}={checkpoint!r} begins or ends with a blank, which makes it another folder.",
+            next_step=f"Give {checkpoint.strip()!r}.",
+            setting=setting,
+        )
     try:
         location = urlsplit(checkpoint)
     except ValueError as error:

@@ -66,9 +66,10 @@ def up(
             console.print(f"It is running already{unused}.")
         _show(console, found)
         place = f" --dir {shlex.quote(str(folder))}" if folder else ""
+        new = "" if Path("job.py").exists() else "sparkonce new first-job && cd first-job && "
         console.print(
             f"Next: a topic      sparkonce broker up{place} --topic orders:2\n"
-            f"      a first job  sparkonce new first-job && cd first-job && BROKER={found.bootstrap} python job.py\n"
+            f"      a first job  {new}BROKER={found.bootstrap} python job.py\n"
             f"      its end      sparkonce broker down{place}"
         )
 

@@ -61,6 +61,8 @@ class BatchFinisher:
             )
         answers = self._sinks.ask(effect.handles, partial(_commit_or_abort, void=frozenset(effect.void)))
         for handle, answer in answers:
+            if handle.key in effect.void:
+                _check_aborted(handle, answer)
             self._note(effect.batch, handle, answer)
         waiting = [answer for _, answer in answers if answer.outcome in _NOT_FINAL]
         self._trouble.advice = advice_of(waiting) if waiting else self._advice_if_lost()
@@ -146,6 +148,17 @@ class BatchFinisher:
             doing = f"batch {effect.batch} is committed, and sink {name} cannot be told"
             outage.retry(partial(self._sinks.committer(name).conclude, effect.batch, own), doing)
         return on.Concluded()
+
+
+def _check_aborted(handle: Handle, answer: Finished) -> None:
+    """Refuses a sink that says DAMAGED to an abort: its transaction would be made void, and aborted, without end."""
+    if answer.outcome is Outcome.DAMAGED:
+        raise errors.ConfigurationError(
+            f"sink {handle.sink!r} answers DAMAGED to the abort of slot {handle.slot}, and only a commit may: "
+            f"{answer.reason}",
+            next_step="Let SinkCommitter.abort return ABORTED, also for a transaction that has lost rows; see "
+            "SinkConformance.",
+        )
 
 
 def _commit_or_abort(

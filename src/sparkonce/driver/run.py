@@ -61,9 +61,11 @@ class RunDriver:
         state: The coordinator's.
         progress: Of the newest batches.
         has_all_sinks: False for a run that may be given some of the query's sinks alone.
+        is_job: True for a batch job.
     """
 
     has_all_sinks = True
+    is_job = False
 
     def __init__(
         self,
@@ -139,6 +141,7 @@ class RunDriver:
             short_query(query),
             timing.outage_patience_s,
             all_given=self.has_all_sinks,
+            is_job=self.is_job,
         )
         self._positions.check({name: dict(found) for name, found in facts})
         kept = topics(recorded_topics(view))

@@ -31,6 +31,7 @@ def look_around(
     deadline_s: float,
     *,
     all_given: bool = True,
+    is_job: bool = False,
 ) -> tuple[LogView, SinkFacts]:
     """Reads the log, checks every sink, and refuses a log that knows less than a server.
 
@@ -41,6 +42,7 @@ def look_around(
         query: The short form of its id.
         deadline_s: How long sinks are asked again what they remember, in seconds; a minute at most.
         all_given: False if the query may have more sinks.
+        is_job: True for a batch job: jobs of other names write to the same place.
 
     Raises:
         LogError: if the log cannot have been written by runs of sparkonce.
@@ -70,7 +72,7 @@ def look_around(
                 "write again what was written since, give the sink another prefix, and keep it.",
                 sink=name,
             )
-    if view.newest_run is None:
+    if view.newest_run is None and not is_job:
         for name, known in facts.items():
             _warn_of_others(name, committer, query, known)
     return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())

@@ -36,6 +36,7 @@ from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
 from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
+from sparkonce.spark.left import warn_if_left
 from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.plans import reads_plainly
 from sparkonce.spark.query_end import close_at_end, running
@@ -45,7 +46,13 @@ from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import check_sources
 from sparkonce.spark.start.classic import never_pickled, running_query
 from sparkonce.spark.start.executors import check_executors
-from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows, warn_of_slots
+from sparkonce.spark.start.first_batch import (
+    warn_of_loops,
+    warn_of_mode,
+    warn_of_repeats,
+    warn_of_rows,
+    warn_of_slots,
+)
 from sparkonce.spark.start.given import accepted, check_frame, groups, location_of, new_writer
 from sparkonce.spark.start.slots import SlotAdvice
 from sparkonce.spark.start.streams import needs_of_streams
@@ -219,6 +226,7 @@ class ExactlyOnce:
         self._preflight(df, self._check_columns(df), output_mode, trigger)
         self._started = True
         self._query = query = writer.foreachBatch(self).start()
+        warn_if_left(query)
         self._follow(query, query_name or "")
         return query
 
@@ -250,6 +258,13 @@ class ExactlyOnce:
         offsets = input_offsets(checkpoint, batch, patience_s)
         run_id, query = running_query(df)
         run = self._driver(df, run_id, query, offsets or ())
+        if run.progress and run.progress[-1].batch == batch:
+            raise ConfigurationError(
+                f"Batch {batch} was given to this ExactlyOnce twice. Its rows are committed, and those of the second "
+                "call would not be written.",
+                next_step="Call it once in your function. For several sinks or filters give it "
+                "{sink: lambda df: df.where('…'), other: None}.",
+            )
         if offsets is None:
             raise ConfigurationError(
                 f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
@@ -365,6 +380,8 @@ class ExactlyOnce:
         short = short_query(query or "0" * 12)
         facts = {name: sink.preflight(short, recorded.get(name)) for name, sink in self._sinks.items()}
         warn_of_rows(sources, self.sinks, facts)
+        warn_of_loops(sources, self.sinks)
+        warn_of_repeats(self._shares, facts)
         for group in self._groups:
             with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)

@@ -34,6 +34,7 @@ producer.flush()
 spark = (
     SparkSession.builder.config("spark.jars.packages", spark_packages())  # if Spark starts here
     .config("spark.sql.shuffle.partitions", 2)  # as many transactions a batch; Spark's default is 200
+    .config("spark.ui.showConsoleProgress", "false")  # Spark's bar would overwrite sparkonce's line
     .getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 
 PAUSE_S = 1.0
+_STARTING = "Coordinator load in progress: retrying"
+"""A broker that has just started says so, and librdkafka asks again: nobody needs to do anything."""
 _ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
 """librdkafka's name of the event, of the producer and of the broker."""
 
@@ -27,6 +29,8 @@ class OncePerBroker(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns whether a line is shown; the next line that is shown tells how many were not."""
         text = record.getMessage()
+        if _STARTING in text and not client_log.isEnabledFor(logging.DEBUG):
+            return False
         about = _ABOUT.match(text)
         kind = " ".join(about.groups()) if about is not None else text
         said_s, left_out = self._said.get(kind, (-PAUSE_S, 0))

@@ -33,6 +33,7 @@ _LAST_ATTEMPT_S = 1.0
 _ANY_TOPIC = "__transaction_state"  # small, and not one of the user's
 _REMEMBERED_ERRORS = 8
 _STATISTICS_LIMIT_S = 3.0
+_LOG_LATE_S = 1.0
 _OPEN_STATE = "InTransaction"
 _NOT_ALLOWED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -94,7 +95,7 @@ class Reports:
         away: True if rows did not arrive, or the transaction was aborted, because brokers were away.
         barred: True if the newest error of the whole client is a refused login.
         identity: The producer id and epoch that a broker gave first; None before.
-        is_by_statistics: True if statistics told them.
+        is_by_statistics: True if only statistics have told them.
     """
 
     def __init__(self) -> None:
@@ -114,10 +115,11 @@ class Reports:
         """Reads producer id and epoch (``eos``, see STATISTICS.md), if they are not known yet."""
         if self.identity is None and (eos := json.loads(text)["eos"])["txn_state"] == "Ready":
             self.is_by_statistics = True
-            self.on_identity(eos["producer_id"], eos["producer_epoch"])
+            self.identity = eos["producer_id"], eos["producer_epoch"]
 
     def on_identity(self, producer_id: int, epoch: int) -> None:
         """Keeps the first producer id and epoch: after an error that changes them, `PooledProducer.trouble` tells."""
+        self.is_by_statistics = False
         self.identity = self.identity or (producer_id, epoch)
 
     def on_error(self, error: KafkaError) -> None:
@@ -299,8 +301,13 @@ class PooledProducer:
                 raise PrepareError(f"Kafka gave {self.transactional_id!r} no producer id: {reason}.")
             self.poll(0.1)
         self.producer_id, self.epoch = self.reports.identity
-        if self.reports.is_by_statistics and isinstance(self.producer, BatchProducer):
-            _warn_of_other_words()
+        if isinstance(self.producer, BatchProducer) and not _warn_of_other_words.cache_info().currsize:
+            # Statistics may be served just before the line of the log.
+            until_s = time.monotonic() + _LOG_LATE_S
+            while self.reports.is_by_statistics and time.monotonic() < until_s:
+                self.poll(0.1)
+            if self.reports.is_by_statistics:
+                _warn_of_other_words()
 
     def _try_to_initialise(self, timeout_s: float) -> KafkaError | None:
         try:

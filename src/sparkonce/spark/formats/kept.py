@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import tempfile
 import time
@@ -16,6 +17,8 @@ from types import TracebackType
 from sparkonce.protocol import codec
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim
+
+logger = logging.getLogger("sparkonce")
 
 _LOCKED_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.05
@@ -64,7 +67,8 @@ class KeptRun:
     """
 
     def __init__(self, key: str | None) -> None:
-        self._path = None if key is None else _folder() / f"{key}.run"
+        folder = None if key is None else _folder()
+        self._path = None if folder is None else folder / f"{key}.run"
         self._descriptor = -1
         self.found: tuple[Claim, Token] | None = None
 
@@ -135,14 +139,19 @@ def _tidy(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _folder() -> Path:
-    """Returns a folder on this host that only this user writes to.
+def _folder() -> Path | None:
+    """Returns a folder on this host that only this user writes to; None if there is none: nothing is kept then.
 
     Raises:
         PermissionError: if another user made it.
     """
     folder = Path(tempfile.gettempdir(), f"sparkonce-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        logger.debug("Each batch claims anew, since %s cannot be used: %s", folder, error)
+        return None
+    if found.st_uid != os.getuid() or folder.is_symlink():
         raise PermissionError(f"{folder} belongs to another user")
-    return folder
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None

@@ -17,6 +17,7 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
+from sparkonce.spark.left import is_interactive
 from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.spark.show.display import end_displays, leave_terminal
 from sparkonce.spark.show.failures import message_and_next
@@ -138,12 +139,6 @@ def spark_is_gone() -> bool:
 def write_error(error: SparkonceError) -> None:
     """Writes message and next step to standard error."""
     sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
-
-
-def is_interactive() -> bool:
-    """Tells if this is an interactive session (a notebook, IPython, ``python -i``), which SystemExit would end."""
-    ipython = sys.modules.get("IPython")
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and bool(ipython.get_ipython()))
 
 
 class Stopping:

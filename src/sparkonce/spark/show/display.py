@@ -237,5 +237,17 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+class _WithOrigin(logging.Formatter):
+    """Adds time, level and logger to a line of sparkonce's, as handlers of a program that sets up logging do."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.name.partition(".")[0] != logger.name:
+            return text
+        return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} {record.levelname} {record.name}: {text}"
+
+
 _shared = Screen()
+if logging.lastResort is not None and logging.lastResort.formatter is None:
+    logging.lastResort.setFormatter(_WithOrigin())  # which writes warnings where nobody has set up logging
 atexit.register(end_displays)

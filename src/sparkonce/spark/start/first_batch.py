@@ -16,7 +16,7 @@ from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, nodes, source_of
 from sparkonce.spark.start.slots import SHUFFLE_PARTITIONS, slots_of, warn_of_many
 from sparkonce.spark.start.source_checks import KafkaSource
-from sparkonce.spark.views import ShareSample
+from sparkonce.spark.views import Share, ShareSample
 
 logger = logging.getLogger("sparkonce")
 
@@ -24,6 +24,8 @@ SLOW_ROWS_PER_S = 5_000
 """A pace that any plan should reach. `sparkonce.spark.read_kafka.MAX_OFFSETS_PER_TRIGGER` is chosen by it, too."""
 
 _COLUMN = "partition"
+_TARGET = ("cluster_id", "topic", "system", "server", "database", "schema", "table")
+"""The facts that say where a sink's rows go."""
 
 
 def check_partition_column(
@@ -170,6 +172,50 @@ def warn_of_rows(
         "maxOffsetsPerTrigger) before the query's first start: a planned batch keeps its offsets.",
         *(rows, SLOW_ROWS_PER_S, rows / SLOW_ROWS_PER_S, name, life_s),
     )
+
+
+def warn_of_loops(sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink]) -> None:
+    """Warns if the query reads the topic that it writes to: each batch is then input of the next one."""
+    for sink in sinks:
+        if not isinstance(sink, KafkaSink) or sink.topic is None:
+            continue
+        servers = _addresses(sink.settings.get("bootstrap.servers"))
+        if any(
+            sink.topic in source.partitions and servers & _addresses(source.options.get("kafka.bootstrap.servers"))
+            for source in sources
+        ):
+            logger.warning(
+                "The query reads topic=%r, which its sink %r writes to: what a batch writes is input of a later batch, "
+                "without end. Next: Write to another topic, unless the query leaves out the rows that it has written.",
+                *(sink.topic, sink.name),
+            )
+
+
+def _addresses(servers: object) -> set[str]:
+    return {one.strip().lower() for one in str(servers or "").split(",")} - {""}
+
+
+def warn_of_repeats(shares: Sequence[Share], facts: Mapping[str, Facts]) -> None:
+    """Warns if two sinks write the same rows to one topic or table: each row is then there twice.
+
+    Args:
+        shares: The sinks by their views.
+        facts: The result of each sink's preflight, by name.
+    """
+    for share in shares:
+        targets: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        letters = set(share.dead_letters.values())
+        for name in share.sinks.keys() - letters:
+            target = tuple((fact, facts[name][fact]) for fact in _TARGET if fact in facts[name])
+            if {"topic", "table"} & dict(target).keys():
+                targets.setdefault(target, []).append(name)
+        for target, names in targets.items():
+            if len(names) > 1:
+                logger.warning(
+                    "Sinks %s write the same rows to %s: each row is there %d times. Next: Keep one of them, or give "
+                    "each its own view: ExactlyOnce({sink: view, …}).",
+                    *(sorted(names), ", ".join(f"{fact}={value!r}" for fact, value in target), len(names)),
+                )
 
 
 def analyzed(df: DataFrame) -> Any:

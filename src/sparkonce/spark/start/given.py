@@ -21,6 +21,7 @@ from sparkonce.spark.start.checkpoint import CheckpointLocation
 from sparkonce.spark.start.classic import check_classic
 
 _LOCATION = "checkpointLocation"
+_OF_SINKS = frozenset({"topic", "path", "url", "dbtable"})
 _MODES = ("append", "update", "complete")
 _REFUSED_TRIGGERS = {
     "continuous": "continuous processing has no batches that could be committed",
@@ -109,6 +110,12 @@ def _trigger(given: object) -> dict[str, Any]:
 def _options(given: object, checkpoint: str) -> dict[str, Any]:
     options = {} if given is None else mapping("options", given, example="{'name': 'value'}, of the stream writer")
     for name, value in options.items():
+        if name.lower().startswith("kafka.") or name.lower() in _OF_SINKS:
+            raise ConfigurationError(
+                f"options[{name!r}]={value!r} is an option of one of Spark's own sinks, and would be ignored.",
+                next_step="Leave it out, and give the setting to the sink: for example KafkaSink({…}, topic='…').",
+                setting=name,
+            )
         if name.lower() == _LOCATION.lower() and not _is_same(checked_location(str(value)), checkpoint):
             raise ConfigurationError(
                 f"options[{name!r}]={value!r} is another folder than checkpoint={checkpoint!r}.",
