@@ -274,3 +274,19 @@ def test_what_led_to_an_error_is_left_out_but_for_a_stop(text: str) -> None:
     assert told.__cause__ is told.__context__ is None
     assert ("java.lang.InterruptedException" in str(told)) == ("Interrupted" in text)
     assert str(without_causes(told)) == str(told)
+
+
+def test_a_topic_that_is_gone_is_named_with_the_setting_that_reads_on() -> None:
+    said, next_step = message_and_next(
+        Exception(
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Some data may have been lost because "
+            "they are not available in Kafka any more;\neither the data was aged out by Kafka or the topic may have "
+            "been deleted before all the data in the\ntopic was processed.\nIf you don't want your streaming query to "
+            "fail on such cases, set the source option failOnDataLoss to false.\nReason: Partitions Set(pt.b-0) have "
+            "been deleted. SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: [id = 1, runId = 2]"
+        )
+    )
+    assert (
+        said == "Kafka does not have what this query has read, or is to read: Partitions Set(pt.b-0) have been deleted."
+    )
+    assert "fail_on_data_loss=False" in next_step

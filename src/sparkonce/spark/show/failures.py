@@ -60,6 +60,17 @@ _SAME_PYTHON = (
     "every host, or ship the driver's environment by --archives (docs/deploying.md)."
 )
 
+_GONE_FROM_KAFKA = re.compile(
+    r"Some data may have been lost because they are not available in Kafka any more.*?"
+    r"^Reason: (?P<why>.+?)(?:\.? SQLSTATE: \w{5})?$",
+    re.DOTALL | re.MULTILINE,
+)
+_READ_ON = (
+    "If a topic was deleted on purpose, or rows have expired that nobody needs, start the query with "
+    "read_kafka(…, fail_on_data_loss=False): it goes on with what is there, and what is gone is not read. Otherwise "
+    "restore the topic, and start the query again."
+)
+
 _JOB = re.compile(rf"{_TASK_FAILED}: [^\n]+")
 
 _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
@@ -181,6 +192,9 @@ def _cause(error: BaseException) -> _Cause:
         return _raised(found[-1]["kind"], found[-1]["said"], (), where)
     if (worker := _WORKER.search(text)) is not None:
         return _dead_worker(worker[0], text)
+    if (gone := _GONE_FROM_KAFKA.search(text)) is not None:
+        why = " ".join(gone["why"].split()).rstrip(".")
+        return _Cause(said=f"Kafka does not have what this query has read, or is to read: {why}.", next_step=_READ_ON)
     if job:
         return _Cause(kind=type(error).__name__, said=job)
     lines = text.strip().splitlines() or [""]
