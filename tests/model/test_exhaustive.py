@@ -22,8 +22,6 @@ SMALL = {
         batches=5, runs=1, faults=1, parts=1, cleans_up=True
     ),
     "1 slot, 4 batches, clean-up that keeps two": Config(batches=4, parts=1, cleans_up=True),
-    "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
-    "1 slot, 2 batches, 3 runs, clean-up": Config(runs=3, batches=2, parts=1, cleans_up=True),
     "1 slot, 2 batches, 1 fault, answers nobody can read": Config(
         batches=2, faults=1, kinds=frozenset({Fault.COMMIT, Fault.TIMEOUT})
     ),
@@ -39,6 +37,8 @@ SMALL = {
 """Together they go through every transition. The worlds of `model.mutants` are searched, too, in `test_mutants`."""
 
 LARGER = {
+    "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
+    "1 slot, 2 batches, 3 runs, clean-up": Config(runs=3, batches=2, parts=1, cleans_up=True),
     "1 slot, 1 batch, 2 faults, in two parts": Config(faults=2),
     "1 slot, 2 batches, 1 fault, clean-up at every claim": Config(batches=2, faults=1, cleans_up=True),
     "2 slots, 1 batch, 2 faults, rows are deleted and replies of commits and aborts lost": Config(

@@ -204,17 +204,15 @@ class Table:
 
 
 class Model:
-    """Knows the moves of every world of one configuration. Mutants are subclasses, or change the table of transitions.
+    """Knows the moves of every world of one configuration.
 
     Args:
         config: How large.
-        table: The coordinator's transitions, if not its own.
         wanted: Which violations count. All, unless it is to be shown what a mutant comes to in the end.
     """
 
-    def __init__(self, config: Config, table: Any = None, wanted: frozenset[Violation] = frozenset(Violation)) -> None:
+    def __init__(self, config: Config, wanted: frozenset[Violation] = frozenset(Violation)) -> None:
         self.config = config
-        self.table = table
         self.wanted = wanted
         self.logs, self.brokers, self.states = Table(Keys()), Table(Broker()), Table()
         self.effects, self.drivers, self.tasks, self.workers = Table(), Table(None), Table(()), Table(())
@@ -231,7 +229,7 @@ class Model:
 
     def transitions(self) -> set[tuple[Phase, type]]:
         """The transitions of the coordinator that the search went through."""
-        return {(self.states.values[state].phase, type(self._event(key))) for state, key in self._steps}
+        return {(self.states.values[state].phase, type(event)) for state, event in self._steps}
 
     # --- what mutants change ------------------------------------------------------------------------------------------
 
@@ -245,10 +243,6 @@ class Model:
         """Tells if a sweep of these runs takes the id."""
         found = TransactionalId.parse(name)
         return found is not None and any(found.belongs_to(sink, SHORT_QUERY, tokens) for sink in sinks)
-
-    def lend(self, pool: LanePool, batch: int) -> tuple[LanePool, int]:
-        """The pool's choice of a lane."""
-        return pool.lend(batch)
 
     def floor_after_put(self, keys: Keys) -> Any:
         """Returns the floor that the driver reads after a put."""
@@ -307,44 +301,16 @@ class Model:
         if asked >= self.config.batches:
             return
         driver = Driver(asked, self.states.number(self.state_of(world, run)), -1)
-        yield self._tell(world, run, driver, ("asked", asked), (f"run {run}", "starts"))
+        yield self._tell(world, run, driver, self.ask(asked), (f"run {run}", "starts"))
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
-    def _step(self, state: int, key: Any) -> tuple[int, int]:
-        found = self._steps.get((state, key))
+    def _step(self, state: int, event: on.Event) -> tuple[int, int]:
+        found = self._steps.get((state, event))
         if found is None:
-            after, effect = coordinator.step(self.states.values[state], self._event(key), self.table)
-            found = self._steps[state, key] = (self.states.number(after), self.effects.number(effect))
+            after, effect = coordinator.step(self.states.values[state], event)
+            found = self._steps[state, event] = (self.states.number(after), self.effects.number(effect))
         return found
-
-    def _event(self, key: Any) -> on.Event:
-        kind, *rest = key
-        match kind:
-            case "asked":
-                return self.ask(rest[0])
-            case "read":
-                return on.LogRead(view=rest[0])
-            case "landed":
-                return on.PutLanded(position=rest[0], floor=rest[1])
-            case "taken":
-                return on.PutTaken(position=rest[0], standing=self.records.values[rest[1]], floor=rest[2])
-            case "unknown":
-                return on.PutUnknown(position=rest[0])
-            case "refused":
-                return on.PutRefused(position=rest[0])
-            case "prepared":
-                return on.Prepared(handles=tuple(handle for n in rest[0] for handle in self.handles.values[n]))
-            case "failed":
-                return on.PrepareFailed(reason="a copy was fenced")
-            case "unready":
-                return on.Unready(undo=rest[0])
-            case "finished":
-                return on.Finished(outcomes=rest[0], deadline_passed="too late" if rest[1] else "")
-            case "raised":
-                return on.FloorRaised(floor=rest[0])
-            case _:
-                return _PLAIN[kind]
 
     @staticmethod
     def ask(batch: int) -> on.BatchAsked:
@@ -353,12 +319,12 @@ class Model:
             batch=batch, offsets=(f"end {batch}",), previous_offsets=(f"end {batch - 1}",) if batch else None
         )
 
-    def _tell(self, world: World, run: int, driver: Driver, key: Any, label: Label, **parts: int) -> Move:
+    def _tell(self, world: World, run: int, driver: Driver, event: on.Event, label: Label, **parts: int) -> Move:
         """Tells the coordinator, and carries out at once what nobody else can see."""
         world = self._with(world, **parts)
         while True:
             try:
-                state, number = self._step(driver.state, key)
+                state, number = self._step(driver.state, event)
             except BadTransition:
                 return Move(label, _put(world, DRIVERS + run, self._stopped), self.judge(Violation.BAD_TRANSITION))
             effect = self.effects.values[number]
@@ -366,10 +332,10 @@ class Model:
             if (done := _DONE_AT_ONCE.get(type(effect))) is not None:
                 if (wrong := self._said_too_early(world, driver, effect)) is not None:
                     return Move(label, _put(world, DRIVERS + run, self._stopped), wrong)
-                key = (done,)
+                event = done
                 continue
             if isinstance(effect, do.Validate) and not self._may_object(world, run):
-                key = ("validated",)
+                event = on.Validated()
                 continue
             if isinstance(effect, do.Stop):
                 wrong = self.judge(self._illegal(world, run, driver, effect.reason))
@@ -378,7 +344,7 @@ class Model:
             if isinstance(effect, do.Write):
                 world, driver = self._launch(world, run, driver, effect)
                 if -1 not in driver.sub:
-                    key = ("prepared", driver.sub)
+                    event = self._prepared(driver.sub)
                     continue
             return Move(label, _put(world, DRIVERS + run, self.drivers.number(driver)))
 
@@ -438,13 +404,13 @@ class Model:
     def _read_log(self, world: World, run: int, driver: Driver, effect: do.ReadLog) -> Iterator[Move]:
         def compute() -> Any:
             try:
-                return ("read", logs.read(self.logs.values[world[LOG]], effect.view))
+                return on.LogRead(view=logs.read(self.logs.values[world[LOG]], effect.view))
             except LogViolation:
                 return None
 
-        label, key = (f"run {run}", "reads the log"), self._once(("log read", world[LOG], driver.effect), compute)
-        if key is not None:
-            yield self._tell(world, run, driver, key, label)
+        label, event = (f"run {run}", "reads the log"), self._once(("log read", world[LOG], driver.effect), compute)
+        if event is not None:
+            yield self._tell(world, run, driver, event, label)
         else:
             stopped = self._stopped if run < self.config.runs else self.drivers.number(Stopped("the log is broken"))
             yield Move(label, _put(world, DRIVERS + run, stopped), self.judge(Violation.ILLEGAL_STOP))
@@ -466,16 +432,18 @@ class Model:
             yield self._put_answered(_put(world, LOG, log), run, driver, position, standing, label)
         if self._faulty(world, run, Fault.PUT):
             flights = self._fly(world, ("put", position, record))
-            yield self._tell(
-                world, run, driver, ("unknown", position), (*label, "late"), flights=flights, faults=world[FAULTS] - 1
-            )
+            unknown = on.PutUnknown(position=position)
+            yield self._tell(world, run, driver, unknown, (*label, "late"), flights=flights, **_costs(world))
         if self._faulty(world, run, Fault.REFUSED):
-            yield self._tell(world, run, driver, ("refused", position), (*label, "refused"), faults=world[FAULTS] - 1)
+            refused = on.PutRefused(position=position)
+            yield self._tell(world, run, driver, refused, (*label, "refused"), **_costs(world))
 
     def _put_answered(self, world: World, run: int, driver: Driver, position: int, standing: int, label: Label) -> Move:
         floor = self.floor_after_put(self.logs.values[world[LOG]])
-        key = ("landed", position, floor) if standing < 0 else ("taken", position, standing, floor)
-        return self._tell(world, run, driver, key, label)
+        if standing < 0:
+            return self._tell(world, run, driver, on.PutLanded(position=position, floor=floor), label)
+        taken = on.PutTaken(position=position, standing=self.records.values[standing], floor=floor)
+        return self._tell(world, run, driver, taken, label)
 
     def _put_record(self, log: int, broker: int, position: int, record: int) -> tuple[int, int, Violation | None]:
         """The log after a put, what stood there (-1: nothing), and what that broke."""
@@ -500,14 +468,15 @@ class Model:
     def _validate(self, world: World, run: int, driver: Driver, effect: do.Validate) -> Iterator[Move]:
         """Lets a sink object or not, or the batch be written again, at once or once it is undone."""
         who = f"run {run}"
-        yield self._tell(world, run, driver, ("validated",), (who, "meets no objection"))
+        yield self._tell(world, run, driver, on.Validated(), (who, "meets no objection"))
         if self._faulty(world, run, Fault.OBJECTION):
             log = self.logs.number(logs.object_to(self.logs.values[world[LOG]], effect.handles))
-            yield self._tell(world, run, driver, ("objected",), (who, "meets an objection"), log=log, **_costs(world))
+            objected = on.Objected(reason="the place is another one")
+            yield self._tell(world, run, driver, objected, (who, "meets an objection"), log=log, **_costs(world))
         if self._faulty(world, run, Fault.AGAIN):
             for undo in (True, False):
                 label = (who, "writes again,", "undone" if undo else "not undone")
-                yield self._tell(world, run, driver, ("unready", undo), label, **_costs(world))
+                yield self._tell(world, run, driver, on.Unready(undo=undo), label, **_costs(world))
 
     def judge(self, wrong: Violation | None) -> Violation | None:
         """The violation, if it counts."""
@@ -524,7 +493,7 @@ class Model:
             )
             label = (who, "lists its own losers" if effect.best_effort else "lists what lingers", len(lingering))
             if not lingering or effect.best_effort:
-                yield self._tell(world, run, driver, ("swept",), (*label, "leaves it") if lingering else label)
+                yield self._tell(world, run, driver, on.Swept(), (*label, "leaves it") if lingering else label)
             if lingering:
                 yield Move(label, _put(world, DRIVERS + run, self.drivers.number(driver._replace(sub=lingering))))
             return
@@ -536,11 +505,11 @@ class Model:
             driver_after = self.drivers.number(driver._replace(sub=rest))
             yield Move(label, _put(after, DRIVERS + run, driver_after), wrong)
         else:
-            move = self._tell(world, run, driver, ("swept",), label, broker=broker)
+            move = self._tell(world, run, driver, on.Swept(), label, broker=broker)
             yield move if wrong is None else move._replace(violation=wrong)
         if self._faulty(world, run, Fault.ABORT):
             flights = self._fly(world, ("abort", name, epoch))
-            yield Move((*label, "late"), self._with(world, flights=flights, faults=world[FAULTS] - 1))
+            yield Move((*label, "late"), self._with(world, flights=flights, **_costs(world)))
 
     def _owns(self, name: str, sinks: tuple[str, ...], tokens: frozenset[Token]) -> bool:
         return self._once(("owns", name, sinks, tokens), lambda: self.owns(name, sinks, tokens))
@@ -563,13 +532,13 @@ class Model:
         choices: list[tuple[Label, dict[str, int], Violation | None]] = [(label, {"broker": broker}, wrong)]
         if self._faulty(world, run, Fault.ABORT):
             flights = self._fly(world, ("abort", name, epoch))
-            choices.append(((*label, "late"), {"flights": flights, "faults": world[FAULTS] - 1}, None))
+            choices.append(((*label, "late"), {"flights": flights, **_costs(world)}, None))
         for what, parts, broken in choices:
             if index + 1 < len(effect.handles):
                 waiting = self.drivers.number(driver._replace(sub=index + 1))
                 yield Move(what, _put(self._with(world, **parts), DRIVERS + run, waiting), broken)
             else:
-                move = self._tell(world, run, driver, ("aborted",), what, **parts)
+                move = self._tell(world, run, driver, on.Aborted(), what, **parts)
                 yield move if broken is None else move._replace(violation=broken)
 
     def _finish(self, world: World, run: int, driver: Driver, effect: do.Finish) -> Iterator[Move]:
@@ -601,7 +570,7 @@ class Model:
                     (*label, "late"),
                     None,
                     flights=flights,
-                    faults=world[FAULTS] - 1,
+                    **_costs(world),
                 )
 
     def _abort_void(self, world: World, name: str, epoch: int) -> tuple[int, Outcome, Violation | None]:
@@ -625,9 +594,10 @@ class Model:
             waiting = self.drivers.number(driver._replace(sub=known))
             yield Move(label, _put(self._with(world, **parts), DRIVERS + run, waiting), wrong)
             return
-        yield self._tell(world, run, driver, ("finished", known, False), label, **parts)
+        yield self._tell(world, run, driver, on.Finished(outcomes=known), label, **parts)
         if self.config.doubt in known:
-            yield self._tell(world, run, driver, ("finished", known, True), (*label, "deadline"), **parts)
+            finished = on.Finished(outcomes=known, deadline_passed="too late")
+            yield self._tell(world, run, driver, finished, (*label, "deadline"), **parts)
 
     def _commit(self, world: World, name: str, epoch: int) -> tuple[int, Outcome, Violation | None]:
         def compute() -> tuple[int, Outcome]:
@@ -659,14 +629,15 @@ class Model:
             ("floor", world[LOG], effect.floor),
             lambda: self.logs.number(logs.raise_floor(self.logs.values[world[LOG]], effect.floor, self.floor_lowers)),
         )
-        yield self._tell(world, run, driver, ("raised", effect.floor), (f"run {run}", "raises the floor"), log=log)
+        raised = on.FloorRaised(floor=effect.floor)
+        yield self._tell(world, run, driver, raised, (f"run {run}", "raises the floor"), log=log)
 
     def _delete(self, world: World, run: int, driver: Driver, effect: do.DeleteBelow) -> Iterator[Move]:
         log = self._once(
             ("delete", world[LOG], effect.position),
             lambda: self.logs.number(logs.delete_below(self.logs.values[world[LOG]], effect.position)),
         )
-        yield self._tell(world, run, driver, ("deleted",), (f"run {run}", "deletes below", effect.position), log=log)
+        yield self._tell(world, run, driver, on.Deleted(), (f"run {run}", "deletes below", effect.position), log=log)
 
     def _done(self, world: World, run: int, driver: Driver, effect: do.Done) -> Iterator[Move]:
         """Spark writes commits/N, and asks for the next batch if there is one."""
@@ -677,7 +648,7 @@ class Model:
             yield Move(label, _put(world, DRIVERS + run, self._stopped), wrong)
         else:
             asked = driver.asked + 1
-            yield self._tell(world, run, driver._replace(asked=asked), ("asked", asked), label)
+            yield self._tell(world, run, driver._replace(asked=asked), self.ask(asked), label)
 
     def _missing(self, broker: int, batch: int) -> Violation | None:
         def compute() -> tuple[Violation | None]:
@@ -697,22 +668,10 @@ class Model:
             raise BadTransition("a write before the claim")
         winners, added = [], []
         for slot in range(self.config.slots):
-            targets = tuple(sink for sink in effect.sinks if effect.only is None or (sink, slot) in effect.only)
-            task = Task(
-                run=run,
-                token=state.token,
-                execution=driver.executions,
-                batch=effect.batch,
-                slot=slot,
-                copy=0,
-                worker=_free_worker((*tasks, *added), state.token),
-                version=0 if self.config.deterministic else run * 8 + driver.executions,
-                sinks=effect.sinks,
-                targets=targets,
-            )
-            if targets:
+            task = self._task(run, state.token, driver.executions, effect, slot, 0, (*tasks, *added))
+            if task.targets:
                 added.append(task)
-            winners.append(-1 if targets else self._handles(task))
+            winners.append(-1 if task.targets else self._handles(task))
         number = self.tasks.number(tuple(sorted((*tasks, *added))))
         return (
             _put(world, TASKS, number),
@@ -728,31 +687,36 @@ class Model:
                 continue
             copies = [t for t in tasks if (t.run, t.execution, t.slot) == (run, execution, slot)]
             if not copies:
-                yield self._tell(world, run, driver, ("failed",), (f"run {run}", "slot fails", slot))
+                failed = on.PrepareFailed(reason="a copy was fenced")
+                yield self._tell(world, run, driver, failed, (f"run {run}", "slot fails", slot))
                 if self._faulty(world, run, Fault.AGAIN):
                     label = (f"run {run}", "slot fails, all is written again", slot)
-                    yield self._tell(world, run, driver, ("unready", False), label, **_costs(world))
+                    yield self._tell(world, run, driver, on.Unready(undo=False), label, **_costs(world))
             if len(copies) < 2 and self._faulty(world, run, Fault.COPY):
                 yield self._copy(world, run, driver, effect, slot, copies)
 
     def _copy(self, world: World, run: int, driver: Driver, effect: do.Write, slot: int, copies: list[Task]) -> Move:
         tasks: tuple[Task, ...] = self.tasks.values[world[TASKS]]
-        token = self.states.values[driver.state].token
-        first = Task(
+        token, copy = self.states.values[driver.state].token, 1 + max((task.copy for task in copies), default=0)
+        task = self._task(run, token, driver.executions - 1, effect, slot, copy, tasks)
+        number = self.tasks.number(tuple(sorted((*tasks, task))))
+        return Move((f"run {run}", "slot gets another copy", slot), self._with(world, tasks=number, **_costs(world)))
+
+    def _task(
+        self, run: int, token: Token, execution: int, effect: do.Write, slot: int, copy: int, tasks: tuple[Task, ...]
+    ) -> Task:
+        """A copy of a slot, in the first worker that is free."""
+        return Task(
             run=run,
             token=token,
-            execution=driver.executions - 1,
+            execution=execution,
             batch=effect.batch,
             slot=slot,
-            copy=1 + max((task.copy for task in copies), default=0),
+            copy=copy,
             worker=_free_worker(tasks, token),
-            version=0 if self.config.deterministic else run * 8 + driver.executions - 1,
+            version=0 if self.config.deterministic else run * 8 + execution,
             sinks=effect.sinks,
-            targets=tuple(s for s in effect.sinks if effect.only is None or (s, slot) in effect.only),
-        )
-        number = self.tasks.number(tuple(sorted((*tasks, first))))
-        return Move(
-            (f"run {run}", "slot gets another copy", slot), self._with(world, tasks=number, faults=world[FAULTS] - 1)
+            targets=tuple(sink for sink in effect.sinks if effect.only is None or (sink, slot) in effect.only),
         )
 
     def _work(self, world: World) -> Iterator[Move]:
@@ -780,7 +744,7 @@ class Model:
         if mine.starting:
             (lane, name), mine = mine.starting[0], mine._replace(starting=mine.starting[1:])
         else:
-            pool, lane = self.lend(mine.pool, task.batch)
+            pool, lane = mine.pool.lend(task.batch)
             name, mine = self.name(task, sink, lane), mine._replace(pool=pool)
         known = self.brokers.values[world[BROKER]].entry(name) is not None
         if self._faulty(world, task.run, Fault.INIT):
@@ -790,7 +754,7 @@ class Model:
                 self._with(
                     self._set_lanes(world, task, sink, burnt),
                     flights=self._fly(world, ("init", name, (task.token.position, task.worker))),
-                    faults=world[FAULTS] - 1,
+                    **_costs(world),
                 ),
             )
         world, epoch, wrong = self._initialise(world, task, name)
@@ -809,7 +773,7 @@ class Model:
     def _keep_ready(self, world: World, task: Task, sink: str, mine: Lanes) -> tuple[World, Violation | None]:
         wrong = None
         if self.config.keep_ready and not mine.ready and not mine.starting and task.run < self.config.runs:
-            pool, lane = self.lend(mine.pool, task.batch)
+            pool, lane = mine.pool.lend(task.batch)
             name = self.name(task, sink, lane)
             if self.brokers.values[world[BROKER]].entry(name) is None:
                 world, epoch, wrong = self._initialise(world, task, name)
@@ -862,6 +826,9 @@ class Model:
         move = self._offer(self._leave(world, task), task, (*label, "prepared"))
         return move if wrong is None else move._replace(violation=wrong)
 
+    def _prepared(self, winners: tuple[int, ...]) -> on.Prepared:
+        return on.Prepared(handles=tuple(handle for number in winners for handle in self.handles.values[number]))
+
     def _offer(self, world: World, task: Task, label: Label) -> Move:
         """Spark takes the first copy of a slot that is done."""
         number = world[DRIVERS + task.run]
@@ -878,7 +845,7 @@ class Model:
         winners = _put(driver.sub, task.slot, self._handles(task))
         if -1 in winners:
             return Move(label, _put(world, DRIVERS + task.run, self.drivers.number(driver._replace(sub=winners))))
-        return self._tell(world, task.run, driver, ("prepared", winners), label)
+        return self._tell(world, task.run, driver, self._prepared(winners), label)
 
     def _handles(self, task: Task) -> int:
         held = dict(zip(task.targets, task.held, strict=True)) if task.held else {}
@@ -955,7 +922,7 @@ class Model:
             after = self._once(
                 ("timeout", world[BROKER], name), lambda name=name: self.brokers.number(brokers.time_out(broker, name))
             )
-            yield Move(("timeout", name, epoch), self._with(world, broker=after, faults=world[FAULTS] - 1))
+            yield Move(("timeout", name, epoch), self._with(world, broker=after, **_costs(world)))
 
     def _damage(self, world: World) -> Iterator[Move]:
         broker: Broker = self.brokers.values[world[BROKER]]
@@ -966,7 +933,7 @@ class Model:
             after = self._once(
                 ("damage", world[BROKER], name), lambda name=name: self.brokers.number(brokers.damage(broker, name))
             )
-            yield Move(("rows are deleted of", name, epoch), self._with(world, broker=after, faults=world[FAULTS] - 1))
+            yield Move(("rows are deleted of", name, epoch), self._with(world, broker=after, **_costs(world)))
 
     # --- a crash of everybody -----------------------------------------------------------------------------------------
 
@@ -1049,22 +1016,11 @@ _PARTS = {
     "workers": WORKERS,
     "tasks": TASKS,
 }
-_PLAIN: dict[str, on.Event] = {
-    "checked": on.ServersChecked(),
-    "swept": on.Swept(),
-    "validated": on.Validated(),
-    "objected": on.Objected(reason="the place is another one"),
-    "aborted": on.Aborted(),
-    "run": on.PlanRun(),
-    "deleted": on.Deleted(),
-    "concluded": on.Concluded(),
-    "reported": on.Reported(),
-}
-_DONE_AT_ONCE: dict[type, str] = {
-    do.CheckServers: "checked",
-    do.RunIntoNothing: "run",
-    do.Conclude: "concluded",
-    do.Report: "reported",
+_DONE_AT_ONCE: dict[type, on.Event] = {
+    do.CheckServers: on.ServersChecked(),
+    do.RunIntoNothing: on.PlanRun(),
+    do.Conclude: on.Concluded(),
+    do.Report: on.Reported(),
 }
 _PERFORM: dict[type, Callable[..., Iterator[Move]]] = {
     do.ReadLog: Model._read_log,

@@ -1,21 +1,16 @@
-"""All faults: where each comes from, which lines it changes, and how it is made in this process."""
+"""All faults: where each comes from, and which lines it changes."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
-from mutants.named import NAMED
 from mutants.operators import SOURCE, Fault, sites
+from mutants.rules import RULES
 
 GENERATED = {
     "driver/*.py": 20,
@@ -48,24 +43,27 @@ class Mutant:
     """A fault of the product.
 
     Attributes:
-        source: Who made it: ``generated``, ``named``, or the harness that has it.
+        source: Who made it: ``generated``, ``rule``, or the harness that has it.
         name: Its name there.
-        places: The files, below ``src/sparkonce``, and lines that it changes; empty if its own harness alone has it.
-        apply: Makes it, before (``generated``, ``named``) or after (others) the product is imported.
+        fault: Its name for `Fault.of`; empty if it is one of a model or of a sink: its own harness alone runs it.
     """
 
     source: str
     name: str
-    places: tuple[tuple[str, range], ...]
-    apply: Callable[[], None] | None = None
+    fault: str = ""
+
+    @property
+    def places(self) -> list[tuple[str, range]]:
+        """Lists the files, below ``src/sparkonce``, and lines that it changes."""
+        return [(one.file, one.lines) for one in Fault.of(self.fault)] if self.fault else []
 
 
 def generated(known: Collection[str]) -> Iterator[Mutant]:
     """Yields the faults of these names, as far as the source still has their sites; without names those to choose."""
     for name in sorted(known or _chosen(), key=_digest):
         with suppress(KeyError, OSError):
-            fault = Fault.of_site(name)
-            yield Mutant("generated", name, ((fault.file, fault.lines),), fault.apply)
+            Fault.of(name)
+            yield Mutant("generated", name, name)
 
 
 def _chosen() -> set[str]:
@@ -84,95 +82,15 @@ def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
-def named() -> Iterator[Mutant]:
-    """Yields those that are written down as replacements, as far as the source still has what they replace."""
-    for one in NAMED:
-        with suppress(KeyError):
-            fault = Fault.of_text(*one)
-            yield Mutant("named", fault.name, ((fault.file, fault.lines),), fault.apply)
+def wrong_rules() -> Iterator[Mutant]:
+    """Yields those that harnesses have in their lists, and all others of `rules.txt`."""
+    from model.mutants import MUTANTS as OF_MODEL
+    from simulation.mutants import MUTANTS as OF_SIMULATION
+    from verifying.mutants import MUTANTS as OF_VERIFIER
 
-
-def patched() -> Iterator[Mutant]:
-    """Yields the wrong rules of model and simulation. Those that replace parts of a model are their own harness's."""
-    from model.mutants import MUTANTS as RULES
-    from model.world import Model
-    from simulation.campaign import EVERY_MUTANT
-    from sparkonce.protocol import coordinator
-
-    wrong: list[tuple[str, Any, bool]] = [("model", one, one.model is Model) for one in RULES]
-    wrong += [("simulation", one, not one.systems) for one in EVERY_MUTANT]
-    for source, one, is_whole in wrong:
-        patches = [
-            (import_module(f"sparkonce.{owner}") if isinstance(owner, str) else owner, *rest)
-            for owner, *rest in one.patches
-        ]
-        places = [_place(inspect.getattr_static(owner, name, None), owner) for owner, name, _ in patches]
-        places += [
-            _place(coordinator.TRANSITIONS[key], coordinator) for key in one.table if key in coordinator.TRANSITIONS
-        ]
-        known = [place for place in places if place is not None]
-
-        def apply(patches: list[Any] = patches, table: Any = one.table) -> None:
-            coordinator.TRANSITIONS = {**coordinator.TRANSITIONS, **table}
-            for owner, name, value in patches:
-                setattr(owner, name, value)
-
-        is_product = is_whole and known and len(known) == len(places)
-        yield Mutant(source, one.name, tuple(known) if is_product else (), apply)
-
-
-def injured(name: str = "") -> Iterator[Mutant]:
-    """Yields the verifier's, which patch the product themselves: what they change is found by making them."""
-    from verifying.mutants import MUTANTS
-
-    if name:
-        yield Mutant("verifier", name, (), MUTANTS[name].injure)
-        return
-    for path in [one for folder in ("driver", "log", "sinks", "spark") for one in (SOURCE / folder).rglob("[!_]*.py")]:
-        import_module(".".join(["sparkonce", *path.relative_to(SOURCE).with_suffix("").parts]))
-    for name, one in MUTANTS.items():
-        before = _attributes()
-        one.injure()
-        after = _attributes()
-        changed = {key: value for key, value in before.items() if after[key] is not value}
-        replaced = []
-        for (owner, attribute), value in changed.items():
-            if isinstance(value, dict):  # the coordinator's table
-                replaced += [(value[key], None) for key in value if after[owner, attribute].get(key) is not value[key]]
-            elif callable(getattr(value, "__func__", value)):
-                replaced.append((value, owner))
-            setattr(owner, attribute, value)
-        places = [_place(value, owner) for value, owner in replaced]
-        yield Mutant("verifier", name, tuple(place for place in places if place is not None), one.injure)
-
-
-def _attributes() -> dict[tuple[Any, str], Any]:
-    """Returns everything that the product's modules and their classes have."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("sparkonce.")]
-    classes = {one for module in modules for one in vars(module).values() if inspect.isclass(one)}
-    owners = [*modules, *(one for one in classes if one.__module__.startswith("sparkonce."))]
-    return {(owner, name): value for owner in owners for name, value in list(vars(owner).items())}
-
-
-def _place(replaced: object, owner: Any) -> tuple[str, range] | None:
-    """Returns where something of the product is defined; a value stands in its owner's module."""
-    function = getattr(replaced, "__func__", replaced)
-    for one in (function, owner):
-        with suppress(TypeError, OSError):
-            lines, first = inspect.getsourcelines(one)
-            path = Path(inspect.getsourcefile(one) or "").resolve()
-            if path.is_relative_to(SOURCE):
-                return path.relative_to(SOURCE).as_posix(), range(
-                    first + 1 if one is function else 1, first + len(lines)
-                )
-            return None
-    return None
-
-
-def find(source: str, name: str) -> Mutant:
-    """Returns a mutant by its name. Imports the product only if its source does."""
-    if source == "generated":
-        fault = Fault.of_site(name)
-        return Mutant(source, name, ((fault.file, fault.lines),), fault.apply)
-    every = {"named": named, "verifier": lambda: injured(name)}.get(source, patched)
-    return next(one for one in every() if (one.source, one.name) == (source, name))
+    listed = [Mutant("model", one.name, one.rule) for one in OF_MODEL]
+    listed += [Mutant("simulation", one.name, "" if one.patches else one.rule or one.name) for one in OF_SIMULATION]
+    listed += [Mutant("verifier", name, one.rule) for name, one in OF_VERIFIER.items()]
+    yield from listed
+    used = {one.rule or one.name for one in OF_SIMULATION} | {one.fault for one in listed}
+    yield from (Mutant("rule", name, name) for name in sorted(RULES.keys() - used))

@@ -1,24 +1,29 @@
-"""Small faults that are made in the source of one module.
+"""Faults that are made in the source of a module: small generated ones, and wrong rules.
 
-A fault has a stable name: ``file:function:operator:number``, the number counting the sites of that operator in that
-function. No file is changed. The module's source is compiled with the one change; where the module is imported already,
-its functions get the new code, and else an import hook does.
+A generated fault has a stable name: ``file:function:operator:number``, the number counting the sites of that operator
+in that function. No file is changed. The module's source is compiled with the change; where the module is imported
+already, its functions get the new code, and else an import hook does.
 """
 
 from __future__ import annotations
 
 import ast
-import gc
+import inspect
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from mutants.rules import RULES
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "sparkonce"
 
@@ -125,82 +130,103 @@ class Fault:
     """A changed module.
 
     Attributes:
-        name: See the module.
         file: Below ``src/sparkonce``.
         lines: The changed lines.
-        compile: Returns the changed code.
+        source: Returns the changed module.
     """
 
-    name: str
     file: str
     lines: range
-    compile: Callable[[], CodeType]
+    source: Callable[[], ast.Module]
 
     @classmethod
-    def of_site(cls, name: str) -> Fault:
-        """Finds a generated fault by its name.
+    def of(cls, *names: str) -> list[Fault]:
+        """Returns wrong rules', one for each file; or that of one generated fault.
 
         Raises:
-            KeyError: if the source has changed and it is not there any more.
+            KeyError: if the source has changed: it has no such site, or not the text of the rule.
         """
-        file, _, end = name.partition(":")
-        tree = ast.parse((SOURCE / file).read_text())
-        site = sites(tree)[end]
+        file, _, end = names[0].partition(".py:")
+        if end:
+            tree = ast.parse((SOURCE / f"{file}.py").read_text())
+            site = sites(tree)[end]
 
-        def changed() -> CodeType:
-            site.change()
-            return compile(ast.fix_missing_locations(tree), str(SOURCE / file), "exec")
+            def changed() -> ast.Module:
+                site.change()
+                return ast.fix_missing_locations(tree)
 
-        return cls(name, file, site.lines, changed)
+            return [cls(f"{file}.py", site.lines, changed)]
+        texts: dict[str, str] = {}
+        lines: dict[str, list[int]] = {}
+        for change in chain(*(RULES[name] for name in names)):
+            text = texts.get(change.file) or (SOURCE / change.file).read_text()
+            texts[change.file] = change.made(text)
+            first = text[: text.index("\n".join(change.old))].count("\n") + 1
+            lines.setdefault(change.file, []).extend((first, first + len(change.old)))
+        return [
+            cls(file, range(min(lines[file]), max(lines[file])), partial(ast.parse, text))
+            for file, text in texts.items()
+        ]
 
-    @classmethod
-    def of_text(cls, name: str, file: str, old: str, new: str) -> Fault:
-        """Makes a fault that somebody wrote down as a replacement.
-
-        Raises:
-            KeyError: if the source has changed and does not have the old text exactly once.
-        """
-        source = (SOURCE / file).read_text()
-        if source.count(old) != 1:
-            raise KeyError(f"{name}: {file} has {source.count(old)} times {old!r}")
-        first = source[: source.index(old)].count("\n") + 1
-        changed = source.replace(old, new + "\n" * (old.count("\n") - new.count("\n")))
-        return cls(
-            name,
-            file,
-            range(first, first + old.count("\n") + 1),
-            lambda: compile(changed, str(SOURCE / file), "exec"),
-        )
-
-    def apply(self) -> None:
-        """Makes this process use the changed module."""
+    def apply(self) -> list[tuple[FunctionType, CodeType]]:
+        """Makes this process use the changed module. Returns the functions that were changed, and their code before."""
         module = ".".join(["sparkonce", *Path(self.file).with_suffix("").parts]).removesuffix(".__init__")
         if module not in sys.modules:
-            sys.meta_path.insert(0, _Finder(module, self.compile))
-            return
-        codes = {(code.co_name, code.co_firstlineno): code for code in _codes(self.compile())}
-        for function in functions().get(str(SOURCE / self.file), ()):
+            sys.meta_path.insert(0, _Finder(module, self._compiled))
+            return []
+        places = {
+            (code.co_name, code.co_firstlineno): place for place, code in _codes(self._compiled(is_changed=False))
+        }
+        codes, before = dict(_codes(self._compiled())), []
+        for function in _functions(sys.modules[module]):
             old = function.__code__
-            new = codes.get((old.co_name, old.co_firstlineno), old)
+            new = codes[places[old.co_name, old.co_firstlineno]]
             if (new.co_code, new.co_consts, new.co_names) != (old.co_code, old.co_consts, old.co_names):
+                before.append((function, old))
                 function.__code__ = new
+        return before
+
+    def _compiled(self, *, is_changed: bool = True) -> CodeType:
+        path = SOURCE / self.file
+        code: CodeType = compile(self.source() if is_changed else path.read_text(), str(path), "exec")
+        return code
 
 
-@cache
-def functions() -> dict[str, list[FunctionType]]:
-    """Returns all functions by the file that defines them. Looking for them is slow: ask before a fork."""
-    found: dict[str, list[FunctionType]] = defaultdict(list)
-    for one in gc.get_objects():
-        if isinstance(one, FunctionType):
-            found[one.__code__.co_filename].append(one)
-    return found
+@contextmanager
+def wrong(name: str) -> Iterator[None]:
+    """The product in this process with a wrong rule, as long as this lasts."""
+    faults = Fault.of(name)
+    for fault in faults:
+        import_module(".".join(["sparkonce", *Path(fault.file).with_suffix("").parts]))
+    before = [fault.apply() for fault in faults]
+    try:
+        if not all(before):
+            raise AssertionError(f"{name}: a file has a change that is in no function")
+        yield
+    finally:
+        for function, code in chain(*before):
+            function.__code__ = code
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """Yields the functions and methods that a module defines, also behind decorators."""
+    owners = [module, *(one for one in vars(module).values() if isinstance(one, type))]
+    for owner in owners:
+        for one in list(vars(owner).values()):
+            one = inspect.unwrap(getattr(one, "__func__", getattr(one, "fget", getattr(one, "func", one))))
+            if isinstance(one, FunctionType) and one.__code__.co_filename == getattr(module, "__file__", ""):
+                yield one
+
+
+def _codes(code: CodeType, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], CodeType]]:
+    """Yields all code within some code, each with its place: the names on the way to it, and which of that name."""
+    counted: Counter[str] = Counter()
     for one in code.co_consts:
         if isinstance(one, CodeType):
-            yield one
-            yield from _codes(one)
+            inner = (*place, one.co_name, counted[one.co_name])
+            counted[one.co_name] += 1
+            yield inner, one
+            yield from _codes(one, inner)
 
 
 class _Finder(MetaPathFinder):

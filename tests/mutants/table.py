@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Set
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-COLUMNS = ("source", "mutant", "harness", "test", "seconds", "own", "not_run", "before")
+import pytest
+
+COLUMNS = ("source", "mutant", "harness", "test", "seconds", "own", "not_run")
 
 _TABLE = Path(__file__).with_name("table.csv")
 
@@ -29,6 +32,8 @@ def write(rows: dict[tuple[str, str], Row]) -> None:
         table.writerows(rows[key] for key in sorted(rows))
 
 
-def seen_by_unit_tests(source: str) -> Set[str]:
-    """Returns the names of a harness's own mutants that unit tests see as well."""
-    return {name for (whose, name), row in read().items() if whose == source and row["harness"] == "unit"}
+def slow_if_seen(source: str, mutants: Sequence[Any]) -> list[Any]:
+    """Returns a harness's own mutants as parameters: those that unit tests see as well are slow."""
+    rows = read()
+    seen = {mutant.name for mutant in mutants if rows.get((source, mutant.name), {}).get("harness") == "unit"}
+    return [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in seen else []) for one in mutants]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "files", "s3", "s3-gateway")
 """Kafka with `transaction.version` 1 and 2; PostgreSQL by two phases and staged; XA; a local folder; Amazon's S3, and
@@ -71,6 +70,8 @@ class Config:
         long_batches: Whether a batch may take as long as transactions live, of sinks whose transactions time out.
         letters: Whether the first of two sinks refuses rows, which the second one takes. In worlds that are not
             deterministic each execution refuses other ones of the same rows.
+        halves: Whether batches begin and end in processes of their own, as formats have it.
+        operators: How often somebody resolves what the query has left open.
     """
 
     sinks: tuple[str, ...]
@@ -90,22 +91,8 @@ class Config:
     ahead_s: int = 0
     long_batches: bool = False
     letters: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {**asdict(self), "sinks": list(self.sinks), "faults": sorted(self.faults)}
-
-    @classmethod
-    def of_json(cls, plain: dict[str, Any]) -> Config:
-        """The inverse of `to_json`."""
-        known = {one.name for one in fields(cls)}
-        return cls(
-            **{
-                **{name: value for name, value in plain.items() if name in known},
-                "sinks": tuple(plain["sinks"]),
-                "faults": frozenset(plain["faults"]),
-            }
-        )
+    halves: bool = False
+    operators: int = 0
 
 
 def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
@@ -138,11 +125,20 @@ def _draw_letters(seed: int) -> Config:
     return replace(draw(seed), sinks=sinks, slots=2, letters=True, long_batches=False)
 
 
+def _draw_operated(seed: int) -> Config:
+    drawn, dice = draw(seed, (*KINDS, *STAGED)), random.Random(seed)
+    halves = dice.random() < 0.6
+    sweeps = {"sweeps_beside": False, "sweep_every_s": 0.0} if halves else {}
+    return replace(drawn, sinks=drawn.sinks[:1], halves=halves, operators=dice.choice((0, 1, 2)), **sweeps)
+
+
 FAMILIES: Mapping[str, Callable[[int], Config]] = {
     "transactions": draw,
     "staged": lambda seed: draw(seed, STAGED),
     "letters": _draw_letters,
     "reading": lambda seed: draw(seed, READING),
+    "operated": _draw_operated,
 }
 """Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, of a sink that
-refuses rows beside one that takes them, and of a source."""
+refuses rows beside one that takes them, of a source, and of one sink whose batches are begun and ended apart, or whose
+query an operator helps."""

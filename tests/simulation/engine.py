@@ -8,7 +8,6 @@ when nobody waits for it any more.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -97,6 +96,7 @@ class Simulation:
         self.refusals: tuple[type[Exception], ...] = ()
         self.happened: dict[str, int] = {}
         self.oracle: Any
+        self.kept_runs: dict[str, Any] = {}
         self._nonces = 0
         self._chance = dice.chance
         self._switches, self._rate = config.switches, config.rate
@@ -292,11 +292,6 @@ class Simulation:
 def text(words: Words) -> str:
     """As it is told."""
     return " ".join(map(str, words))
-
-
-def digest(told: list[str]) -> str:
-    """A trace as a short text: the same for the same schedule."""
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
 def _plain(answer: object) -> str:

@@ -24,9 +24,7 @@ from sparkonce.sinks.files.store import Fields
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
-    from simulation.spark import Process
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sink import Owner
+    from sparkonce.protocol.handles import Scalar
 
 ROOT = "/t"
 HIDDEN = "/t/.sparkonce"
@@ -52,6 +50,7 @@ class Files(System):
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
+        self.copies = _Writer
         self.names: dict[str, Inode] = {}
 
     def committer(self) -> FilesCommitter:
@@ -61,12 +60,6 @@ class Files(System):
         made = LocalStore.__new__(LocalStore)
         made.location, made._root, made._held = ROOT, FakePath(self, ROOT), FakePath(self, HELD)  # type: ignore[assignment]
         return made
-
-    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
-        return _Writer(self, self.transaction_name(owner, batch, slot, copy))
-
-    def key(self, handle: Handle) -> Key:
-        return (self.name, handle["name"])
 
     def lingering(self) -> list[Key]:
         return [(self.name, name) for name in self.names if name.startswith(HELD)]

@@ -171,16 +171,13 @@ class Kafka(System):
         whole = [
             one for one in self.ids.values() if one.state == "Ongoing" and not one.damaged and one.name not in busy
         ]
-        if not whole:
-            return None
 
-        def delete() -> None:
-            one = whole[self.simulation.dice.pick(len(whole))]
+        def delete(one: Id) -> None:
             self.simulation.say(self.called, "deletes rows of", one.name, one.epoch)
             self.simulation.note("rows deleted")
             one.damaged = True
 
-        return delete
+        return self.one_of(whole, delete)
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
         return PoolWriter(self, owner, process, batch, slot)
@@ -192,11 +189,7 @@ class Kafka(System):
         return [(self.name, one.name, one.epoch) for one in self.ids.values() if one.state == "Ongoing"]
 
     def expire(self) -> Callable[[], None] | None:
-        open_ones = [one for one in self.ids.values() if one.state == "Ongoing"]
-        if not open_ones:
-            return None
-
-        return lambda: self.time_out(open_ones[self.simulation.dice.pick(len(open_ones))])
+        return self.one_of([one for one in self.ids.values() if one.state == "Ongoing"], self.time_out)
 
     def time_out(self, one: Id) -> None:
         """Its transaction is aborted for its age."""
@@ -214,16 +207,12 @@ class Kafka(System):
 
     def write_markers(self) -> Callable[[], None] | None:
         """The last marker of a commit is written; None if none is waited for."""
-        waiting = [one for one in self.ids.values() if one.state == "PrepareCommit"]
-        if not waiting:
-            return None
 
-        def write() -> None:
-            one = waiting[self.simulation.dice.pick(len(waiting))]
+        def write(one: Id) -> None:
             self.simulation.say(self.called, "has written the markers of", one.name, one.epoch)
             one.state = "CompleteCommit"
 
-        return write
+        return self.one_of([one for one in self.ids.values() if one.state == "PrepareCommit"], write)
 
     def is_slow(self) -> bool:
         """Draws whether an initialisation is not answered in time: it takes longer than other requests."""
@@ -259,30 +248,23 @@ class Kafka(System):
 
     def keep_a_task_waiting(self) -> Callable[[], None] | None:
         """A task waits in vain for a producer that is being initialised."""
-        waiting = [one for one in self.workers if one.may_lose_patience]
-        if not waiting:
-            return None
 
-        def lose_patience() -> None:
-            worker = waiting[self.simulation.dice.pick(len(waiting))]
+        def lose_patience(worker: ModelWorker) -> None:
             self.simulation.say("process", worker.process.number, "waits no longer for a producer")
             self.simulation.note("no patience")
             worker.waits_for.too_late = True  # type: ignore[union-attr]
 
-        return lose_patience
+        return self.one_of([one for one in self.workers if one.may_lose_patience], lose_patience)
 
     def grow_old(self) -> Callable[[], None] | None:
         """The producers that a process keeps ready are not taken for long."""
-        keeping = [one for one in self.workers if one.process.task is None and one.keeps_some]
-        if not keeping:
-            return None
 
-        def grow() -> None:
-            worker = keeping[self.simulation.dice.pick(len(keeping))]
+        def grow(worker: ModelWorker) -> None:
             self.simulation.say("process", worker.process.number, "has not taken a producer for long")
             worker.grow_old()
 
-        return grow
+        keeping = [one for one in self.workers if one.process.task is None and one.keeps_some]
+        return self.one_of(keeping, grow)
 
     def marks_late(self) -> bool:
         """Whether a commit that is answered now still has to write its markers."""

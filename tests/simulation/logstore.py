@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
+from sparkonce.protocol import codec
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
-    from sparkonce.protocol.records import Record
 
 
 _REFUSALS = ((errno.ENOSPC, "disk full"), (errno.EROFS, "disk read-only"))
@@ -22,14 +21,12 @@ class ModelStore(LogStore):
 
     Args:
         simulation: The schedule.
-        decode: Reads a record's bytes.
     """
 
     location = "the log"
 
-    def __init__(self, simulation: Simulation, decode: Callable[[bytes], Record]) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._decode = decode
         self.records: dict[int, bytes] = {}
         self.floors: dict[int, bytes] = {}
 
@@ -77,7 +74,7 @@ class ModelStore(LogStore):
             self._simulation.say("puts", position, "-> taken")
             return Taken(standing=standing)
         self.records[position] = data
-        record = self._decode(data)
+        record = codec.decode_record(data)
         self._simulation.say("puts", position, type(record).__name__)
         if position >= max(self.floors, default=0):
             self._simulation.oracle.landed(record)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from simulation.engine import NoAnswerError, RefusedError, Words
+from simulation.engine import Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -21,7 +21,7 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.settings import TWO_PHASE
 from sparkonce.sinks.mysql.committer import MySQLCommitter
 from sparkonce.sinks.mysql.connection import Session
-from sparkonce.sinks.mysql.flavours import MARIADB, Flavour
+from sparkonce.sinks.mysql.flavours import MARIADB
 from sparkonce.sinks.mysql.markers import Marker
 from sparkonce.sinks.mysql.names import Xid
 from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
@@ -29,9 +29,7 @@ from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
-    from simulation.spark import Process
     from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sink import Owner
 
 SPECIFIC_ACCESS_DENIED = 1227
 
@@ -49,8 +47,11 @@ class Branch:
 class MariaDB(System):
     """A server."""
 
+    key_field = "transaction"
+
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
+        self.copies = _Writer
         self.branches: dict[str, Branch] = {}
         self.committed: dict[str, TransactionName] = {}
         self.connections = 0
@@ -60,11 +61,11 @@ class MariaDB(System):
     def committer(self) -> MySQLCommitter:
         return _Committer(self)
 
-    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
-        return _Writer(self, self.transaction_name(owner, batch, slot, copy))
+    def no_answer(self) -> Exception:
+        return pymysql.err.OperationalError(2013, "Lost connection")
 
-    def key(self, handle: Handle) -> Key:
-        return (self.name, handle["transaction"])
+    def refused(self) -> Exception:
+        return pymysql.err.OperationalError(SPECIFIC_ACCESS_DENIED, "Access denied")
 
     def lingering(self) -> list[Key]:
         return [(self.name, str(one.name)) for one in self.branches.values()]
@@ -136,12 +137,10 @@ class Link:
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.simulation.request((self.server.called, *what), apply)
-        except NoAnswerError:
-            self.open = False
-            raise pymysql.err.OperationalError(2013, "Lost connection") from None
-        except RefusedError:
-            raise pymysql.err.OperationalError(SPECIFIC_ACCESS_DENIED, "Access denied") from None
+            return self.server.ask(what, apply)
+        except pymysql.err.OperationalError as error:
+            self.open = error.args[0] == SPECIFIC_ACCESS_DENIED
+            raise
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> None:
         server = self.server
@@ -195,42 +194,36 @@ class _Committer(MySQLCommitter):
 # --- in place of the product's statements -----------------------------------------------------------------------------
 
 
-def recovered(link: Link, flavour: Flavour) -> set[Xid]:
-    return link.ask(
-        ("XA RECOVER",), lambda: {Xid.of(one.name) for one in link.server.branches.values() if one.prepared}
-    )
-
-
-def committed(link: Link, names: Iterable[TransactionName]) -> set[TransactionName]:
-    wanted = list(names)
-    return link.ask(("looks for markers",), lambda: {one for one in wanted if one.copy in link.server.committed})
-
-
-def is_seen(link: Link, name: TransactionName) -> bool:
-    server = link.server
-    return link.ask(
-        ("looks for a marker, dirty",), lambda: name.copy in server.branches or name.copy in server.committed
-    )
-
-
-def not_committed(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    return link.ask(("lists open",), lambda: [_marker(one.name) for one in link.server.branches.values()])
-
-
-def of_query(link: Link, prefix: str, query: str, server: str) -> list[Marker]:
-    return link.ask(("reads markers",), lambda: [_marker(name) for name in link.server.committed.values()])
-
-
 def _marker(name: TransactionName) -> Marker:
     return Marker(name=name, kind=TWO_PHASE, server="s", begun_ms=name.batch * BATCHES_APART_MS)
 
 
+def _asked(words: str, read: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda link, *given: link.ask((words,), lambda: read(link.server, *given))
+
+
+def _prepared(server: MariaDB, _: object) -> set[Xid]:
+    return {Xid.of(one.name) for one in server.branches.values() if one.prepared}
+
+
+def _committed(server: MariaDB, names: Iterable[TransactionName]) -> set[TransactionName]:
+    return {one for one in names if one.copy in server.committed}
+
+
+def _is_seen(server: MariaDB, name: TransactionName) -> bool:
+    return name.copy in server.branches or name.copy in server.committed
+
+
+def _not_committed(server: MariaDB, *_: object) -> list[Marker]:
+    return [_marker(one.name) for one in server.branches.values()]
+
+
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("prepared", "recovered", recovered),
-    ("markers", "committed", committed),
-    ("markers", "is_seen", is_seen),
-    ("markers", "not_committed", not_committed),
-    ("markers", "of_query", of_query),
+    ("prepared", "recovered", _asked("XA RECOVER", _prepared)),
+    ("markers", "committed", lambda link, names: _asked("looks for markers", _committed)(link, list(names))),
+    ("markers", "is_seen", _asked("looks for a marker, dirty", _is_seen)),
+    ("markers", "not_committed", _asked("lists open", _not_committed)),
+    ("markers", "of_query", _asked("reads markers", lambda server, *_: list(map(_marker, server.committed.values())))),
     ("staged", "list_staging_tables", lambda _: []),
 )
 """Functions of the product that make SQL, by module: the server here knows none."""

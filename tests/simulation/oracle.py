@@ -263,6 +263,11 @@ class Oracle:
     def _forget_asked(self, token: Token | None) -> None:
         self._asked = {(other, sink) for other, sink in self._asked if other != token}
 
+    @property
+    def has_claims(self) -> bool:
+        """Whether any run has claimed the log."""
+        return bool(self._claims)
+
     def start(self, run: str) -> Start:
         """A run begins."""
         return Start(
@@ -280,6 +285,7 @@ class Oracle:
 
     def _may_stop(self, start: Start, error: BaseException) -> bool:
         """Whether what really happened since it began is a reason."""
+        config = self._simulation.config
         deposed = any(run != start.run for run in self._claims[start.claims :])
         since = self._simulation.gone_wrong(start.requests)
         kind = type(error)
@@ -287,9 +293,11 @@ class Oracle:
             return deposed
         if kind is errors.StaleBatchError:
             return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
-        if kind is errors.PrepareError:
+        if kind in (errors.PrepareError, errors.OutageError):
             moved = "spread" in since and "in another order each time" in str(error)
-            return deposed or moved or bool(since & _MAY_FAIL)
+            # A batch that ends in another process than it began in is not written a second time before it is decided.
+            again = config.halves and bool(self.gone) and "has to be written again" in str(error)
+            return deposed or moved or again or bool(since & _MAY_FAIL)
         if kind is errors.TransactionTooOldError and "long batch" in since:
             # It was written once more, with its rows computed first. That went wrong, or another run took as long then.
             others = any(run != start.run for run in self._claims)

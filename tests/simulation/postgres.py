@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from simulation.engine import NoAnswerError, RefusedError, Words
+from simulation.engine import Words
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import transaction_fields
@@ -33,9 +34,7 @@ from sparkonce.sinks.postgres.settings import Limits
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
-    from simulation.spark import Process
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sink import Owner
+    from sparkonce.protocol.handles import Scalar
 
 PLACE = Location(system="1", database="d", commits="public")
 LIMITS = Limits()
@@ -62,8 +61,15 @@ class Postgres(System):
     facts: Mapping[str, str] = {"prefix": "p", "system": "1", "database": "d", "commits": "public"}
     refusals = (psycopg.Error,)
 
+    def no_answer(self) -> Exception:
+        return psycopg.OperationalError("the connection is lost")
+
+    def refused(self) -> Exception:
+        return _error(psycopg.errors.InsufficientPrivilege)
+
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
+        self.copies = _Writer
         self.kind = STAGED if name.endswith("staged") else TWO_PHASE
         self.sessions: dict[TransactionName, Session] = {}
         self.prepared: dict[TransactionName, Session] = {}
@@ -78,12 +84,6 @@ class Postgres(System):
         made._limits, made._tidying, made._target = LIMITS, Every(product.TIDY_EVERY), None
         made._on_conflict = ""
         return made
-
-    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
-        return _Writer(self, self.transaction_name(owner, batch, slot, copy))
-
-    def key(self, handle: Handle) -> Key:
-        return (self.name, handle["name"])
 
     def lingering(self) -> list[Key]:
         staged = [name for name in self.staging if self.markers[name] == "staged"]
@@ -203,13 +203,11 @@ class Connection:
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
-            return self.server.simulation.request((self.server.called, *what), apply)
-        except NoAnswerError:
+            return self.server.ask(what, apply)
+        except psycopg.OperationalError as error:
             # The server does not know that nobody is there any more: it keeps the session, and its locks.
-            self.adrift = True
-            raise psycopg.OperationalError("the connection is lost") from None
-        except RefusedError:
-            raise _error(psycopg.errors.InsufficientPrivilege) from None
+            self.adrift |= error.sqlstate is None
+            raise
 
     def execute(self, query: Any, params: Any = None) -> Any:
         server = self.server
@@ -250,24 +248,18 @@ class _Rows:
         return self._rows
 
 
-class _Lent:
-    def __init__(self, server: Postgres) -> None:
-        self._connection = Connection(server)
-
-    def __enter__(self) -> Connection:
-        return self._connection
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self._connection.close()
-
-
 class _Connections:
     def __init__(self, server: Postgres) -> None:
         self._server = server
 
-    def lent(self) -> _Lent:
-        return _Lent(self._server)
+    @contextmanager
+    def lent(self) -> Iterator[Connection]:
+        connection = Connection(self._server)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
 
     def close(self) -> None:
         pass
@@ -290,73 +282,48 @@ class Step(sql.Composable):
 # --- in place of the product's statements -----------------------------------------------------------------------------
 
 
-def look_for(connection: Connection, name: TransactionName, place: Location) -> MarkerState:
-    found: MarkerState = connection.ask(("looks for", name), lambda: connection.server.look(name))
-    return found
+def _names_if_staged(server: Postgres) -> list[TransactionName]:
+    return [name for name, state in server.markers.items() if state == "staged"]
 
 
-def lock(
-    connection: Connection, names: Sequence[TransactionName], place: Location
-) -> dict[TransactionName, tuple[str, str]]:
-    found: dict[TransactionName, tuple[str, str]] = connection.ask(
-        ("locks markers",), lambda: connection.server.lock(connection, names)
-    )
-    return found
+def _traces(server: Postgres) -> list[Trace]:
+    committed = [name for name, state in server.markers.items() if state == "committed"]
+    return [
+        Trace(token=one.token, committed=transaction_fields(_transaction(server.kind, one).fields()), batch=one.batch)
+        for one in committed
+    ]
 
 
-def not_committed(connection: Connection, names: Sequence[TransactionName], place: Location) -> list[TransactionName]:
-    return [name for name in names if connection.server.markers.get(name) != "committed"]
-
-
-def list_sessions(connection: Connection) -> list[BackendName]:
-    return connection.ask(("lists sessions",), lambda: [BackendName.of(name) for name in connection.server.sessions])
-
-
-def list_prepared(connection: Connection) -> list[TransactionName]:
-    return connection.ask(("lists prepared",), lambda: list(connection.server.prepared))
-
-
-def list_staged(connection: Connection, schema: str, queries: Sequence[str]) -> list[TransactionName]:
-    def listed() -> list[TransactionName]:
-        return [name for name, state in connection.server.markers.items() if state == "staged"]
-
-    return connection.ask(("lists staged",), listed)
-
-
-def read_traces(connection: Connection, prefix: str, query: str, place: Location) -> list[Trace]:
-    def read() -> list[Trace]:
-        server = connection.server
-        return [
-            Trace(
-                token=name.token,
-                committed=transaction_fields(_transaction(server.kind, name).fields()),
-                batch=name.batch,
-            )
-            for name, state in server.markers.items()
-            if state == "committed"
-        ]
-
-    return connection.ask(("reads markers",), read)
+def _not_committed(link: Connection, names: Sequence[TransactionName], _: Location) -> list[TransactionName]:
+    return [one for one in names if link.server.markers.get(one) != "committed"]
 
 
 def _transaction(kind: str, name: TransactionName) -> Transaction:
     return Transaction(kind=kind, name=name, location=PLACE)
 
 
+def _asked(words: str, read: Callable[[Postgres], Any]) -> Callable[..., Any]:
+    return lambda link, *_: link.ask((words,), lambda: read(link.server))
+
+
+def _look_for(link: Connection, name: TransactionName, _: Location) -> Any:
+    return link.ask(("looks for", name), lambda: link.server.look(name))
+
+
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("prepared", "look_for", look_for),
-    ("staged", "look_for", look_for),
-    ("staged", "_lock", lock),
+    ("prepared", "look_for", _look_for),
+    ("staged", "look_for", _look_for),
+    ("staged", "_lock", lambda link, names, _: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
     ("staged", "begin", lambda *_, **__: "BEGIN"),
     ("staged", "_changed", lambda *_: None),
     ("staged", "_merge", lambda *_: None),
     ("staged", "_commit", lambda waiting, _: Step(waiting, True)),
     ("staged", "_abort", lambda waiting, _: Step(waiting, False)),
-    ("committer", "_list_sessions", list_sessions),
-    ("committer", "list_prepared", list_prepared),
-    ("committer", "list_staged", list_staged),
-    ("committer", "not_committed", not_committed),
-    ("committer", "read_traces", read_traces),
+    ("committer", "_list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
+    ("committer", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),
+    ("committer", "list_staged", _asked("lists staged", _names_if_staged)),
+    ("committer", "not_committed", _not_committed),
+    ("committer", "read_traces", _asked("reads markers", _traces)),
     ("committer", "tidy", lambda *_: None),
 )
 """Functions of the product that make SQL, by module: the server here knows none."""

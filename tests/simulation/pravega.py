@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
-from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.staged import Staged
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
@@ -65,17 +64,20 @@ class Pravega(Staged):
         application = PravegaApplication(self.folder, self.name, settings, _Stream(self))
         return PravegaCommitter(self.folder, self.name, self.prefix, settings, application)
 
+    def no_answer(self) -> Exception:
+        return JavaError("RetriesExhaustedException: DEADLINE_EXCEEDED")
+
+    def refused(self) -> Exception:
+        return JavaError("StatusRuntimeException: INTERNAL")
+
     def expire(self) -> Callable[[], None] | None:
         left = [number for number, one in self.transactions.items() if one.status == "OPEN" and one.writer.is_silent]
-        if not left:
-            return super().expire()
 
-        def run_out() -> None:
-            number = left[self.simulation.dice.pick(len(left))]
+        def run_out(number: str) -> None:
             self.simulation.say(self.called, "the lease of", number, "runs out")
             self.transactions[number].status = "ABORTING"
 
-        return run_out
+        return self.one_of(left, run_out) or super().expire()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class Writer:
     """A writer of transactions. It renews their leases as long as it is there, and nobody has paused it."""
 
     def __init__(self, pravega: Pravega) -> None:
-        self.server = pravega
+        self.server, self.ask = pravega, pravega.ask
         self.is_closed = False
         self._party: Party | None = pravega.simulation.current
 
@@ -196,14 +198,6 @@ class Writer:
 
     def getTxn(self, number: str) -> _Handle:
         return _Handle(self, number)
-
-    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        try:
-            return self.server.simulation.request((self.server.called, *what), apply)
-        except NoAnswerError:
-            raise JavaError("RetriesExhaustedException: DEADLINE_EXCEEDED") from None
-        except RefusedError:
-            raise JavaError("StatusRuntimeException: INTERNAL") from None
 
 
 class _Handle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
@@ -23,12 +23,12 @@ from simulation import (
     queue_server,
     rabbitmq,
     s3,
+    spark,
     staged,
     tables,
     wire,
 )
 from simulation.engine import UNDER_WAY
-from simulation.spark import SOON_S
 from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.driver.finish import BatchFinisher
@@ -36,7 +36,6 @@ from sparkonce.driver.run import RunDriver
 from sparkonce.protocol import codec, horizon, sweeping
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
-from sparkonce.protocol.records import Record
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.write_ahead import committer
 
@@ -185,66 +184,13 @@ class _Stopwatch:
         pass
 
 
-class _Codec:
-    """The product's codec, which is pure: what was written down or read once is remembered."""
-
-    Unreadable, TooNew = codec.Unreadable, codec.TooNew
-
-    def __init__(self) -> None:
-        self._bytes: dict[Any, bytes] = {}
-        self._values: dict[bytes, Any] = {}
-
-    def encode_record(self, record: Record, *, at_ms: int) -> bytes:
-        return self._remember(self._bytes, record, lambda: codec.encode_record(record, at_ms=at_ms))
-
-    def decode_record(self, data: bytes) -> Record:
-        return self._remember(self._values, data, lambda: codec.decode_record(data))
-
-    def encode_floor(self, floor: Any) -> bytes:
-        return self._remember(self._bytes, floor, lambda: codec.encode_floor(floor))
-
-    def decode_floor(self, data: bytes) -> Any:
-        return self._remember(self._values, data, lambda: codec.decode_floor(data))
-
-    @staticmethod
-    def _remember(known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-        found = known.get(key)
-        if found is None:
-            if len(known) > MOST_REMEMBERED:
-                known.clear()
-            found = known[key] = make()
-        return found
-
-
-CODEC = _Codec()
-
-
-def replace(value: Any, **changes: Any) -> Any:
-    """`dataclasses.replace` for plain dataclasses with slots, in a tenth of its time: it would be half of each step."""
-    return _copier(type(value), tuple(changes))(value, changes)
-
-
-@cache
-def _copier(kind: type, changed: tuple[str, ...]) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """A function that copies slot by slot into a class that is not frozen, and then says that it is of this kind."""
-    if kind.__dict__.get("__post_init__") is not None or not hasattr(kind, "__slots__"):
-        raise TypeError(f"{kind} cannot be copied slot by slot")
-    if unknown := set(changed) - set(kind.__slots__):
-        raise TypeError(f"{kind} has no {unknown}")
-    places = [
-        f"made.{name} = " + (f"changes[{name!r}]" if name in changed else f"value.{name}") for name in kind.__slots__
-    ]
-    text = "\n ".join(
-        ["def copy(value, changes):", "made = new(thawed)", *places, "made.__class__ = kind", "return made"]
-    )
-    names: dict[str, Any] = {"new": object.__new__, "kind": kind, "thawed": type("", (), {"__slots__": kind.__slots__})}
-    exec(text, names)  # noqa: S102 - the names of a dataclass's fields
-    copy: Callable[[Any, Mapping[str, Any]], Any] = names["copy"]
-    return copy
-
-
 def _nonce() -> Any:
     return SimpleNamespace(hex=f"{UNDER_WAY[0].nonce():08x}")
+
+
+def _run() -> str:
+    party = UNDER_WAY[0].current
+    return spark.run_id(party.name if party is not None else "run 99")
 
 
 _CLOCK = _Clock()
@@ -253,6 +199,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *(
         (f"sparkonce.{name}", "time", _CLOCK)
         for name in (
+            "driver.halves",
             "driver.outage",
             "driver.perform",
             "driver.progress",
@@ -297,28 +244,21 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (f"{_SINKS}.rabbitmq.publishing", "threading", SimpleNamespace(RLock=Lock)),
     ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
     ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
+    ("sparkonce.spark.formats.ends", "uuid", SimpleNamespace(uuid4=_run)),
+    ("sparkonce.spark.formats.ends", "KeptRun", spark.KeptRun),
+    ("sparkonce.operate.resolve", "uuid", SimpleNamespace(uuid4=_run)),
+    ("sparkonce.operate.resolve", "_point", lambda checkpoint: checkpoint.point()),
+    ("sparkonce.operate.resolve", "log_store", lambda checkpoint: checkpoint.point()[0].store),
     ("sparkonce.driver.put", "random", SimpleNamespace(uniform=lambda low, high: high)),
     ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),
     ("sparkonce.driver.run", "Stopwatch", _Stopwatch),
     ("sparkonce.driver.stops", "first_line", _first_line),
-    ("sparkonce.log.base", "codec", CODEC),
-    (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     *(
-        (f"sparkonce.protocol.{name}", "replace", replace)
-        for name in (
-            "claiming",
-            "closing",
-            "deciding",
-            "finishing",
-            "healing",
-            "ownership",
-            "preparing",
-            "stopping",
-            "sweeping",
-            "view",
-        )
+        (codec, name, lru_cache(MOST_REMEMBERED)(getattr(codec, name)))
+        for name in ("encode_record", "decode_record", "encode_floor", "decode_floor")
     ),
+    (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
     (f"{_SINKS}.kafka.transaction_client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
@@ -390,7 +330,9 @@ def under_way(simulation: Simulation) -> Iterator[None]:
         # but for a thread, which does it a second time.
         with (
             mock.patch.object(sweeping, "LONGEST_PAUSE_S", 0.0),
-            mock.patch.object(sweeping, "LOSERS_END_WITHIN_S", SOON_S if simulation.config.sweeps_beside else 0.0),
+            mock.patch.object(
+                sweeping, "LOSERS_END_WITHIN_S", spark.SOON_S if simulation.config.sweeps_beside else 0.0
+            ),
         ):
             yield
     finally:

@@ -166,7 +166,7 @@ class Queue(Staged):
         """A message arrives. One that comes again has the same id, and somebody has failed, or has been replaced."""
         simulation = self.simulation
         if made in self.had:
-            alone = simulation.config.runs == 1 and not simulation.happened
+            alone = simulation.config.runs == 1 and not (simulation.happened or simulation.config.operators)
             if alone or self.had[made] != row:
                 simulation.oracle.broken(Violation.TWICE, made, row)
             return

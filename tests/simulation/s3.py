@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError, ConnectionError  # noqa: A004
 
-from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
@@ -26,9 +25,7 @@ from sparkonce.sinks.files.s3.store import S3Store
 if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
-    from simulation.spark import Process
-    from sparkonce.protocol.handles import Handle, Scalar
-    from sparkonce.sink import Owner
+    from sparkonce.protocol.handles import Scalar
 
 BUCKET, PREFIX = "b", "t/"
 
@@ -57,6 +54,7 @@ class S3(System):
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
+        self.copies = _Writer
         self.uploads: dict[str, Upload] = {}
         self.objects: dict[str, Upload] = {}
         self.says_done = name == "s3-gateway"
@@ -70,26 +68,22 @@ class S3(System):
         store._start()
         return FilesCommitter(store, self.name, manifest=False)
 
-    def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
-        return _Writer(self, self.transaction_name(owner, batch, slot, copy))
-
-    def key(self, handle: Handle) -> Key:
-        return (self.name, handle["name"])
-
     def lingering(self) -> list[Key]:
         return [(self.name, one.key) for one in self.uploads.values()]
 
     def expire(self) -> Callable[[], None] | None:
-        if not self.uploads:
-            return None
-
-        def end() -> None:
-            numbers = list(self.uploads)
-            gone = self.uploads.pop(numbers[self.simulation.dice.pick(len(numbers))])
+        def end(number: str) -> None:
+            gone = self.uploads.pop(number)
             self.simulation.say(self.called, "a rule aborts", gone.key)
             self.simulation.oracle.lost((self.name, str(name_in(gone.key))))
 
-        return end
+        return self.one_of(list(self.uploads), end)
+
+    def no_answer(self) -> Exception:
+        return ConnectionError(error="no answer")
+
+    def refused(self) -> Exception:
+        return refusal(403, "AccessDenied")
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +143,7 @@ class Client:
     finish_threads = 4
 
     def __init__(self, bucket: S3) -> None:
-        self._bucket = bucket
+        self._bucket, self._ask = bucket, bucket.ask
 
     def complete_multipart_upload(self, Key: str, UploadId: str, **more: Any) -> Any:  # noqa: N803 - boto3's names
         only_new = "IfNoneMatch" in more
@@ -169,14 +163,6 @@ class Client:
             return {"Uploads": [{"Key": one.key, "UploadId": one.number} for one in self._bucket.uploads.values()]}
 
         return self._ask(("lists uploads",), listed)
-
-    def _ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        try:
-            return self._bucket.simulation.request((self._bucket.called, *what), apply)
-        except NoAnswerError as error:
-            raise ConnectionError(error=error) from None
-        except RefusedError:
-            raise refusal(403, "AccessDenied") from None
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (("store", "client", lambda settings, attempts=None: settings),)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from simulation import queue_source
-from simulation.config import FAMILIES, READING, Config
+from simulation.config import READING, Config
 from simulation.delta import Delta
-from simulation.dice import Dice, Noted
-from simulation.engine import MOST_TURNS, Broken, Simulation, digest
+from simulation.dice import Dice
+from simulation.engine import MOST_TURNS, Broken, Simulation
 from simulation.files import Files
 from simulation.iceberg import Iceberg
 from simulation.kafka import Kafka
@@ -19,7 +19,7 @@ from simulation.mariadb import MariaDB
 from simulation.oracle import Oracle, Place, Violation
 from simulation.postgres import Postgres
 from simulation.pravega import Pravega
-from simulation.product import CODEC, under_way
+from simulation.product import under_way
 from simulation.rabbitmq import Queue, Stream
 from simulation.s3 import S3
 from simulation.spark import Cluster, Copy
@@ -62,34 +62,15 @@ class Outcome:
     requests: int
     told: tuple[str, ...] = ()
 
-    @property
-    def digest(self) -> str:
-        """What was told, as a short text."""
-        return digest(list(self.told))
 
-
-def noted(
-    seed: int, family: str, systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS
-) -> tuple[Outcome, Config, list[int]]:
-    """The schedule of a seed, with its world and its decisions. Runs within `simulation.product.replaced`."""
-    dice, config = Noted(seed), FAMILIES[family](seed)
-    return run(config, dice, tell=True, systems=systems), config, dice.taken
-
-
-def run(
-    config: Config,
-    dice: Dice,
-    *,
-    tell: bool = False,
-    systems: Mapping[str, Callable[[Simulation, str], System]] = SYSTEMS,
-) -> Outcome:
-    """A schedule.
+def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
+    """A schedule. Runs within `simulation.product.replaced`.
 
     Things go wrong for a while; then every driver and task stands still, and a fresh run is left in peace; then those
     who stood still wake up, and late requests arrive.
     """
     simulation = Simulation(config, dice, [] if tell else None)
-    oracle, cluster = _reading(simulation) if config.sinks == READING else _writing(simulation, systems)
+    oracle, cluster = _reading(simulation) if config.sinks == READING else _writing(simulation)
     simulation.events += _events(simulation, cluster)
     with under_way(simulation):
         try:
@@ -105,13 +86,11 @@ def run(
     return Outcome(violation=oracle.violation, requests=simulation.requests, told=tuple(simulation.told or ()))
 
 
-def _writing(
-    simulation: Simulation, systems: Mapping[str, Callable[[Simulation, str], System]]
-) -> tuple[Oracle, Cluster]:
+def _writing(simulation: Simulation) -> tuple[Oracle, Cluster]:
     config = simulation.config
-    built = {name: systems[name](simulation, name) for name in config.sinks}
+    built = {name: SYSTEMS[name](simulation, name) for name in config.sinks}
     oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
-    log = DecisionLog(ModelStore(simulation, CODEC.decode_record))
+    log = DecisionLog(ModelStore(simulation))
     return oracle, Cluster(simulation, built, log, LettersCopy if config.letters else Copy)
 
 
@@ -167,6 +146,10 @@ def _events(simulation: Simulation, cluster: _Cluster) -> list[Callable[[], Call
         alive = any(party in simulation.parties and not party.paused for party in cluster.drivers)
         return cluster.start_run if not alive or "overlap" in faults else None
 
+    def operate() -> Callable[[], None] | None:
+        may = isinstance(cluster, Cluster) and cluster.operators < simulation.config.operators
+        return cluster.start_operator if may and simulation.oracle.has_claims else None
+
     def land() -> Callable[[], None] | None:
         return (lambda: simulation.land(dice.pick(len(simulation.flights)))) if simulation.flights else None
 
@@ -205,4 +188,4 @@ def _events(simulation: Simulation, cluster: _Cluster) -> list[Callable[[], Call
 
         return rouse if asleep else None
 
-    return [start, land, kill, pause, wake]
+    return [start, land, kill, pause, wake, *([operate] if simulation.config.operators else [])]

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import BATCHES_APART_MS as BATCHES_APART_MS
+from simulation.engine import UNDER_WAY
+from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.run import RunDriver
+from sparkonce.driver.start import read_log
 from sparkonce.driver.timing import Timing
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.log.base import DecisionLog
+from sparkonce.operate.resolve import resolve
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.records import Claim
 from sparkonce.sink import Owner
+from sparkonce.spark.formats.ends import Ends
+from sparkonce.spark.formats.task import SlotWritten
 from sparkonce.spark.work import SparkWork
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
     from simulation.systems import System
+
+Run = tuple[Callable[..., Token | None], Callable[[], None]]
+"""Carries out a batch, and returns the token of its run; and ends the run."""
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 MOST_ATTEMPTS = 3
@@ -125,19 +137,34 @@ class Cluster:
         self.idle: list[Process] = []
         self.works: list[Work] = []
         self.drivers: list[Party] = []
+        self.operators = 0
+        self.checkpoint: Any = Checkpoint(self)
 
     def start_run(self) -> None:
         """A driver starts, whoever else is there."""
         number = self.runs
         self.runs += 1
-        party = self.simulation.start(f"run {number}", lambda: self._guarded(number, self.simulation.config.batches))
-        self.drivers.append(party)
+        name, batches = f"run {number}", self.simulation.config.batches
+        work = lambda: self._guarded(run_id(name), lambda: self.run(number, batches))  # noqa: E731
+        self.drivers.append(self.simulation.start(name, work))
 
-    def _guarded(self, number: int, batches: int) -> None:
+    def start_operator(self) -> None:
+        """Somebody resolves what the query has left open, whoever else is there."""
+        self.operators += 1
+        name = f"operator {self.operators}"
+        self.drivers.append(self.simulation.start(name, lambda: self._guarded(run_id(name), self._resolve)))
+
+    def _resolve(self) -> None:
+        done = resolve(self.checkpoint, self.sinks, patience_s=COMMIT_DEADLINE_S)
+        self.simulation.say("has resolved", done)
+        if done.batch is not None and done.is_all:
+            self.simulation.oracle.done(done.batch)
+
+    def _guarded(self, run: str, work: Callable[[], None]) -> None:
         oracle = self.simulation.oracle
-        start = oracle.start(_run_id(number))
+        start = oracle.start(run)
         try:
-            self.run(number, batches)
+            work()
         except SparkonceError as error:
             oracle.stopped(start, error)
 
@@ -150,31 +177,66 @@ class Cluster:
         simulation = self.simulation
         if self.committed + 1 >= batches:
             return
+        carry_out, end = (self._in_halves if simulation.config.halves else self._whole)(number)
+        for batch in range(self.committed + 1, batches):
+            simulation.say("batch", batch, "is asked for")
+            simulation.newest_batch = max(simulation.newest_batch, batch)
+            before = (f'"end {batch - 1}"',) if batch else None
+            asked = on.BatchAsked(batch=batch, offsets=(f'"end {batch}"',), previous_offsets=before)
+            token = carry_out(asked, Work(self, number, batch))
+            simulation.oracle.done(batch)
+            if not simulation.config.sweeps_beside:
+                simulation.oracle.has_swept(token)
+            simulation.stop_here()
+            self.committed = max(self.committed, batch)
+            simulation.say("Spark commits batch", batch)
+        end()
+
+    def _whole(self, number: int) -> Run:
+        """The batches of a run in one process."""
+        config, oracle = self.simulation.config, self.simulation.oracle
         driver = RunDriver(
-            run=_run_id(number),
+            run=run_id(f"run {number}"),
             query=QUERY,
             sinks=self.sinks,
             log=self.log,
             timing=Timing(
                 outage_patience_s=COMMIT_DEADLINE_S,
-                sweep_every_s=SOON_S if simulation.config.sweeps_beside else simulation.config.sweep_every_s,
-                sweep_in_background=simulation.config.sweeps_beside,
+                sweep_every_s=SOON_S if config.sweeps_beside else config.sweep_every_s,
+                sweep_in_background=config.sweeps_beside,
             ),
         )
-        batch = self.committed + 1
-        while batch < batches:
-            simulation.say("batch", batch, "is asked for")
-            simulation.newest_batch = max(simulation.newest_batch, batch)
-            driver.run_batch(_asked(batch), Work(self, number, batch))
-            simulation.oracle.done(batch)
-            if not simulation.config.sweeps_beside:
-                simulation.oracle.has_swept(driver.state.token)
-            simulation.stop_here()
-            self.committed = max(self.committed, batch)
-            simulation.say("Spark commits batch", batch)
-            batch += 1
-        driver.close()
-        simulation.oracle.has_swept(driver.state.token)
+
+        def carry_out(asked: on.BatchAsked, work: Work) -> Token | None:
+            driver.run_batch(asked, work)
+            return driver.state.token
+
+        def end() -> None:
+            driver.close()
+            oracle.has_swept(driver.state.token)
+
+        return carry_out, end
+
+    def _in_halves(self, number: int) -> Run:
+        """The batches of a run as formats have them: each begins in one process, and ends in another one."""
+        (sink,) = self.sinks.values()
+        key = run_id(f"run {number}")
+        ends = Ends(sink=sink, log=self.log, query=QUERY, kept=key, patience_s=COMMIT_DEADLINE_S)
+
+        def carry_out(asked: on.BatchAsked, work: Work) -> Token | None:
+            handover = None
+            try:
+                if (handover := ends.begin(asked)) is None:
+                    ends.check_decided(asked.batch)
+                    return None
+                handles, tried = work.write(handover.owners, handover.effect.only)
+                ends.finish(handover, [SlotWritten(handle=one, tried=int(tried)) for one in handles])
+            except SparkonceError:
+                ends.abort(asked, handover)
+                raise
+            return handover.state.token
+
+        return carry_out, lambda: None
 
     def process(self) -> Process:
         """One that is idle, or a new one."""
@@ -184,14 +246,56 @@ class Cluster:
         return Process(self.simulation, self.processes, self.idle)
 
 
-def _run_id(number: int) -> str:
-    return f"run-{number}"
+def run_id(party: str) -> str:
+    """The run of a party, or of one of its threads."""
+    return party.partition(",")[0].replace(" ", "-")
 
 
-def _asked(batch: int) -> on.BatchAsked:
-    return on.BatchAsked(
-        batch=batch, offsets=(f"end {batch}",), previous_offsets=(f"end {batch - 1}",) if batch else None
-    )
+class KeptRun:
+    """What a driver's processes keep of their run, as long as it lives. In place of a file that one of them locks."""
+
+    def __init__(self, key: str) -> None:
+        self._kept, self._key = UNDER_WAY[0].kept_runs, key
+        self.found: tuple[Claim, Token] | None = None
+
+    def __enter__(self) -> KeptRun:
+        self.found = self._kept.get(self._key)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.forget()
+
+    def keep(self, *found: Any) -> None:
+        self._kept[self._key] = found
+
+    def forget(self) -> None:
+        self._kept.pop(self._key, None)
+
+
+class Checkpoint:
+    """Spark's files, which an operator's command reads, and the log beside them."""
+
+    location = "the checkpoint"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def point(self) -> tuple[DecisionLog, ResumePoint]:
+        """In place of `sparkonce.operate.resolve._point`."""
+        log = self._cluster.log
+        return log, ResumePoint.of(self, read_log(log))  # type: ignore[arg-type] # as far as that reads it
+
+    def read(self, path: str) -> bytes | None:
+        folder, _, batch = path.partition("/")
+        if folder == "metadata":
+            return json.dumps({"id": QUERY}).encode()
+        is_there = batch in self.names(folder)
+        return f'v1\n{{}}\n"end {batch}"'.encode() if is_there else None
+
+    def names(self, folder: str) -> list[str]:
+        newest = self._cluster.committed if folder == "commits" else self._cluster.simulation.newest_batch
+        return [str(batch) for batch in range(newest + 1)] if folder in ("commits", "offsets") else []
 
 
 class Work:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simulation.engine import Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
-    from sparkonce.protocol.handles import Handle, Scalar
+    from sparkonce.protocol.handles import Scalar
     from sparkonce.sink import Owner
 
 ROWS = 4
@@ -81,32 +81,26 @@ class Staged(System):
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
         return _Writer(self, owner, batch, slot, copy)
 
-    def key(self, handle: Handle) -> Key:
-        return (self.name, handle["name"])
-
     def lingering(self) -> list[Key]:
         names = [path.removeprefix(_WAITING) for path in self.store.kept if path.startswith(_WAITING)]
         return [(self.name, name) for name in names if self.store.kept.get(_FATE + name) != b"started"]
 
     def expire(self) -> Callable[[], None] | None:
         """Somebody deletes rows, which no commit has seen yet."""
-        waiting = [
+        found = [
             path
             for path in self.store.kept
             if path.startswith(_WAITING)
             and path not in self.store.seen
             and _FATE + path.removeprefix(_WAITING) not in self.store.kept
         ]
-        if not waiting:
-            return None
 
-        def lose() -> None:
-            path = waiting[self.simulation.dice.pick(len(waiting))]
+        def lose(path: str) -> None:
             self.simulation.say(self.called, "somebody deletes", path)
             del self.store.kept[path]
             self.simulation.oracle.lost((self.name, path.removeprefix(_WAITING)))
 
-        return lose
+        return self.one_of(found, lose)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,10 @@ class System(abc.ABC):
     """How long transactions live, in worlds with `Config.long_batches`."""
     rows_each = 1
     """How many rows of the system's own each row of the schedule is."""
+    copies: Callable[..., Writer]
+    """Makes what a copy of a task writes with, from the system and the transaction's name."""
+    key_field = "name"
+    """The field of a handle that names its transaction."""
     opens_early = False
     """Whether a writer asks for something when it is made: before any sink's first rows, and also where none come."""
 
@@ -67,13 +71,13 @@ class System(abc.ABC):
     def committer(self) -> SinkCommitter:
         """The product's, before this server."""
 
-    @abc.abstractmethod
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
         """What a copy of a task writes with."""
+        return self.copies(self, self.transaction_name(owner, batch, slot, copy))
 
-    @abc.abstractmethod
     def key(self, handle: Handle) -> Key:
         """The transaction that a handle finishes."""
+        return (self.name, handle[self.key_field])
 
     @abc.abstractmethod
     def lingering(self) -> list[Key]:
@@ -93,6 +97,27 @@ class System(abc.ABC):
     def hang_up(self) -> Callable[[], None] | None:
         """The server notices that somebody's process is gone, and ends the connection; None if nobody's is."""
         return None
+
+    def one_of(self, found: Sequence[Any], happens: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Something that happens to one of these; None if there are none."""
+        return (lambda: happens(found[self.simulation.dice.pick(len(found))])) if found else None
+
+    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
+        """A request of a driver, which raises its client's errors."""
+        try:
+            return self.simulation.request((self.called, *what), apply)
+        except NoAnswerError:
+            raise self.no_answer() from None
+        except RefusedError:
+            raise self.refused() from None
+
+    def no_answer(self) -> Exception:
+        """Returns a client's error for a request without an answer."""
+        raise NotImplementedError
+
+    def refused(self) -> Exception:
+        """Returns a client's error for a request that is refused."""
+        raise NotImplementedError
 
     def transaction_name(self, owner: Owner, batch: int, slot: int, copy: int) -> TransactionName:
         """A copy's name, where transactions have names of their own."""

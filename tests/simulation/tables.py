@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from simulation.engine import UNDER_WAY, NoAnswerError, RefusedError, Words
+from simulation.engine import UNDER_WAY
 from simulation.oracle import Violation
 from simulation.staged import SparkError, Staged
 from sparkonce.spark.tables.committer import TableCommitter
@@ -118,14 +118,11 @@ class Table(Staged):
         for row in rows:
             self.show(row)
 
-    def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        """A request of Spark's."""
-        try:
-            return self.simulation.request((self.called, *what), apply)
-        except NoAnswerError:
-            raise SparkError("java.io.IOException: no answer") from None
-        except RefusedError:
-            raise SparkError("java.lang.IllegalStateException") from None
+    def no_answer(self) -> Exception:
+        return SparkError("java.io.IOException: no answer")
+
+    def refused(self) -> Exception:
+        return SparkError("java.lang.IllegalStateException")
 
     def _somebody_writes(self) -> Callable[[], None] | None:
         if self._others >= self.simulation.config.batches:

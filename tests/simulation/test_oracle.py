@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from simulation.config import Config
 from simulation.dice import Given
 from simulation.engine import Broken, Simulation
-from simulation.oracle import Oracle, Violation
+from simulation.oracle import Oracle, Place, Violation
 from sparkonce import errors
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -52,33 +53,20 @@ def stops(one: Oracle, error: errors.SparkonceError) -> Violation | None:
     return one.violation
 
 
-def test_rows_are_lost_for_good_only_where_the_system_has_given_them_up() -> None:
+def test_rows_are_lost_for_good_only_where_the_system_gave_them_up_and_others_of_the_batch_are_visible() -> None:
     one = oracle()
     assert one.lost_for_good(lost(1, "b")) == frozenset()
     one.lost(("b", 1))
     assert one.lost_for_good(lost(1, "b")) == {(1, 0, "b")}
     assert stops(one, lost(1, "b")) is None
-
-
-def test_rows_that_are_visible_or_that_nothing_was_given_up_of_are_not_lost() -> None:
-    one = oracle()
-    one.lost(("b", 1))
     one.lost(("a", 1))  # a rule that comes after the commit takes nothing away
-    assert one.lost_for_good(lost(1, "a", "b")) == frozenset()
     assert stops(one, lost(1, "a", "b")) is Violation.WRONG_STOP
 
-
-def test_a_batch_of_which_nothing_is_visible_can_be_written_again() -> None:
-    one = oracle()
     del one.visible[1, 0, "a"]
-    one.lost(("b", 1))
-    assert one.lost_for_good(lost(1, "b")) == frozenset()
-
-
-def test_what_can_be_made_again_is_not_lost_for_good() -> None:
-    one = oracle(deterministic=True)
-    one.lost(("b", 1))
-    assert one.lost_for_good(lost(1, "b")) == frozenset()
+    assert one.lost_for_good(lost(1, "b")) == frozenset(), "nothing of the batch is visible: it can be written again"
+    made_again = oracle(deterministic=True)
+    made_again.lost(("b", 1))
+    assert made_again.lost_for_good(lost(1, "b")) == frozenset()
 
 
 def spread() -> Oracle:
@@ -96,11 +84,9 @@ def test_the_same_rows_in_other_slots_are_lost_for_good_only_to_a_sink_that_show
     one = spread()
     assert one.lost_for_good(lost(2, "b", same_rows=True, slot=1)) == frozenset()
     one.shown(("b", "2.0"), (2, 0, "b", 2))
-    assert one.visible[2, 1, "b"] == 1
     assert one.lost_for_good(lost(2, "b", same_rows=True, slot=1)) == {(2, 0, "b")}
     one.lost(("b", 1))
     # Of the second batch sink b has nothing, and sink a has it.
-    assert one.lost_for_good(lost(1, "b", same_rows=True)) == frozenset()
     assert stops(one, lost(1, "b", same_rows=True)) is Violation.WRONG_STOP
 
 
@@ -113,130 +99,116 @@ def test_a_row_is_seen_twice_in_whatever_slots() -> None:
     assert one.violation is Violation.TWICE
 
 
-def test_all_but_what_is_lost_stays_visible() -> None:
+@pytest.mark.parametrize("gone", [(0, 0, "b"), (1, 0, "a")])
+def test_all_but_what_is_lost_stays_visible_also_of_the_batch_that_is_lost(gone: Place) -> None:
     one = oracle()
     given_up = frozenset({(1, 0, "b")})
     one.all_done(3, given_up)
-    del one.visible[0, 0, "b"]
+    del one.visible[gone]
     with pytest.raises(Broken):
         one.all_done(3, given_up)
     assert one.violation is Violation.MISSING
 
 
-def test_the_rest_of_the_batch_that_is_lost_stays_visible_too() -> None:
-    one = oracle()
-    del one.visible[1, 0, "a"]
-    with pytest.raises(Broken):
-        one.all_done(3, frozenset({(1, 0, "b")}))
-
-
-def test_a_run_is_superseded_only_by_another_one_that_claims_after_it_began() -> None:
-    superseded = errors.SupersededError("a newer run has claimed the query")
+@pytest.mark.parametrize(("newer", "found"), [("run-0", Violation.WRONG_STOP), ("run-1", None)])
+def test_a_run_is_superseded_only_by_another_one_that_claims_after_it_began(
+    newer: str, found: Violation | None
+) -> None:
     one = oracle()
     one.landed(claim("run-1"))
     start = one.start("run-0")
-    one.landed(claim("run-0"))
-    with pytest.raises(Broken):
-        one.stopped(start, superseded)
-    assert one.violation is Violation.WRONG_STOP
+    one.landed(claim(newer))
+    with suppress(Broken):
+        one.stopped(start, errors.SupersededError("a newer run has claimed the query"))
+    assert one.violation is found
 
-    one = oracle()
-    start = one.start("run-0")
+
+def has_lost_four_times(one: Oracle) -> None:
+    for number in range(4):
+        one.named["b", number] = 1
+        one.lost(("b", number))
+
+
+def goes_by_for_another_run(one: Oracle) -> None:
+    one._simulation.note("long batch")
     one.landed(claim("run-1"))
-    one.stopped(start, superseded)
 
 
-def test_a_batch_is_stale_only_if_a_later_one_is_decided() -> None:
-    assert stops(oracle(), errors.StaleBatchError("a later batch is decided", batch=0)) is None
-    assert stops(oracle(), errors.StaleBatchError("a later batch is decided", batch=1)) is Violation.WRONG_STOP
+TOO_OLD = errors.TransactionTooOldError("lost each time", batch=1)
 
 
 @pytest.mark.parametrize(
-    ("error", "fault"),
+    ("error", "reason"),
     [
-        (errors.PrepareError("no answer"), "task killed"),
-        (errors.UnknownOutcomeError("no answer"), "reply lost"),
-        (errors.LogError("record 1 could not be written: disk full"), "put refused"),
+        (errors.PrepareError("no answer"), lambda one: one._simulation.note("task killed")),
+        (errors.UnknownOutcomeError("no answer"), lambda one: one._simulation.note("reply lost")),
+        (errors.LogError("record 1 could not be written: full"), lambda one: one._simulation.note("put refused")),
+        (errors.StaleBatchError("a later batch is decided", batch=1), lambda one: one.decided.add(2)),
+        (TOO_OLD, has_lost_four_times),
+        (TOO_OLD, goes_by_for_another_run),
     ],
-    ids=lambda one: type(one).__name__,
 )
-def test_nothing_fails_or_stays_unknown_by_itself(error: errors.SparkonceError, fault: str) -> None:
+def test_nothing_stops_without_a_reason(error: errors.SparkonceError, reason: Callable[[Oracle], object]) -> None:
     assert stops(oracle(), error) is Violation.WRONG_STOP
     one = oracle()
-    one._simulation.note(fault)
+    reason(one)
     assert stops(one, error) is None
 
 
-def test_three_healings_are_enough_only_if_each_was_lost() -> None:
-    error = errors.TransactionTooOldError("lost each time", batch=1)
-    assert stops(oracle(), error) is Violation.WRONG_STOP
+def test_a_run_whose_own_batch_is_long_computes_its_rows_first() -> None:
     one = oracle()
-    for number in range(4):
-        one.named["b", f"healed {number}"] = 1
-        one.lost(("b", f"healed {number}"))
-    assert stops(one, error) is None
+    one.landed(claim("run-0"))
+    one._simulation.note("long batch")
+    assert stops(one, TOO_OLD) is Violation.WRONG_STOP
 
 
 RUN = Token(3, "n")
-OWN = Owner(query="q", token=RUN)
-OLDER = Owner(query="q", token=Token(0, "n"))
-
-
-def swept(*sinks: str, owner: Owner = OWN) -> Oracle:
-    """A batch of whose copies one may have lost; these sinks were swept after it."""
-    one = oracle()
-    one.may_have_lost(RUN)
-    for sink in SINKS:
-        one.sweeps(sink, [OLDER, owner])
-    for sink in sinks:
-        one.swept(sink, [OLDER, owner])
-    one.has_swept(RUN)
-    return one
-
-
-def test_a_sink_that_was_not_swept_is_asked_again_after_the_next_batch() -> None:
-    swept("a", "b").has_swept(RUN)
-    one = swept("a")
-    one.sweeps("b", [OWN])
-    one.has_swept(RUN)
-    with pytest.raises(Broken):
-        one.has_swept(RUN)
-    assert one.violation is Violation.UNSWEPT
-
-
-def test_a_sweep_of_older_runs_is_none_of_a_runs_own() -> None:
-    one = oracle()
-    one.may_have_lost(RUN)
-    for sink in SINKS:
-        one.sweeps(sink, [OLDER])
-        one.swept(sink, [OLDER])
-    with pytest.raises(Broken):
-        one.has_swept(RUN)
-    assert one.violation is Violation.UNSWEPT
-
-
-def test_a_run_whose_copies_all_won_need_not_sweep() -> None:
-    one = oracle()
-    one.has_swept(RUN)
-    assert one.violation is None
+OWN, OLDER = Owner(query="q", token=RUN), Owner(query="q", token=Token(0, "n"))
 
 
 @pytest.mark.parametrize(
-    ("moves", "waited_s", "may"),
-    [("moved again", 2.0, True), ("moved again", 0.5, False), ("moved", 2.0, False), ("", 2.0, False)],
+    ("asked", "swept", "found"),
+    [
+        ((OLDER, OWN), SINKS, None),
+        ((OLDER,), SINKS, Violation.UNSWEPT),  # a sweep of older runs is none of a run's own
+        ((OLDER, OWN), ("a",), Violation.UNSWEPT),  # what was not swept is asked again after the next batch
+    ],
+)
+def test_a_run_with_a_loser_goes_on_once_each_sink_was_swept(
+    asked: Sequence[Owner], swept: Sequence[str], found: Violation | None
+) -> None:
+    one = oracle()
+    one.has_swept(RUN)  # all copies have won
+    one.may_have_lost(RUN)
+    for sink in SINKS:
+        one.sweeps(sink, asked)
+    for sink in swept:
+        one.swept(sink, asked)
+    with suppress(Broken):
+        one.has_swept(RUN)
+        one.has_swept(RUN)
+    assert one.violation is found
+
+
+@pytest.mark.parametrize(
+    ("moves", "waited_s", "found"),
+    [
+        ("moved again", 2.0, None),
+        ("moved again", 0.5, Violation.WRONG_STOP),
+        ("moved", 2.0, Violation.WRONG_STOP),
+    ],
 )
 def test_a_coordinator_that_moves_again_and_again_may_use_up_the_time(
-    moves: str, waited_s: float, *, may: bool
+    moves: str, waited_s: float, found: Violation | None
 ) -> None:
     one = oracle()
     one._simulation.config = replace(one._simulation.config, faults=frozenset({"server restarted"}))
     start = one.start("run-0")
     one._simulation.clock_s += waited_s
-    if moves:
-        one._simulation.note(moves)
+    one._simulation.note(moves)
     with suppress(Broken):
         one.stopped(start, errors.UnknownOutcomeError("no answer"))
-    assert (one.violation is None) is may
+    assert one.violation is found
 
 
 @pytest.mark.parametrize(("lost_in_time", "found"), [(True, Violation.OUTLIVED), (False, None)])
@@ -252,17 +224,3 @@ def test_a_batch_that_took_long_is_not_decided_with_what_was_given_up_by_then(
     with suppress(Broken):
         one.landed(Commit(token=Token(0, "n"), query="q", batch=2, offsets=(), handles=(handle,)))
     assert one.violation is found
-
-
-def test_transactions_are_too_old_only_where_the_second_try_may_have_taken_long() -> None:
-    error = errors.TransactionTooOldError("too old", batch=2)
-    one = oracle()
-    assert stops(one, error) is Violation.WRONG_STOP
-    one = oracle()
-    one.landed(claim("run-0"))
-    one._simulation.note("long batch")
-    assert stops(one, error) is Violation.WRONG_STOP, "its rows are computed first then"
-    one = oracle()
-    one.landed(claim("run-1"))
-    one._simulation.note("long batch")
-    assert stops(one, error) is None, "the time of another run's batch goes by for it, too"

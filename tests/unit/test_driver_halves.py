@@ -1,21 +1,29 @@
-"""A batch that one process begins and another ends, while a newer run claims the query."""
+"""A batch that one process begins and another ends, and what they keep for each other, while newer runs claim."""
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sparkonce.driver.halves import Handover, continued, resumed
+from sparkonce.driver.halves import HalfRun, Handover, continued, resumed
 from sparkonce.driver.start import read_log
-from sparkonce.errors import SupersededError
+from sparkonce.driver.timing import Timing
+from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Batch, State
+from sparkonce.spark.formats import kept
+from sparkonce.spark.formats.ends import Ends
+from sparkonce.spark.formats.kept import KeptRun
+from unit.driver_world import QUERY, World, asked, numbers
 
 OURS = Claim(nonce="aaaa", run="ours", query="q")
 NEWER = Claim(nonce="bbbb", run="newer", query="q")
@@ -54,3 +62,61 @@ def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log: DecisionLog
 
     log.put(1, NEWER)
     assert continued(OURS, ours, read_log(log), ("out",), moved=False) is None
+
+
+def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) -> None:
+    """Once the tasks have ended nobody could ask them for other slots: they write all, and one is taken."""
+
+    def half(known: State | None = None) -> HalfRun:
+        sinks, timing = world.sinks(), Timing(sweep_every_s=0)
+        return HalfRun(run="r", query=QUERY, sinks=sinks, log=DecisionLog(world.store), timing=timing, known=known)
+
+    def batch(order: list[int], behind: Callable[[], None] = lambda: None) -> None:
+        begun = half().begin_batch(asked(0))
+        assert begun is not None
+        work = world.work(0)
+        work.orders = [order]
+        handles, _ = work.write(begun.owners, begun.effect.only)
+        behind()
+        half(resumed(begun, DecisionLog(world.store))).finish_batch(begun, handles, loser_possible=False)
+
+    def lose_the_first() -> None:
+        world.server.expire(min(world.server.transactions()))
+
+    with pytest.raises(PrepareError, match="has to be written again"):
+        batch([0, 1, 2], lose_the_first)
+    assert world.visible() == numbers(0, slots=[1, 2])
+
+    batch([2, 0, 1])
+    assert world.visible() == numbers(0)
+    assert world.unfinished() == []
+
+
+def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world: World) -> None:
+    (sink,) = world.sinks().values()
+    log = DecisionLog(world.store)
+    ends = Ends(sink=sink, log=log, query=QUERY)
+    begun = ends.begin(asked(0))
+    assert begun is not None
+    log.put(begun.position, replace(NEWER, query=QUERY))
+    ends.abort(asked(0), begun)
+    assert read_log(log).end == begun.position + 1
+
+
+def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the lock of a process that stands still makes a new file in its place."""
+    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    with KeptRun("driver") as one:
+        one.keep(OURS, Token(0, OURS.nonce))
+
+    def locks_too_late(descriptor: int, how: int) -> None:
+        fcntl.flock(descriptor, how)
+        monkeypatch.setattr(kept, "fcntl", fcntl)
+        (tmp_path / "driver.run").unlink()
+        (tmp_path / "driver.run").touch()
+
+    monkeypatch.setattr(kept, "fcntl", SimpleNamespace(flock=locks_too_late, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=0))
+    with KeptRun("driver") as other:
+        assert other.found is None

@@ -146,6 +146,14 @@ def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make: Make, topic
         assert raised.value.args[0].code() == KafkaError._INVALID_ARG
 
 
+def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make: Make) -> None:
+    """Such rows may go before or behind those of one partition, so reports no longer tell whose memory is free."""
+    producer = make(enable_idempotence=True)
+    assert producer._loans.in_order
+    producer.produce("t", ROWS)
+    assert not producer._loans.in_order
+
+
 def test_rows_without_brokers_are_refused_once_their_time_is_over(make: Make, told: Told) -> None:
     producer = make(message_timeout_ms=200, linger_ms=1)
     assert producer.produce("t", ROWS) == 2

@@ -137,7 +137,7 @@ def test_a_broken_sparkonce_is_caught(
     )
     counts = found(verdicts)
     for name, mutant in zip(names, mutants, strict=True):
-        say(f"{name}: {mutant.words}: {counts}")
+        say(f"{name}: {mutant.rule}: {counts}")
         there = {anomaly for anomaly, system in counts if not mutant.system or system == mutant.system}
         assert mutant.wanted & there, counts
     # Of a run that breaks off much is missing, whatever is wrong.

@@ -17,9 +17,10 @@ from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.lab.verdicts import Anomaly, Verdict
 from sparkonce.lab.workload import Workload
 from startup import jvm_flags
+from verifying.mutants import MUTANTS
 
 TESTS = Path(__file__).parent.parent
-BROKEN = Path(__file__).parent / "broken"
+HOOK = Path(__file__).parents[1] / "mutants" / "hook"
 
 PARTITIONS = 2
 LIMITS = RunLimits(start_s=300.0, recover_s=300.0, end_s=300.0)
@@ -57,8 +58,9 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
 
 def broken_by(names: Sequence[str]) -> dict[str, str]:
     """The environment in which the query's processes run these mutants."""
-    path = [str(BROKEN), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"SPARKONCE_MUTANTS": ",".join(names), "PYTHONPATH": os.pathsep.join(path)}
+    path = [str(HOOK), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    rules = "\n".join(MUTANTS[name].rule for name in names)
+    return {"SPARKONCE_MUTANT": rules, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def found(verdicts: Sequence[Verdict]) -> dict[tuple[Anomaly, str], int]:

@@ -19,9 +19,11 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.healing import HealingRefusal, heal
 from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.preparing import recorded_sinks
 from sparkonce.protocol.records import Claim
-from sparkonce.protocol.state import State, batch_of, token_of
+from sparkonce.protocol.state import State, batch_of, token_of, writing_of
 from sparkonce.protocol.view import LogView
 from sparkonce.sink import Owner
 
@@ -68,7 +70,8 @@ class HalfRun(RunDriver):
             return Handover(
                 state=replace(self.state, view=LogView()),
                 position=self.state.view.end,
-                effect=effect,
+                # Of a batch that is healed the tasks write all slots. Nobody could ask for others once they have ended.
+                effect=replace(effect, only=None),
                 owners=self._performer.writer.owners(effect.sinks, self.state),
                 opened_s=opened_s,
             )
@@ -88,8 +91,19 @@ class HalfRun(RunDriver):
             watch, batch = Stopwatch(), batch_of(self.state)
             self._performer.writer.rows_asked = offsets_between(batch.previous_offsets, batch.offsets)
             opened = lambda: self._performer.writer.opened_at(handover.opened_s)  # noqa: E731
-            work = _Written(handles, loser_possible=loser_possible, taken=opened)
+            work = _Written(self._needed(handles), loser_possible=loser_possible, taken=opened)
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
+
+    def _needed(self, handles: Sequence[Handle]) -> Sequence[Handle]:
+        """Leaves the transactions that hold the lost rows of a batch that is healed. The others are swept behind it."""
+        writing, known = writing_of(self.state), self.state.finishing
+        if known is None or writing.only is None:
+            return handles
+        plan = heal(known.decision.handles, tuple(sorted(handles)), known.lost, recorded_sinks(self.state))
+        if isinstance(plan, HealingRefusal) or plan.write is None:
+            return handles
+        self.state = replace(self.state, writing=replace(writing, only=plan.write))
+        return [one if one.key in plan.write else replace(one, transaction=()) for one in handles]
 
     @property
     def leaves_no_names(self) -> bool:

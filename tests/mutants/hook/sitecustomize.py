@@ -1,10 +1,9 @@
-"""Makes the fault that is named in the environment in every Python process that a test starts."""
+"""Makes the faults that are named in the environment in every Python process that is started with this on its path."""
 
 import os
 
 if _told := os.environ.get("SPARKONCE_MUTANT"):
-    from mutants.faults import find
+    from mutants.operators import Fault
 
-    _found = find(*_told.split("|", 1))
-    assert _found.apply is not None
-    _found.apply()
+    for _fault in Fault.of(*_told.split("\n")):
+        _fault.apply()

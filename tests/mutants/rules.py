@@ -1,0 +1,56 @@
+"""Wrong rules that somebody thought of, in `rules.txt`: each replaces text in files of the product.
+
+The model, the simulation and the verifier look for those that they list; ``dev.py mutants`` runs all of them against
+every harness. A rule is a line of words. Below it are other rules that are part of it (``&``), and its changes: a file
+below ``src/sparkonce``, and ``old => new``; or the old lines behind ``-``, and the new ones behind ``+``. The old text
+stands in its file exactly once, or as often as a number behind the file says (``x2``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Change:
+    """A piece of a file, and the text in its place."""
+
+    file: str
+    often: int
+    old: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+
+    def made(self, text: str) -> str:
+        """Makes it in a file's text.
+
+        Raises:
+            KeyError: if the old text is not there as often as it should be.
+        """
+        old = "\n".join(self.old)
+        if text.count(old) != self.often:
+            raise KeyError(f"{self.file} has {text.count(old)} times {old!r}: correct tests/mutants/rules.txt")
+        return text.replace(old, "\n".join(self.new))
+
+
+def _read() -> dict[str, list[Change]]:
+    rules: dict[str, list[Change]] = {}
+    changes: list[Change] = []
+    for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
+        if line.startswith("    & "):
+            changes += rules[line[6:]]
+        elif line.startswith("    "):
+            place, _, change = line.strip().partition(": ")
+            file, _, often = place.partition(" x")
+            changes.append(Change(file, int(often or 1), *([part] for part in change.split(" => ") if change)))
+        elif line.startswith("-"):
+            changes[-1].old.append(line[1:])
+        elif line.startswith("+"):
+            changes[-1].new.append(line[1:])
+        elif line and not line.startswith("#"):
+            changes = rules[line] = []
+    return rules
+
+
+RULES: Mapping[str, Sequence[Change]] = _read()

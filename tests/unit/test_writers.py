@@ -1,0 +1,124 @@
+"""Writers on stand-ins: every row arrives, in order, before it is called prepared, and what is there counts."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.errors import PrepareError
+from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sink import Owner, WriterContext
+from sparkonce.sinks.files.local.store import LocalStore
+from sparkonce.sinks.files.store import FileState
+from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
+from sparkonce.sinks.postgres.encode import encode_rows
+from sparkonce.sinks.postgres.markers import MarkerState
+from sparkonce.sinks.postgres.names import Location
+from sparkonce.sinks.postgres.prepared import _gone
+from sparkonce.sinks.postgres.types import ServerType, encoder
+from sparkonce.sinks.postgres.writer import PostgresWriter
+from sparkonce.sinks.write_ahead.disk import DiskFolder
+from sparkonce.sinks.write_ahead.folder import RowsState
+from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.sinks.write_ahead.rows import read
+from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
+
+NAME = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batch=1, slot=0, copy="a" * 12)
+
+
+class Producer:
+    """In place of librdkafka's: what is produced is in flight until it is flushed."""
+
+    def __init__(self) -> None:
+        self.in_flight: list[bytes] = []
+        self.arrived: list[bytes] = []
+        self.state = ""
+        self.transactional_id, self.producer_id, self.epoch, self.producer = "id", 1, 0, self
+        self.reports = SimpleNamespace(fatal="", refused=0, away=False)
+
+    def __len__(self) -> int:
+        return len(self.in_flight)
+
+    def produce(self, _topic: str, value: bytes, *_: object) -> None:
+        self.in_flight.append(value)
+
+    def flush(self, _: float) -> None:
+        self.arrived += self.in_flight
+        self.in_flight.clear()
+
+    def acknowledged(self, _: int) -> int:
+        return len(self.arrived)
+
+    def trouble(self) -> str:
+        return self.state
+
+    def poll(self, *_: object) -> None:
+        """Serves nothing."""
+
+    begin_transaction = begin_task = poll
+
+
+def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
+    producer, lease = Producer(), Future[Any]()
+    pool: Any = SimpleNamespace(take=lambda _: lease, wait=lambda *_: producer)
+    writer = KafkaWriter(pool, batch=1, topic="t", transactional=True, limits=WriterLimits.of({}, 60.0))
+    writer.begin()
+    for values in ([b"a", b"b"], [b"c"]):
+        writer.write(pa.record_batch({"value": values}))
+    assert writer.prepare() == {"transactional_id": "id", "producer_id": 1, "epoch": 0}
+    assert producer.arrived == [b"a", b"b", b"c"]
+
+    producer.state = "it timed out"
+    with pytest.raises(PrepareError, match="Kafka aborted the transaction: it timed out"):
+        writer.prepare()
+
+
+def test_postgres_gets_each_value_as_it_is() -> None:
+    rows = pa.record_batch({"number": [-7, 7]})
+    sent: list[bytes] = []
+    writer: Any = PostgresWriter.__new__(PostgresWriter)
+    writer._copy, writer._rows = SimpleNamespace(write=lambda piece: sent.append(bytes(piece))), 0
+    writer._encoders = [encoder("number", pa.int64(), ServerType(shown="int8", name="int8"))]
+    writer._job, writer._connection = SimpleNamespace(limits=SimpleNamespace(slot_s=60.0)), object()
+    writer.write(rows)
+    assert sent == [bytes(piece) for piece in encode_rows(rows, writer._encoders)]
+
+
+def test_postgres_has_committed_what_has_a_marker() -> None:
+    found = MarkerState(state="committed", is_prepared=False, system="1", database="d", newest=1, row_security=False)
+    answer = _gone(found, NAME, Location(system="1", database="d", commits="public"))
+    assert answer.outcome is Outcome.ALREADY_COMMITTED
+
+
+def test_rows_that_wait_are_all_in_their_file(tmp_path: Path) -> None:
+    folder = DiskFolder(tmp_path / "folder", Ledger(LocalFiles(tmp_path / "ledger")))
+    folder.make()
+    owner = Owner(query="0" * 12, token=Token(0, "0" * 8), facts={"identity": folder.identity()})
+    writer = WriteAheadWriter(folder, "p", WriterContext(owner=owner, batch=0, slot=0, copy="0"))
+    writer.begin()
+    for values in ([1, 2], [3]):
+        writer.write(pa.record_batch({"number": values}))
+    writer.prepare()
+    with folder.open(writer._name, RowsState.PREPARED) as file:
+        assert [number for rows in read([file], []) for number in rows.column(0).to_pylist()] == [1, 2, 3]
+
+
+def test_a_file_is_staged_then_published_then_gone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.check()
+    path = "part.jsonl"
+    staged = store.stage(NAME, path)
+    staged.stream.write(b"{}\n")
+    fields = [{**staged.seal(), "rows": 1}]
+    assert store.look(fields) == [FileState.STAGED]
+    store.publish(fields)
+    assert store.look(fields) == [FileState.PUBLISHED]
+    (tmp_path / path).unlink()
+    assert store.look(fields) == [FileState.GONE]
