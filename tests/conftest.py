@@ -4,11 +4,16 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.producer_pool import this_worker
+
+if TYPE_CHECKING:
+    from sparkonce.lab.systems.mysql import MySQLSystem
+    from sparkonce.lab.systems.postgres import PostgresSystem
 
 HERE = Path(__file__).parent
 
@@ -80,6 +85,28 @@ def broker() -> Iterator[Cluster]:
     """A Kafka cluster of one node, the same for all tests: use topics and ids of your own."""
     with Cluster(overrides={"auto.create.topics.enable": "false"}) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresSystem]:
+    """An empty schema ``public``, on the server that all tests of the process share."""
+    from shared_servers import new_postgres
+    from sparkonce.sinks.postgres.connection import close_all
+
+    system = new_postgres()
+    yield system
+    system.stop()
+    close_all()
+
+
+@pytest.fixture
+def mariadb() -> Iterator[MySQLSystem]:
+    """An empty database of the test's own, on the server that all tests of the process share."""
+    from shared_servers import new_mariadb
+
+    system = new_mariadb()
+    yield system
+    system.stop()
 
 
 @pytest.fixture

@@ -15,13 +15,10 @@ from sparkonce.lab.systems.redis import RedisSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.rig.servers.process import find_program
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.sink import RedisSink
-
-needs_redis = pytest.mark.skipif(find_program("redis-server") is None, reason="redis-server is not installed")
 
 
 @pytest.fixture(scope="module")

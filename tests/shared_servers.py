@@ -13,21 +13,36 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from psycopg import sql
 
 from sparkonce.errors import SparkonceError
+from sparkonce.lab.systems.base import System
+from sparkonce.lab.systems.hdfs import HdfsSystem
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.lab.systems.rabbitmq import RabbitSystem
+from sparkonce.lab.systems.redis import RedisSystem
+from sparkonce.lab.systems.s3 import S3System
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.hdfs import Hdfs
-from sparkonce.rig.servers.postgres import PostgresServer, find_postgres
+from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.pravega import PravegaServer
-from sparkonce.rig.servers.process import find_program
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
-from sparkonce.rig.servers.s3 import S3Server, find_versitygw
+from sparkonce.rig.servers.s3 import S3Server
+from sparkonce.sinks.postgres.connection import close_all
 
 KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
 USES_HDFS = pytest.mark.xdist_group("hdfs")
 USES_RABBIT = pytest.mark.xdist_group("rabbitmq")
 """Servers that take seconds to start: one of each for all tests of a process."""
+
+needs_postgres, needs_mariadb, needs_redis = (
+    pytest.mark.skipif(bool(system.missing()), reason=system.missing())
+    for system in (PostgresSystem, MySQLSystem, RedisSystem)
+)
+"""For tests that start a server of their own."""
 
 _open = ExitStack()
 _pravega = ExitStack()
@@ -37,23 +52,55 @@ atexit.register(_pravega.close)
 
 @cache
 def postgres_server() -> PostgresServer:
-    if find_postgres() is None:
-        pytest.skip("PostgreSQL is not installed (apt install postgresql)")
+    _skip_without(PostgresSystem)
     return _open.enter_context(PostgresServer())
+
+
+def new_postgres(server: PostgresServer | None = None) -> PostgresSystem:
+    """Asks the server that all tests of the process share, or another one, with nothing of an earlier test in it."""
+    system = PostgresSystem(server=server or postgres_server(), alone=True, answers_within_s=20.0)
+    system.start(Path())
+    system.schema = "public"
+    close_all()  # a role that is made again is another one to the sessions of the first
+    for gid in system.prepared():
+        system.ask(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+    for name in system.column("SELECT datname FROM pg_database WHERE datname <> 'postgres' AND NOT datistemplate"):
+        system.ask(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    for name in system.column(r"SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$)'"):
+        system.ask(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+    for name in system.column(r"SELECT rolname FROM pg_roles WHERE rolname !~ '^pg_' AND rolname <> 'postgres'"):
+        system.ask(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+    system.ask("CREATE SCHEMA public; GRANT ALL ON SCHEMA public TO PUBLIC")
+    return system
+
+
+@cache
+def mariadb_server() -> MariaDBServer:
+    _skip_without(MySQLSystem)
+    server = MariaDBServer(_new_folder("mariadb") / "data")
+    server.start()
+    _open.callback(server.kill)
+    return server
+
+
+def new_mariadb(server: MariaDBServer | None = None, *, database: str = "") -> MySQLSystem:
+    """Makes an empty database, on the server that all tests of the process share or on another one."""
+    system = MySQLSystem(server=server or mariadb_server(), alone=True, answers_within_s=20)
+    system.start(Path())
+    system.new_database(database)
+    return system
 
 
 @cache
 def redis_server() -> RedisServer:
     """Starts the one for tests that change none of its settings."""
-    if find_program("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    _skip_without(RedisSystem)
     return _open.enter_context(RedisServer(_new_folder("redis") / "data"))
 
 
 @cache
 def redis_cluster() -> RedisCluster:
-    if find_program("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    _skip_without(RedisSystem)
     return _open.enter_context(RedisCluster(_new_folder("cluster")))
 
 
@@ -63,8 +110,7 @@ def rabbit_server() -> RabbitServer:
 
     Its users are ``guest``, ``reader`` and ``writer``, who may do just that; ``guest`` alone sees the host ``other``.
     """
-    if not RabbitServer.is_installed():
-        pytest.skip("rabbitmq-server is not installed (apt install --no-install-recommends rabbitmq-server)")
+    _skip_without(RabbitSystem)
     server = RabbitServer(
         _new_folder("rabbitmq") / "data",
         users={"reader": "reads", "writer": "writes"},
@@ -76,8 +122,7 @@ def rabbit_server() -> RabbitServer:
 
 @cache
 def s3_server() -> S3Server:
-    if find_versitygw() is None:
-        pytest.skip("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
+    _skip_without(S3System)
     return _open.enter_context(S3Server(_new_folder("s3") / "versitygw"))
 
 
@@ -90,11 +135,8 @@ def broker_to_kill() -> Cluster:
 @cache
 def hdfs_server() -> Hdfs:
     """It looks at users and permissions; who started it may do everything."""
-    try:
-        server = Hdfs(_new_folder("hdfs") / "data", permissions=True)
-    except SparkonceError as error:
-        pytest.skip(f"HDFS cannot be had here: {error.message}")
-    return _open.enter_context(server)
+    _skip_without(HdfsSystem)
+    return _open.enter_context(Hdfs(_new_folder("hdfs") / "data", permissions=True))
 
 
 @cache
@@ -114,6 +156,11 @@ def end_pravega() -> None:
     """Ends the server, if there is one; the next test that asks for it gets another one."""
     _pravega.close()
     pravega_server.cache_clear()
+
+
+def _skip_without(system: type[System]) -> None:
+    if why := system.missing():
+        pytest.skip(why)
 
 
 def _new_folder(name: str) -> Path:

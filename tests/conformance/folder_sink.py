@@ -1,17 +1,17 @@
-"""A sink of somebody's own, as small as one can be that other processes can finish: a transaction is a file.
-
-The folder a file is in is its transaction's state, and a rename from one to another is atomic.
-"""
+"""A sink for the smallest system, whose parts a broken sink replaces. Other processes can finish what one prepares."""
 
 from __future__ import annotations
 
-import json
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from conformance.folder import Folder
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import (
     Facts,
     Finished,
@@ -22,121 +22,141 @@ from sparkonce.sink import (
     PrepareError,
     SinkCommitter,
     SinkWriter,
-    Token,
     Trace,
     TwoPhaseCommitSink,
+    UnknownOutcomeError,
     WriterContext,
     transaction_fields,
 )
 
-STATES = ("open", "prepared", "committed", "aborted")
+OUTCOMES = {
+    "committed": Outcome.COMMITTED,
+    "already": Outcome.ALREADY_COMMITTED,
+    "aborted": Outcome.ABORTED,
+    "lost": Outcome.LOST,
+}
 
 
 class FolderSink(TwoPhaseCommitSink):
+    remembers = True
+    """Whether it tells of what it has committed."""
+
     def __init__(
         self, root: Path, *, name: str = "folder", prefix: str = "p", guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     ) -> None:
         super().__init__(name, guarantee)
         self.root = root
         self.prefix = prefix
+        self.halves: tuple[type[FolderWriter], type[FolderCommitter]] = FolderWriter, FolderCommitter
+
+    def connect(self) -> Any:
+        return Folder(self.root)
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         return [column for column in schema.names if column == "number"]
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        for state in STATES:
-            (self.root / state).mkdir(parents=True, exist_ok=True)
-        return recorded or {"prefix": self.prefix}
+        self.connect().ask("make")
+        return recorded or {"prefix": f"{self.prefix}-{self.name}"}
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        return FolderWriter(self, f"{_owner(self.name, context.owner)},{uuid.uuid4().hex}")
+        return self.halves[0](self, context)
 
     def committer(self) -> SinkCommitter:
-        return FolderCommitter(self.root, self.name)
+        return self.halves[1](self)
 
 
 class FolderWriter(SinkWriter):
-    def __init__(self, sink: FolderSink, transaction: str) -> None:
-        self._root = sink.root
-        self._transactional = sink.guarantee is Guarantee.EXACTLY_ONCE
-        self._transaction = transaction
-        self._path = self._root / ("open" if self._transactional else "committed") / transaction
+    def __init__(self, sink: FolderSink, context: WriterContext) -> None:
+        self.connection = sink.connect()
+        self.transactional = sink.guarantee is Guarantee.EXACTLY_ONCE
+        self.name = str(
+            TransactionName(
+                prefix=str(context.owner.facts["prefix"]),
+                query=context.owner.query,
+                token=context.owner.token,
+                batch=context.batch,
+                slot=context.slot,
+                copy=secrets.token_hex(6),
+            )
+        )
 
     def begin(self) -> None:
-        self._path.write_text("")
+        self.write_numbers()
 
     def write(self, rows: pa.RecordBatch) -> None:
-        try:
-            with self._path.open("r+") as file:  # does not make it again
-                file.seek(0, 2)
-                file.writelines(f"{json.dumps(number)}\n" for number in rows.column("number").to_pylist())
-        except FileNotFoundError:
-            raise PrepareError(f"transaction {self._transaction} is no longer open") from None
+        self.write_numbers(*map(str, rows.column("number").to_pylist()))
+
+    def write_numbers(self, *numbers: str) -> None:
+        if self.transactional:
+            self.ask("write", "open", *numbers)
+        else:
+            self.ask("write_directly", "committed", *numbers)
 
     def prepare(self) -> Mapping[str, str | int]:
-        if not self._transactional:
+        if not self.transactional:
             return {}
-        if not _move(self._root, self._transaction, "open", "prepared"):
-            raise PrepareError(f"transaction {self._transaction} is no longer open")
-        return {"transaction": self._transaction}
+        self.ask("prepare", "prepared")
+        return {"name": self.name}
 
     def abort(self) -> None:
-        for state in ("open", "prepared"):
-            _move(self._root, self._transaction, state, "aborted")
+        with suppress(OSError):  # a sweep finds it
+            self.connection.ask("abort", self.name)
+        self.close()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def ask(self, verb: str, wanted: str, *words: str) -> None:
+        try:
+            answer = self.connection.ask(verb, self.name, *words)
+        except OSError as error:
+            raise PrepareError(f"{verb} was not answered: {error}") from error
+        if answer != wanted:
+            raise PrepareError(f"transaction {self.name} is {answer or 'unknown'}")
 
 
 class FolderCommitter(SinkCommitter):
-    def __init__(self, root: Path, name: str) -> None:
-        self._root = root
-        self._name = name
+    def __init__(self, sink: FolderSink) -> None:
+        self.sink = sink
+        self.connection = sink.connect()
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return [Finished(outcome=self._commit(str(handle["transaction"]))) for handle in handles]
+        return [self.finish("commit", str(handle["name"])) for handle in handles]
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        return [Finished(outcome=self._abort(str(handle["transaction"]))) for handle in handles]
+        return [self.finish("abort", str(handle["name"])) for handle in handles]
+
+    def finish(self, verb: str, name: str) -> Finished:
+        try:
+            return Finished(outcome=OUTCOMES.get(self.connection.ask(verb, name), Outcome.UNKNOWN))
+        except OSError as error:
+            return self.unanswered(verb, str(error))
+
+    def unanswered(self, verb: str, reason: str) -> Finished:
+        return Finished(outcome=Outcome.RETRY, reason=reason)
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        wanted = {_owner(self._name, owner) for owner in owners}
-        names = [path.name for state in ("open", "prepared") for path in (self._root / state).iterdir()]
+        wanted = {(owner.facts["prefix"], owner.query, owner.token) for owner in owners}
         return [
-            Handle(sink=self._name, slot=0, transaction=transaction_fields({"transaction": name}))
-            for name in names
-            if name.rpartition(",")[0] in wanted
+            Handle(sink=self.sink.name, slot=0, transaction=transaction_fields({"name": str(name)}))
+            for name in self.names("open", "prepared")
+            if (name.prefix, name.query, name.token) in wanted
         ]
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        traces = []
-        for path in (self._root / "committed").iterdir():
-            owner = path.name.rpartition(",")[0]
-            prefix, name, whose, token = owner.split(",") if owner else ("", "", "", "")
-            if (prefix, name, whose) == (facts["prefix"], self._name, query):
-                position, nonce = token.split("-")
-                fields = transaction_fields({"transaction": path.name})
-                traces.append(Trace(token=Token(int(position), nonce), committed=fields))
-        return traces
+        return [
+            Trace(token=name.token, batch=name.batch, committed=transaction_fields({"name": str(name)}))
+            for name in (self.names("committed") if self.sink.remembers else ())
+            if (name.prefix, name.query) == (facts["prefix"], query)
+        ]
 
-    def _commit(self, transaction: str) -> Outcome:
-        if _move(self._root, transaction, "prepared", "committed"):
-            return Outcome.COMMITTED
-        if (self._root / "committed" / transaction).exists():
-            return Outcome.ALREADY_COMMITTED
-        return Outcome.LOST if (self._root / "aborted" / transaction).exists() else Outcome.UNKNOWN
+    def names(self, *states: str) -> list[TransactionName]:
+        try:
+            found = self.connection.ask("names", *states).split()
+        except OSError as error:
+            raise UnknownOutcomeError(f"there was no answer: {error}") from error
+        return [name for name in map(TransactionName.parse, found) if name is not None]
 
-    def _abort(self, transaction: str) -> Outcome:
-        for state in ("open", "prepared"):
-            _move(self._root, transaction, state, "aborted")
-        committed = (self._root / "committed" / transaction).exists()
-        return Outcome.ALREADY_COMMITTED if committed else Outcome.ABORTED
-
-
-def _owner(name: str, owner: Owner) -> str:
-    return f"{owner.facts['prefix']},{name},{owner.query},{owner.token.position}-{owner.token.nonce}"
-
-
-def _move(root: Path, transaction: str, before: str, after: str) -> bool:
-    try:
-        (root / before / transaction).rename(root / after / transaction)
-    except FileNotFoundError:
-        return False
-    return True
+    def close(self) -> None:
+        self.connection.close()

@@ -36,7 +36,7 @@ class FolderSuite(SinkConformance):
         return {"prefix": f"{facts['prefix']}-eu"}
 
     def expire(self, handle: Handle) -> bool:
-        name = str(handle["transaction"])
+        name = str(handle["name"])
         (self.root / "prepared" / name).rename(self.root / "aborted" / name)
         return True
 
@@ -63,5 +63,5 @@ def test_the_suite_runs_under_unittest(tmp_path: Path) -> None:
 
 def test_another_process_that_fails_says_why(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
-    with pytest.raises(RuntimeError, match="KeyError: 'transaction'"):
+    with pytest.raises(RuntimeError, match="KeyError: 'name'"):
         commit_elsewhere(sink, [Handle(sink="folder", slot=0)])

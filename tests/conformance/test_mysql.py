@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from conformance.system_suite import SystemSuite
-from mariadb_witness import shared_server
+from shared_servers import mariadb_server
 from sparkonce.lab.systems.mysql import MySQLSystem
 
 
@@ -14,7 +14,7 @@ class MySQLSuite(SystemSuite):
     commit = "staged"
 
     def new_system(self) -> MySQLSystem:
-        return MySQLSystem(commit=self.commit, server=self.server or shared_server())
+        return MySQLSystem(commit=self.commit, server=self.server or mariadb_server())
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         numbers = list(range(start, start + count))

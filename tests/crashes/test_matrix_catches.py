@@ -2,53 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
-from crashes import broken
+from conformance.folder_sink import FolderCommitter, FolderWriter
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
 from crashes.started import StartedTargets
 from crashes.target import COMMIT
-from crashes.toy import REQUESTS, ToySink, ToyTarget
+from crashes.toy import REQUESTS, ToyTarget
 from crashes.verdict import DoesNotRecover, Late
+from sparkonce.errors import PreflightError
 from sparkonce.lab.faults import Fault
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.sink import Owner
 from striking.points import BEGUN, HALFWAY, PREPARED
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300), pytest.mark.xdist_group("crashes-catches")]
 
+
+class ShowsAtPrepare(FolderWriter):
+    def prepare(self) -> Mapping[str, str | int]:
+        fields = super().prepare()
+        self.ask("commit", "committed")
+        return fields
+
+
+class CommitsTwice(FolderCommitter):
+    """Its commit is not idempotent."""
+
+    def finish(self, verb: str, name: str) -> Finished:
+        return super().finish("append" if verb == "commit" else verb, name)
+
+
+class CommitsAgainAfterAlready(FolderCommitter):
+    def finish(self, verb: str, name: str) -> Finished:
+        answer = super().finish(verb, name)
+        return super().finish("append", name) if answer.outcome is Outcome.ALREADY_COMMITTED else answer
+
+
+class SaysLostForNoAnswer(FolderCommitter):
+    def unanswered(self, verb: str, reason: str) -> Finished:
+        return Finished(outcome=Outcome.LOST if verb == "commit" else Outcome.RETRY, reason=reason)
+
+
+class SaysCommittedForNoAnswer(FolderCommitter):
+    def unanswered(self, verb: str, reason: str) -> Finished:
+        return Finished(outcome=Outcome.COMMITTED if verb == "commit" else Outcome.RETRY, reason=reason)
+
+
+class FindsNothing(FolderCommitter):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        return ()
+
+
+class FindsTheNewestRunOnly(FolderCommitter):
+    """What a worker of an older run prepares late stays open."""
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        return super().list_lingering([max(owners, key=lambda owner: owner.token)])
+
+
+class CommitsWhatLingers(FolderCommitter):
+    """Takes what is prepared for decided, as Flink's older sinks do at recovery."""
+
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        self.commit(super().list_lingering(owners))
+        return ()
+
+
+class RaisesWhatTheClientRaises(FolderCommitter):
+    def unanswered(self, verb: str, reason: str) -> Finished:
+        raise ConnectionError(reason)
+
+
+class RefusesToStartAgain(FolderCommitter):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        if len(owners) > 1:
+            raise PreflightError("Once is enough.")
+        return super().list_lingering(owners)
+
+
 CAUGHT = [
-    (broken.ShowsAtPrepare, Cell(PREPARED, KILL), "early"),
-    (broken.ShowsAtPrepare, Cell(Phase.DECIDING.name, KILL), "early"),
-    (broken.CommitsTwice, Cell(HALFWAY, KILL), "doubled"),
-    (broken.CommitsTwice, Cell(COMMIT, REPLY_LOST), "doubled: 4"),
-    (broken.CommitsAgainAfterAlready, Cell(Phase.REPLAYING.name, KILL), "doubled"),
-    (broken.SaysLostForNoAnswer, Cell(COMMIT, REPLY_LOST), "doubled: 4"),
-    (broken.SaysCommittedForNoAnswer, Cell(COMMIT, HALVED), "missing: 4"),
-    (broken.SaysCommittedForNoAnswer, Cell(HALFWAY, CUT), "missing: 4"),
-    (broken.FindsNothing, Cell(BEGUN, KILL), "lingering"),
-    (broken.FindsNothing, Cell(PREPARED, KILL), "lingering"),
-    (broken.FindsTheNewestRunOnly, Cell(Phase.WRITING.name, ORPHAN), "lingering"),
-    (broken.CommitsWhatLingers, Cell(PREPARED, KILL), "doubled"),
-    (broken.RaisesWhatTheClientRaises, Cell(HALFWAY, CUT), "broken: ['ConnectionError"),
+    (ShowsAtPrepare, Cell(PREPARED, KILL), "early"),
+    (ShowsAtPrepare, Cell(Phase.DECIDING.name, KILL), "early"),
+    (CommitsTwice, Cell(HALFWAY, KILL), "doubled"),
+    (CommitsTwice, Cell(COMMIT, REPLY_LOST), "doubled: 4"),
+    (CommitsAgainAfterAlready, Cell(Phase.REPLAYING.name, KILL), "doubled"),
+    (SaysLostForNoAnswer, Cell(COMMIT, REPLY_LOST), "doubled: 4"),
+    (SaysCommittedForNoAnswer, Cell(COMMIT, HALVED), "missing: 4"),
+    (SaysCommittedForNoAnswer, Cell(HALFWAY, CUT), "missing: 4"),
+    (FindsNothing, Cell(BEGUN, KILL), "lingering"),
+    (FindsNothing, Cell(PREPARED, KILL), "lingering"),
+    (FindsTheNewestRunOnly, Cell(Phase.WRITING.name, ORPHAN), "lingering"),
+    (CommitsWhatLingers, Cell(PREPARED, KILL), "doubled"),
+    (RaisesWhatTheClientRaises, Cell(HALFWAY, CUT), "broken: ['ConnectionError"),
 ]
 
 
+def broken(half: type) -> ToyTarget:
+    return ToyTarget(half, preload=[__name__])
+
+
 @pytest.fixture(scope="module")
-def targets() -> dict[type[ToySink], ToyTarget]:
+def targets() -> dict[type, ToyTarget]:
     return {}
 
 
 @pytest.mark.parametrize(("kind", "cell", "seen"), CAUGHT)
 def test_a_broken_sink_is_caught(
-    started: StartedTargets, targets: dict[type[ToySink], ToyTarget], kind: type[ToySink], cell: Cell, seen: str
+    started: StartedTargets, targets: dict[type, ToyTarget], kind: type, cell: Cell, seen: str
 ) -> None:
-    verdict = started.strike(targets.setdefault(kind, ToyTarget(kind)), cell)
+    verdict = started.strike(targets.setdefault(kind, broken(kind)), cell)
     assert verdict.missed == ""
     assert seen in verdict.violations
 
 
 def test_a_late_request_that_changes_something_is_told_from_others(started: StartedTargets) -> None:
-    verdict = started.strike(ToyTarget(broken.CommitsTwice), Cell(COMMIT, LATE))
+    verdict = started.strike(broken(CommitsTwice), Cell(COMMIT, LATE))
     assert verdict.missed == "the late request to commit changed something"
     assert "doubled: 4" in verdict.violations
 
@@ -76,4 +149,4 @@ def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
 
 def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
     with pytest.raises(DoesNotRecover, match="Once is enough"):
-        started.strike(ToyTarget(broken.RefusesToStartAgain), Cell(PREPARED, KILL))
+        started.strike(broken(RefusesToStartAgain), Cell(PREPARED, KILL))

@@ -8,8 +8,8 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Witness, shared_server
 from sparkonce.errors import PrepareError
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -20,18 +20,17 @@ from sparkonce.testing.scene import Scene
 
 
 @pytest.fixture
-def witness() -> Witness:
-    made = Witness(shared_server())
-    made.run(
+def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+    mariadb.ask(
         "CREATE TABLE target (id BIGINT PRIMARY KEY, j JSON, `od``d` TEXT CHECK (`od``d` NOT LIKE '5%' AND 1 % 2 = 1), "
         "later INT DEFAULT 3, CONSTRAINT no_7 CHECK (id <> 7), CONSTRAINT both_of CHECK (id <> later))"
     )
-    return made
+    return mariadb
 
 
 @pytest.fixture
-def scene(witness: Witness) -> Iterator[Scene]:
-    with closing(Scene(SinkHooks(), MySQLSink(witness.settings, table="target"))) as made:
+def scene(mariadb: MySQLSystem) -> Iterator[Scene]:
+    with closing(Scene(SinkHooks(), MySQLSink(mariadb.settings, table="target"))) as made:
         yield made
 
 
@@ -54,12 +53,12 @@ def prepare(scene: Scene, *ids: int, j: str = "{}", odd: str = "x") -> Handle:
     [({"j": "{bad"}, "j"), ({"odd": "5 %"}, "od``d"), ({"ids": (7,)}, "no_7")],
 )
 def test_what_a_check_refuses_is_refused_before_the_decision(
-    scene: Scene, witness: Witness, row: dict[str, object], name: str
+    scene: Scene, mariadb: MySQLSystem, row: dict[str, object], name: str
 ) -> None:
     ids = row.pop("ids", (1,))
     with pytest.raises(PrepareError, match=f"4025, CONSTRAINT `{name}` failed for .*`target`"):
         prepare(scene, *ids, **row)  # type: ignore[misc, arg-type]
-    assert witness.one("SELECT COUNT(*) FROM target") == 0
+    assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_what_a_check_refuses_is_refused_before_the_decision(
     ],
 )
 def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
-    scene: Scene, witness: Witness, ids: tuple[int, ...], words: str, step: str
+    scene: Scene, mariadb: MySQLSystem, ids: tuple[int, ...], words: str, step: str
 ) -> None:
     """A CHECK about a column that is not written, and two rows of one key."""
     handle = prepare(scene, *ids)
@@ -81,6 +80,6 @@ def test_what_is_refused_after_the_decision_says_where_and_what_to_do(
     for part in (words, stage_table(name.copy)):
         assert part in found.reason
     assert step in found.next_step
-    witness.run(f"UPDATE {stage_table(name.copy)} SET id = 8 ORDER BY sparkonce_row LIMIT 1")  # noqa: S608 - the test's
+    mariadb.ask(f"UPDATE {stage_table(name.copy)} SET id = 8 ORDER BY sparkonce_row LIMIT 1")  # noqa: S608 - the test's
     assert scene.commit(handle) == [Outcome.COMMITTED]
-    assert sorted(one for (one,) in witness.rows("SELECT id FROM target")) == sorted({8, *ids[1:]})
+    assert sorted(one for (one,) in mariadb.ask("SELECT id FROM target")) == sorted({8, *ids[1:]})

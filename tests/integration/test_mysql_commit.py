@@ -12,8 +12,10 @@ import pymysql
 import pytest
 
 from eventually import eventually
-from mariadb_witness import MAY_NOT_RECOVER, Numbers, Witness, shared_server
+from integration.mysql_scene import MAY_NOT_RECOVER, Numbers, name_of, visible
 from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.lab.faults import Fault
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -31,26 +33,15 @@ TWO_PHASE = pytest.mark.parametrize("scene", ["two_phase"], indirect=True)
 
 
 @pytest.fixture
-def witness() -> Witness:
-    made = Witness(shared_server())
-    made.run("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
-    return made
+def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    return mariadb
 
 
 @pytest.fixture
-def scene(witness: Witness, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with closing(Scene(Numbers(), MySQLSink(witness.settings, table="target", commit=request.param))) as made:
+def scene(mariadb: MySQLSystem, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with closing(Scene(Numbers(), MySQLSink(mariadb.settings, table="target", commit=request.param))) as made:
         yield made
-
-
-def visible(witness: Witness) -> list[int]:
-    return sorted(number for (number,) in witness.rows("SELECT number FROM target"))
-
-
-def name_of(handle: Handle) -> TransactionName:
-    name = TransactionName.parse(str(handle["transaction"]))
-    assert name is not None
-    return name
 
 
 def refusal(connection: Any, statement: str) -> int:
@@ -64,20 +55,20 @@ def refusal(connection: Any, statement: str) -> int:
 
 @TWO_PHASE
 def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
-    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkonce.sinks.mysql.connection.Connection.end", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
     monkeypatch.undo()
     xid = Xid.of(name_of(handle))
-    with closing(witness.connect()) as other:
+    with closing(mariadb.connect()) as other:
         assert refusal(other, f"XA COMMIT {xid}") == 1397
     (first,) = scene.committer.commit([handle])
     assert first.outcome is Outcome.RETRY
     # Its writer has nothing more to do: the committer has ended its connection.
     assert scene.commit(handle) == COMMITTED
-    assert visible(witness) == [0, 1]
+    assert visible(mariadb) == [0, 1]
 
 
 XAER_NOTA = 1397
@@ -87,14 +78,14 @@ XAER_NOTA = 1397
 @TWO_PHASE
 @pytest.mark.parametrize("rolled_back", [True, False])
 def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
-    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
 ) -> None:
     """On MySQL, XA_RECOVER_ADMIN that was taken away after the start: what else would tell lost from held?"""
     handle = scene.prepare(1)
 
     def is_ended() -> bool:
         try:
-            witness.run(f"XA {'ROLLBACK' if rolled_back else 'COMMIT'} {Xid.of(name_of(handle))}")
+            mariadb.ask(f"XA {'ROLLBACK' if rolled_back else 'COMMIT'} {Xid.of(name_of(handle))}")
         except pymysql.err.OperationalError as error:
             if error.args[0] != XAER_NOTA:
                 raise
@@ -113,15 +104,15 @@ def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
 
 
 @TWO_PHASE
-def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, witness: Witness) -> None:
+def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSystem) -> None:
     """MariaDB forgets a branch that is finished before InnoDB knows that its connection has ended."""
     name = TransactionName(
         prefix=scene.facts["prefix"], query=scene.query, token=scene.owner.token, batch=0, slot=0, copy="0" * 12
     )
     marker = markers.Marker(name=name, kind="two_phase", server=scene.facts["server"], begun_ms=1)
     xid = Xid.of(name)
-    before = witness.xids()
-    with closing(witness.connect()) as preparing, preparing.cursor() as cursor:
+    before = mariadb.prepared()
+    with closing(mariadb.connect()) as preparing, preparing.cursor() as cursor:
         cursor.execute(f"XA START {xid}")
         cursor.execute("INSERT INTO target VALUES (5)")
         cursor.execute(
@@ -136,11 +127,11 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, witness: Witness) 
             (answer,) = scene.committer.commit([handle])
             assert answer.outcome is Outcome.RETRY
             assert "restart the server" in answer.reason
-    assert visible(witness) == []
-    assert witness.xids() == before
-    witness.server.restart()
+    assert visible(mariadb) == []
+    assert mariadb.prepared() == before
+    mariadb.restart()
     assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
-    assert visible(witness) == [5]
+    assert visible(mariadb) == [5]
 
 
 def reset_connection(connection: Any) -> None:
@@ -150,8 +141,8 @@ def reset_connection(connection: Any) -> None:
 
 
 @TWO_PHASE
-def test_xids_of_others_are_left_alone(scene: Scene, witness: Witness) -> None:
-    before = witness.xids()
+def test_xids_of_others_are_left_alone(scene: Scene, mariadb: MySQLSystem) -> None:
+    before = mariadb.prepared()
     own = scene.prepare(0)
     copy = name_of(own).copy
     foreign = [
@@ -161,21 +152,21 @@ def test_xids_of_others_are_left_alone(scene: Scene, witness: Witness) -> None:
         f"'{scene.query}.7-{scene.owner.token.nonce}.{'0' * 12}','{scene.facts['prefix']}',4711",
     ]
     for number, xid in enumerate(foreign):
-        with closing(witness.connect()) as other, other.cursor() as cursor:
+        with closing(mariadb.connect()) as other, other.cursor() as cursor:
             cursor.execute(f"XA START {xid}")
             cursor.execute("INSERT INTO target VALUES (%s)", [100 + number])
             cursor.execute(f"XA END {xid}")
             cursor.execute(f"XA PREPARE {xid}")
-    assert len(witness.xids()) == len(before) + 5
+    assert len(mariadb.prepared()) == len(before) + 5
     scene.sweep()
-    assert len(witness.xids()) == len(before) + 4
+    assert len(mariadb.prepared()) == len(before) + 4
     for xid in foreign:
-        witness.run(f"XA ROLLBACK {xid}")
+        mariadb.ask(f"XA ROLLBACK {xid}")
 
 
 @TWO_PHASE
 def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
-    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was prepared after the markers were read. Its xid does not say in which batch."""
     handle = scene.prepare(0, batch=3)
@@ -184,27 +175,28 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
         (found,) = scene.lingering()
     assert name_of(found).batch == 0
     xid = Xid.of(name_of(handle))
-    witness.run(f"XA COMMIT {xid}")
+    mariadb.ask(f"XA COMMIT {xid}")
     assert scene.abort(found) == [Outcome.ALREADY_COMMITTED]
     monkeypatch.setattr(prepared, "recovered", lambda *_: {xid})  # as it was before the commit
     assert scene.lingering() == []
-    assert visible(witness) == [0, 1]
+    assert visible(mariadb) == [0, 1]
 
 
 @BOTH
-def test_the_server_dies_between_prepare_and_commit(scene: Scene, witness: Witness) -> None:
+def test_the_server_dies_between_prepare_and_commit(scene: Scene, mariadb: MySQLSystem) -> None:
     handle = scene.prepare(0)
-    witness.server.kill()
+    mariadb.inject(Fault.SERVER_KILLED)
     (answer,) = scene.committer.commit([handle])
     assert answer.outcome is Outcome.RETRY
-    witness.server.start()
+    mariadb.lift(Fault.SERVER_KILLED)
+    mariadb.close()  # which died with the server
     assert scene.commit(handle) == COMMITTED
     assert scene.commit(handle) == [Outcome.ALREADY_COMMITTED]
-    assert visible(witness) == [0, 1]
+    assert visible(mariadb) == [0, 1]
 
 
 @BOTH
-def test_a_lost_reply_to_the_commit(scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_reply_to_the_commit(scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkonce.sinks.mysql.connection import Connection
 
     handle = scene.prepare(0)
@@ -222,39 +214,39 @@ def test_a_lost_reply_to_the_commit(scene: Scene, witness: Witness, monkeypatch:
     assert answer.outcome is Outcome.RETRY
     monkeypatch.undo()
     assert scene.commit(handle) == [Outcome.ALREADY_COMMITTED]
-    assert visible(witness) == [0, 1]
+    assert visible(mariadb) == [0, 1]
 
 
 # --- paused workers and drivers --------------------------------------------------------------------------------------
 
 
 @BOTH
-def test_a_paused_writer_loses_its_connection(scene: Scene, witness: Witness) -> None:
+def test_a_paused_writer_loses_its_connection(scene: Scene, mariadb: MySQLSystem) -> None:
     writer = scene.open(0)
     writer._load(writer._connection)  # type: ignore[attr-defined]  # what a chunk of rows would do
     (found,) = scene.lingering()
     copy = name_of(found).copy
-    assert witness.one("SELECT IS_USED_LOCK(%s)", [lock_name(copy)]) is not None
+    assert mariadb.ask("SELECT IS_USED_LOCK(%s)", lock_name(copy)) != [(None,)]
     assert scene.abort(found) == [Outcome.ABORTED]
-    assert witness.one("SELECT IS_USED_LOCK(%s)", [lock_name(copy)]) is None
+    assert mariadb.ask("SELECT IS_USED_LOCK(%s)", lock_name(copy)) == [(None,)]
     with pytest.raises(PrepareError):
         writer.prepare()
     writer.abort()
     scene.expect_nothing_lingers("after the sweep")
-    assert witness.stages() == []
-    assert visible(witness) == []
+    assert mariadb.stages() == []
+    assert visible(mariadb) == []
 
 
 @STAGED
 def test_a_merge_that_may_still_land_is_never_lost(
-    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver's connection was cut while the server was merging: its successor waits, or ends it if it is idle."""
     monkeypatch.setattr(staged, "_WAIT_S", 2)
     monkeypatch.setattr(staged, "_IDLE_S", 1)
     handle = scene.prepare(0)
-    with closing(witness.connect()) as first, first.cursor() as cursor:
-        lock = merge_lock(witness, scene, handle)
+    with closing(mariadb.connect()) as first, first.cursor() as cursor:
+        lock = merge_lock(mariadb, scene, handle)
         cursor.execute("SELECT GET_LOCK(%s, 0)", [lock])
         cursor.execute("START TRANSACTION")
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS none_{secrets.token_hex(2)}")
@@ -263,26 +255,26 @@ def test_a_merge_that_may_still_land_is_never_lost(
         assert scene.commit(handle) == COMMITTED
         with pytest.raises(pymysql.err.MySQLError):
             cursor.execute("SELECT 1")
-    assert visible(witness) == [0, 1]
+    assert visible(mariadb) == [0, 1]
 
 
 @STAGED
 def test_a_merge_between_two_statements_is_left_alone(
-    scene: Scene, witness: Witness, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server shows it as idle for a moment."""
     handle = scene.prepare(0)
     monkeypatch.setattr(staged, "_WAIT_S", 0)
     monkeypatch.setattr(staged, "_IDLE_S", 3600)
-    with closing(witness.connect()) as first, first.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(%s, 0)", [merge_lock(witness, scene, handle)])
+    with closing(mariadb.connect()) as first, first.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(%s, 0)", [merge_lock(mariadb, scene, handle)])
         (answer,) = scene.committer.commit([handle])
         assert answer.outcome is Outcome.RETRY
         cursor.execute("SELECT 1")
     assert scene.commit(handle) == COMMITTED
 
 
-def merge_lock(witness: Witness, scene: Scene, handle: Handle) -> str:
+def merge_lock(mariadb: MySQLSystem, scene: Scene, handle: Handle) -> str:
     import hashlib
 
     name = name_of(handle)
@@ -290,104 +282,104 @@ def merge_lock(witness: Witness, scene: Scene, handle: Handle) -> str:
 
 
 @STAGED
-def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, witness: Witness) -> None:
+def test_a_batch_is_merged_whole_or_not_at_all(scene: Scene, mariadb: MySQLSystem) -> None:
     good, bad = scene.prepare(0), scene.prepare(10, slot=1)
-    witness.run("INSERT INTO target VALUES (11)")
+    mariadb.ask("INSERT INTO target VALUES (11)")
     for _ in range(2):
         answers = scene.committer.commit([good, bad])
         assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
         assert "1062" in answers[0].reason
-    assert visible(witness) == [11]
-    witness.run("DELETE FROM target")
+    assert visible(mariadb) == [11]
+    mariadb.ask("DELETE FROM target")
     assert scene.commit(good, bad) == COMMITTED * 2
-    assert visible(witness) == [0, 1, 10, 11]
+    assert visible(mariadb) == [0, 1, 10, 11]
 
 
 @STAGED
-def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, witness: Witness) -> None:
+def test_a_staging_table_that_was_changed_is_not_merged(scene: Scene, mariadb: MySQLSystem) -> None:
     handle = scene.prepare(0)
-    witness.run(f"DELETE FROM {stage_table(name_of(handle).copy)} LIMIT 1")  # noqa: S608 - of this test
+    mariadb.ask(f"DELETE FROM {stage_table(name_of(handle).copy)} LIMIT 1")  # noqa: S608 - of this test
     (answer,) = scene.committer.commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "1 rows came where 2 were prepared" in answer.reason
-    assert visible(witness) == []
+    assert visible(mariadb) == []
 
 
 @pytest.mark.parametrize("change", ["TRUNCATE {}", "DELETE FROM {} LIMIT 1", "INSERT INTO {} VALUES (9, 9)"])
-def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(witness: Witness, change: str) -> None:
+def test_a_staging_table_of_an_upsert_that_was_changed_is_not_merged(mariadb: MySQLSystem, change: str) -> None:
     """Nor is any other of the batch. Once what is left of it is dropped, as the answer says, it is lost and healed."""
-    given = MySQLSink(witness.settings, table="target", mode="upsert", key_columns=["number"])
+    given = MySQLSink(mariadb.settings, table="target", mode="upsert", key_columns=["number"])
     with closing(Scene(Numbers(), given)) as scene:
         kept, changed = scene.prepare(0), scene.prepare(10, slot=1)
         table = stage_table(name_of(changed).copy)
-        witness.run(change.format(table))
+        mariadb.ask(change.format(table))
         answers = scene.committer.commit([kept, changed])
         assert {answer.outcome for answer in answers} == {Outcome.UNKNOWN}
         assert "rows came where 2 were prepared" in answers[0].reason
         assert table in answers[0].reason
-        assert (visible(witness), len(witness.stages())) == ([], 2)
-        witness.run(f"DROP TABLE {table}")
+        assert (visible(mariadb), len(mariadb.stages())) == ([], 2)
+        mariadb.ask(f"DROP TABLE {table}")
         assert scene.commit(kept, changed) == [Outcome.COMMITTED, Outcome.LOST]
-        assert visible(witness) == [0, 1]
+        assert visible(mariadb) == [0, 1]
 
 
 @STAGED
-def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, witness: Witness) -> None:
+def test_a_staging_table_that_cannot_be_read_is_not_lost(scene: Scene, mariadb: MySQLSystem) -> None:
     handle = scene.prepare(0)
     table = stage_table(name_of(handle).copy)
-    comment = witness.one("SELECT TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_NAME = %s", [table])
-    witness.run(f"ALTER TABLE {table} COMMENT='mine'")
+    ((comment,),) = mariadb.ask("SELECT TABLE_COMMENT FROM information_schema.TABLES WHERE TABLE_NAME = %s", table)
+    mariadb.ask(f"ALTER TABLE {table} COMMENT='mine'")
     assert scene.commit(handle) == [Outcome.UNKNOWN]
-    witness.run(f"ALTER TABLE {table} COMMENT=%s", [comment])
+    mariadb.ask(f"ALTER TABLE {table} COMMENT=%s", comment)
     assert scene.commit(handle) == COMMITTED
 
 
-def test_a_staging_table_that_may_not_be_seen_is_not_lost(witness: Witness) -> None:
+def test_a_staging_table_that_may_not_be_seen_is_not_lost(mariadb: MySQLSystem) -> None:
     """Without a right on a table, information_schema shows none."""
     user = f"user_{secrets.token_hex(3)}"
-    witness.run(f"CREATE USER {user}@'127.0.0.1'")
-    witness.run(f"GRANT ALL ON {witness.database}.* TO {user}@'127.0.0.1'")
-    given = MySQLSink({**witness.settings, "user": user, "password": ""}, table="target")
+    mariadb.ask(f"CREATE USER {user}@'127.0.0.1'")
+    mariadb.ask(f"GRANT ALL ON {mariadb.database}.* TO {user}@'127.0.0.1'")
+    given = MySQLSink({**mariadb.settings, "user": user, "password": ""}, table="target")
     with closing(Scene(Numbers(), given)) as scene:
         handle = scene.prepare(0)
-        witness.run(f"REVOKE ALL ON {witness.database}.* FROM {user}@'127.0.0.1'")
+        mariadb.ask(f"REVOKE ALL ON {mariadb.database}.* FROM {user}@'127.0.0.1'")
         for table in ("target", "sparkonce_commits", "sparkonce_servers"):
-            witness.run(f"GRANT SELECT, INSERT, DELETE ON {table} TO {user}@'127.0.0.1'")
+            mariadb.ask(f"GRANT SELECT, INSERT, DELETE ON {table} TO {user}@'127.0.0.1'")
         assert scene.commit(handle, by=scene.new_committer()) == [Outcome.UNKNOWN]
-        witness.run(f"GRANT ALL ON {witness.database}.* TO {user}@'127.0.0.1'")
+        mariadb.ask(f"GRANT ALL ON {mariadb.database}.* TO {user}@'127.0.0.1'")
         assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
-    witness.run(f"DROP USER {user}@'127.0.0.1'")
+    mariadb.ask(f"DROP USER {user}@'127.0.0.1'")
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_names_may_have_any_characters(witness: Witness, commit: str) -> None:
+def test_names_may_have_any_characters(mariadb: MySQLSystem, commit: str) -> None:
     """Comments and identifiers of the server hold characters of three bytes, and a question mark for others."""
-    given = MySQLSink(witness.settings, table="target", commit=commit, prefix="é漢😀")
+    given = MySQLSink(mariadb.settings, table="target", commit=commit, prefix="é漢😀")
     with closing(Scene(Numbers(), given)) as odd:
         kept, left = odd.prepare(0), odd.prepare(10)
         assert odd.commit(kept) == COMMITTED
         assert [one.transaction for one in odd.lingering()] == [left.transaction]
-        assert visible(witness) == [0, 1]
+        assert visible(mariadb) == [0, 1]
 
 
 @STAGED
-def test_concluding_leaves_no_table_behind(scene: Scene, witness: Witness) -> None:
+def test_concluding_leaves_no_table_behind(scene: Scene, mariadb: MySQLSystem) -> None:
     left, handle = scene.prepare(0), scene.prepare(10, batch=1)
     scene.commit(left)
     scene.commit(handle)
-    assert len(witness.stages()) == 2
+    assert len(mariadb.stages()) == 2
     scene.committer.conclude(1, [handle])
-    assert witness.stages() == []
+    assert mariadb.stages() == []
     scene.committer.conclude(1, [handle])
 
 
 @BOTH
-def test_markers_of_old_batches_are_tidied(scene: Scene, witness: Witness) -> None:
+def test_markers_of_old_batches_are_tidied(scene: Scene, mariadb: MySQLSystem) -> None:
     handles = [scene.prepare(10 * batch, batch=batch) for batch in (0, 1, 201)]
     other = scene.prepare(70, owner=scene.make_owner(position=9, query="0" * 12))
     assert scene.commit(*handles, other) == COMMITTED * 4
     scene.committer.conclude(201, [handles[2]])
-    assert witness.rows("SELECT batch FROM sparkonce_commits WHERE query = %s ORDER BY 1", [scene.query]) == [
+    assert mariadb.ask("SELECT batch FROM sparkonce_commits WHERE query = %s ORDER BY 1", scene.query) == [
         (1,),
         (201,),
     ]
@@ -395,12 +387,12 @@ def test_markers_of_old_batches_are_tidied(scene: Scene, witness: Witness) -> No
 
 
 @BOTH
-def test_markers_are_tidied_whichever_batches_have_rows(scene: Scene, witness: Witness) -> None:
+def test_markers_are_tidied_whichever_batches_have_rows(scene: Scene, mariadb: MySQLSystem) -> None:
     for batch in (1, 3, 303):
         handle = scene.prepare(10 * batch, batch=batch)
         scene.commit(handle)
         scene.committer.conclude(batch, [handle])
-    assert witness.rows("SELECT batch FROM sparkonce_commits ORDER BY 1") == [(303,)]
+    assert mariadb.ask("SELECT batch FROM sparkonce_commits ORDER BY 1") == [(303,)]
 
 
 @BOTH
@@ -416,24 +408,24 @@ def test_what_may_have_been_tidied_away_is_not_lost(scene: Scene) -> None:
 
 
 @BOTH
-def test_another_server_knows_nothing(scene: Scene, witness: Witness) -> None:
+def test_another_server_knows_nothing(scene: Scene, mariadb: MySQLSystem) -> None:
     """A replica, or a copy: it does not have the transaction, and that says nothing."""
     handle = scene.prepare(0)
-    host = witness.one("SELECT host FROM sparkonce_servers")
-    witness.run("UPDATE sparkonce_servers SET host = 'elsewhere:1'")
+    ((host,),) = mariadb.ask("SELECT host FROM sparkonce_servers")
+    mariadb.ask("UPDATE sparkonce_servers SET host = 'elsewhere:1'")
     for call in (scene.new_committer().commit, scene.new_committer().abort):
         (answer,) = call([handle])
         assert answer.outcome is Outcome.UNKNOWN
         assert "without an id" in answer.reason
-    witness.run("UPDATE sparkonce_servers SET host = %s", [host])
+    mariadb.ask("UPDATE sparkonce_servers SET host = %s", host)
     assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
 
 
 @BOTH
-def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, witness: Witness) -> None:
+def test_a_lost_table_of_markers_is_not_taken_for_lost_rows(scene: Scene, mariadb: MySQLSystem) -> None:
     handle = scene.prepare(0)
     scene.commit(handle)
-    witness.run("RENAME TABLE sparkonce_commits TO hidden")
+    mariadb.ask("RENAME TABLE sparkonce_commits TO hidden")
     (answer,) = scene.committer.commit([handle])
     assert answer.outcome is Outcome.UNKNOWN
     assert "sparkonce_commits" in answer.reason
@@ -452,15 +444,15 @@ def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(sce
     assert not late.connection.open
 
 
-def test_the_later_row_of_a_key_wins(witness: Witness) -> None:
-    witness.run("CREATE TABLE people (id INT PRIMARY KEY, name VARCHAR(9), age INT DEFAULT 7) ENGINE=InnoDB")
-    witness.run("INSERT INTO people VALUES (1, 'old', 40)")
+def test_the_later_row_of_a_key_wins(mariadb: MySQLSystem) -> None:
+    mariadb.ask("CREATE TABLE people (id INT PRIMARY KEY, name VARCHAR(9), age INT DEFAULT 7) ENGINE=InnoDB")
+    mariadb.ask("INSERT INTO people VALUES (1, 'old', 40)")
     for commit in ("staged", "two_phase"):
-        sink = MySQLSink(witness.settings, table="people", mode="upsert", key_columns=["ID"], commit=commit)
+        sink = MySQLSink(mariadb.settings, table="people", mode="upsert", key_columns=["ID"], commit=commit)
         scene = Scene(SinkHooks(), sink)
         writer = scene.new_writer()
         writer.begin()
         writer.write(pa.record_batch({"id": pa.array([1, 2, 1], pa.int32()), "name": ["a", "b", commit]}))
         assert scene.commit(scene.handle(writer.prepare(), rows=3)) == COMMITTED
         scene.close()
-        assert witness.rows("SELECT * FROM people ORDER BY id") == [(1, commit, 40), (2, "b", 7)]
+        assert mariadb.ask("SELECT * FROM people ORDER BY id") == [(1, commit, 40), (2, "b", 7)]

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mariadb_witness import Numbers, Witness, shared_server
+from integration.mysql_scene import Numbers, name_of
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
-from sparkonce.protocol.handles import Handle
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.orphans import MySQLOrphan, list_open
 from sparkonce.sinks.mysql.settings import parse_settings
@@ -25,94 +24,89 @@ from sparkonce.testing.scene import Scene
 
 
 @pytest.fixture
-def witness() -> Witness:
-    made = Witness(shared_server())
-    made.run("CREATE TABLE target (number BIGINT) ENGINE=InnoDB")
-    return made
+def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+    mariadb.ask("CREATE TABLE target (number BIGINT) ENGINE=InnoDB")
+    return mariadb
 
 
 @pytest.fixture
-def two_phase(witness: Witness) -> Iterator[Scene]:
-    with closing(Scene(Numbers(), MySQLSink(witness.settings, table="target", commit="two_phase"))) as made:
+def two_phase(mariadb: MySQLSystem) -> Iterator[Scene]:
+    with closing(Scene(Numbers(), MySQLSink(mariadb.settings, table="target", commit="two_phase"))) as made:
         yield made
 
 
 @pytest.fixture
-def staged(witness: Witness) -> Iterator[Scene]:
-    with closing(Scene(Numbers(), MySQLSink(witness.settings, table="target"))) as made:
+def staged(mariadb: MySQLSystem) -> Iterator[Scene]:
+    with closing(Scene(Numbers(), MySQLSink(mariadb.settings, table="target"))) as made:
         yield made
 
 
-def name_of(handle: Handle) -> TransactionName:
-    name = TransactionName.parse(str(handle["transaction"]))
-    assert name is not None
-    return name
-
-
-def listed(scene: Scene, witness: Witness) -> list[MySQLOrphan]:
-    settings = {name: value for name, value in witness.settings.items() if name != "database"}
+def listed(scene: Scene, mariadb: MySQLSystem) -> list[MySQLOrphan]:
+    settings = {name: value for name, value in mariadb.settings.items() if name != "database"}
     return [one for one in list_open(settings) if one.query == scene.query]
 
 
-def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, witness: Witness) -> None:
+def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, mariadb: MySQLSystem) -> None:
     handle = two_phase.prepare(0, batch=4, slot=2)
     name = name_of(handle)
     writer = two_phase.open(10, batch=4, slot=3)
-    found = {one.kind: one for one in listed(two_phase, witness)}
+    found = {one.kind: one for one in listed(two_phase, mariadb)}
     assert set(found) == {"prepared", "session"}
     one = found["prepared"]
-    assert (one.batch, one.slot, one.database) == (4, 2, witness.database)
+    assert (one.batch, one.slot, one.database) == (4, 2, mariadb.database)
     assert one.run == f"{name.token.position}-{name.token.nonce}"
     assert 0 <= one.age_s < 300
     assert (found["session"].batch, found["session"].slot) == (4, 3)
-    assert found["session"].holds == (f"connection {connection_of(witness, slot=3)}",)
+    assert found["session"].holds == (f"connection {connection_of(mariadb, slot=3)}",)
     writer.abort()
     assert two_phase.commit(handle) == [Outcome.COMMITTED]
-    assert listed(two_phase, witness) == []
+    assert listed(two_phase, mariadb) == []
 
 
-def connection_of(witness: Witness, *, slot: int) -> int:
+def connection_of(mariadb: MySQLSystem, *, slot: int) -> int:
     """Which writes it, by its marker, which nobody has committed."""
-    with closing(witness.connect()) as connection, connection.cursor() as cursor:
+    with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
         cursor.execute("SELECT connection FROM sparkonce_commits WHERE slot = %s", [slot])
         return int(cursor.fetchone()[0])
 
 
-def test_staging_tables_are_listed_until_they_are_dropped(staged: Scene, witness: Witness) -> None:
+def test_staging_tables_are_listed_until_they_are_dropped(staged: Scene, mariadb: MySQLSystem) -> None:
     handle = staged.prepare(0, batch=5, slot=1)
     table = stage_table(name_of(handle).copy)
-    witness.run("CREATE TABLE sparkonce_stage_000000000000 (number BIGINT)")  # nobody's: it has no comment
-    (one,) = listed(staged, witness)
-    assert (one.kind, one.batch, one.slot, one.name) == ("staged", 5, 1, f"`{witness.database}`.`{table}`")
+    mariadb.ask("CREATE TABLE sparkonce_stage_000000000000 (number BIGINT)")  # nobody's: it has no comment
+    (one,) = listed(staged, mariadb)
+    assert (one.kind, one.batch, one.slot, one.name) == ("staged", 5, 1, f"`{mariadb.database}`.`{table}`")
     assert one.holds[0].endswith(" KiB for target")
     assert staged.commit(handle) == [Outcome.COMMITTED]
-    assert [one.kind for one in listed(staged, witness)] == ["merged"]
+    assert [one.kind for one in listed(staged, mariadb)] == ["merged"]
     staged.committer.conclude(5, [handle])
-    assert listed(staged, witness) == []
+    assert listed(staged, mariadb) == []
 
 
-def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(two_phase: Scene, witness: Witness) -> None:
+def test_a_branch_whose_markers_cannot_be_seen_is_listed_without_its_age(
+    two_phase: Scene, mariadb: MySQLSystem
+) -> None:
     handle = two_phase.prepare(0, batch=4)
-    user = f"blind_{witness.database}"
-    witness.run(f"CREATE USER {user}@'127.0.0.1'")
-    settings = {**witness.settings, "user": user}
+    user = f"blind_{mariadb.database}"
+    mariadb.ask(f"CREATE USER {user}@'127.0.0.1'")
+    settings = {**mariadb.settings, "user": user}
     del settings["database"]
     (one,) = (each for each in list_open(settings) if each.query == two_phase.query)
     assert (one.kind, one.batch, one.slot, one.age_s, one.database) == ("prepared", -1, -1, -1, "")
     text = shlex.join(f"{name}={str(value).lower()}" for name, value in settings.items())
     shown = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", text, "--older-than-s", "3600"])
     assert one.name in shown.output
-    witness.run(f"DROP USER {user}@'127.0.0.1'")
+    mariadb.ask(f"DROP USER {user}@'127.0.0.1'")
     two_phase.abort(handle)
 
 
-def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, witness: Witness) -> None:
+def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, mariadb: MySQLSystem) -> None:
     """See `test_an_ok_that_did_nothing_is_not_believed`."""
     handle = two_phase.prepare(0)
     xid = Xid.of(name_of(handle))
     two_phase.abort(handle)
-    with closing(witness.connect()) as preparing, preparing.cursor() as cursor:
+    with closing(mariadb.connect()) as preparing, preparing.cursor() as cursor:
         name = name_of(handle)
         cursor.execute(f"XA START {xid}")
         cursor.execute(
@@ -123,28 +117,28 @@ def test_a_branch_that_mariadb_hides_is_listed(two_phase: Scene, witness: Witnes
         cursor.execute(f"XA PREPARE {xid}")
         preparing._execute_command(0x1F, b"")  # COM_RESET_CONNECTION: InnoDB does not let go of the branch
         preparing._read_ok_packet()
-        witness.run(f"XA ROLLBACK {xid}")
-        assert [one.kind for one in listed(two_phase, witness)] == ["hidden"]
-    witness.server.restart()
-    assert [one.kind for one in listed(two_phase, witness)] == ["prepared"]
-    witness.run(f"XA ROLLBACK {xid}")
-    assert listed(two_phase, witness) == []
+        mariadb.ask(f"XA ROLLBACK {xid}")
+        assert [one.kind for one in listed(two_phase, mariadb)] == ["hidden"]
+    mariadb.restart()
+    assert [one.kind for one in listed(two_phase, mariadb)] == ["prepared"]
+    mariadb.ask(f"XA ROLLBACK {xid}")
+    assert listed(two_phase, mariadb) == []
 
 
-def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, witness: Witness) -> None:
+def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, mariadb: MySQLSystem) -> None:
     run = CliRunner()
-    settings = shlex.join(f"{name}={str(value).lower()}" for name, value in witness.settings.items())
+    settings = shlex.join(f"{name}={str(value).lower()}" for name, value in mariadb.settings.items())
     command = ["orphans", "--system", "mysql", "--settings", settings, "--query", two_phase.query]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
     handle = two_phase.prepare(0)
     xid = Xid.of(name_of(handle))
     foreign = [f"'theirs','b',{FORMAT_ID}", f"'{two_phase.query}.7-00000000.{'0' * 12}','b',4711"]
     for each in foreign:
-        with closing(witness.connect()) as other, other.cursor() as cursor:
+        with closing(mariadb.connect()) as other, other.cursor() as cursor:
             for statement in (f"XA START {each}", "INSERT INTO target VALUES (9)", f"XA END {each}"):
                 cursor.execute(statement)
             cursor.execute(f"XA PREPARE {each}")
-    before = witness.xids()
+    before = mariadb.prepared()
     shown = run.invoke(app, command)
     assert (shown.exit_code, str(xid) in shown.output, "theirs" in shown.output) == (0, True, False)
 
@@ -158,32 +152,32 @@ def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, witn
     assert asked("--query", "ffffffff-ffff-ffff") == []
     everything = json.loads(run.invoke(app, [*command[:5], "--json"]).output)
     assert len([one for one in everything if one["kind"] == "prepared"]) == len(before) - len(foreign)
-    assert witness.xids() == before
+    assert mariadb.prepared() == before
     for each in (*foreign, str(xid)):
-        witness.run(f"XA ROLLBACK {each}")
+        mariadb.ask(f"XA ROLLBACK {each}")
 
 
 def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
-    two_phase: Scene, staged: Scene, witness: Witness
+    two_phase: Scene, staged: Scene, mariadb: MySQLSystem
 ) -> None:
     """docs/mysql.md, "Orphans"."""
     held, left, decided = two_phase.prepare(0), staged.prepare(10), two_phase.prepare(20)
-    (table,) = [one.name for one in listed(staged, witness)]
-    witness.run(f"XA ROLLBACK {Xid.of(name_of(held))}")
-    witness.run(f"XA COMMIT {Xid.of(name_of(decided))}")
-    witness.run(f"DROP TABLE {table}")
-    assert (listed(two_phase, witness), listed(staged, witness)) == ([], [])
+    (table,) = [one.name for one in listed(staged, mariadb)]
+    mariadb.ask(f"XA ROLLBACK {Xid.of(name_of(held))}")
+    mariadb.ask(f"XA COMMIT {Xid.of(name_of(decided))}")
+    mariadb.ask(f"DROP TABLE {table}")
+    assert (listed(two_phase, mariadb), listed(staged, mariadb)) == ([], [])
     assert two_phase.commit(held, decided) == [Outcome.LOST, Outcome.ALREADY_COMMITTED]
     assert staged.commit(left) == [Outcome.LOST]
-    assert sorted(number for (number,) in witness.rows("SELECT number FROM target")) == [20, 21]
-    assert witness.one("SELECT IS_USED_LOCK(%s)", [lock_name(name_of(held).copy)]) is None
+    assert sorted(number for (number,) in mariadb.ask("SELECT number FROM target")) == [20, 21]
+    assert mariadb.ask("SELECT IS_USED_LOCK(%s)", lock_name(name_of(held).copy)) == [(None,)]
 
 
-def test_a_server_that_cannot_be_reached_is_said_without_a_secret(witness: Witness) -> None:
-    settings = f"host=127.0.0.1 port={witness.server.port} user=nobody password=s3cr3t ssl_disabled=true"
+def test_a_server_that_cannot_be_reached_is_said_without_a_secret(mariadb: MySQLSystem) -> None:
+    settings = f"host=127.0.0.1 port={mariadb.server.port} user=nobody password=s3cr3t ssl_disabled=true"
     found = CliRunner().invoke(app, ["orphans", "--system", "mysql", "--settings", settings])
     assert found.exit_code == 2
-    assert f"127.0.0.1:{witness.server.port}" in found.output
+    assert f"127.0.0.1:{mariadb.server.port}" in found.output
     assert "s3cr3t" not in found.output
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import MAY_NOT_RECOVER, NOT_BULK, Witness, need_mariadb, shared_server
+from integration.mysql_scene import MAY_NOT_RECOVER, NOT_BULK
+from shared_servers import needs_mariadb, new_mariadb
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.rig.servers.mariadb import MariaDBServer
 from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import preflight
@@ -29,10 +31,9 @@ SECRET = "s3cr3t-w0rd"  # noqa: S105 - of a user that the test makes
 
 
 @pytest.fixture
-def witness() -> Witness:
-    made = Witness(shared_server())
-    made.run("CREATE TABLE target (number BIGINT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
-    return made
+def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
+    return mariadb
 
 
 @pytest.fixture
@@ -49,15 +50,15 @@ def mysql(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def user(witness: Witness) -> Iterator[str]:
+def user(mariadb: MySQLSystem) -> Iterator[str]:
     name = f"user_{secrets.token_hex(3)}"
-    witness.run(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY '{SECRET}'")
+    mariadb.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY '{SECRET}'")
     yield name
-    witness.run(f"DROP USER {name}@'127.0.0.1'")
+    mariadb.ask(f"DROP USER {name}@'127.0.0.1'")
 
 
-def check(witness: Witness, *, recorded: Facts | None = None, columns: tuple[str, ...] = (), **more: Any) -> Facts:
-    settings = {**witness.settings, **more.pop("settings", {})}
+def check(mariadb: MySQLSystem, *, recorded: Facts | None = None, columns: tuple[str, ...] = (), **more: Any) -> Facts:
+    settings = {**mariadb.settings, **more.pop("settings", {})}
     sink = MySQLSink(settings, **{"table": "target", **more})
     if columns:
         types = {"number": pa.int64(), "word": pa.string()}
@@ -65,69 +66,71 @@ def check(witness: Witness, *, recorded: Facts | None = None, columns: tuple[str
     return sink.preflight(QUERY, recorded)
 
 
-def test_what_is_remembered(witness: Witness) -> None:
-    facts = check(witness)
-    assert facts == check(witness, recorded=facts)
+def test_what_is_remembered(mariadb: MySQLSystem) -> None:
+    facts = check(mariadb)
+    assert facts == check(mariadb, recorded=facts)
     assert set(facts) == {"prefix", "server", "database", "table"}
     older = {name: facts[name] for name in ("prefix", "server")}
-    assert check(witness, recorded=older) == facts
+    assert check(mariadb, recorded=older) == facts
     assert facts["prefix"] == "sparkonce.mysql"
-    assert check(witness, guarantee=Guarantee.AT_LEAST_ONCE) == {}
+    assert check(mariadb, guarantee=Guarantee.AT_LEAST_ONCE) == {}
 
 
-def test_a_primary_after_a_failover_goes_on_as_the_one_before(witness: Witness, mysql: Callable[[str], None]) -> None:
+def test_a_primary_after_a_failover_goes_on_as_the_one_before(
+    mariadb: MySQLSystem, mysql: Callable[[str], None]
+) -> None:
     mysql("aaaa-1")
-    facts = check(witness)
+    facts = check(mariadb)
     assert facts["server"] == "aaaa-1"
     mysql("bbbb-2")
     with pytest.raises(PreflightError) as refusal:
-        check(witness, recorded=facts)
+        check(mariadb, recorded=facts)
     found = re.search(r"ALTER TABLE .*(?=\.)", refusal.value.next_step)
     assert found is not None
-    witness.run(found[0])
-    assert check(witness, recorded=facts) == facts
+    mariadb.ask(found[0])
+    assert check(mariadb, recorded=facts) == facts
     mysql("cccc-3")
     with pytest.raises(PreflightError, match="cccc-3"):
-        check(witness, recorded=facts)
+        check(mariadb, recorded=facts)
 
 
-def test_another_database_of_the_same_server_is_refused(witness: Witness) -> None:
+def test_another_database_of_the_same_server_is_refused(mariadb: MySQLSystem) -> None:
     """A copy, which has the server's identity too; on MySQL any other: the markers stayed behind."""
-    facts = check(witness)
-    other = Witness(witness.server)
+    facts = check(mariadb)
+    other = new_mariadb()
     for table in ("target", "sparkonce_servers"):
-        other.run(f"CREATE TABLE {table} LIKE {witness.database}.{table}")
-    other.run(f"INSERT INTO sparkonce_servers SELECT * FROM {witness.database}.sparkonce_servers")  # noqa: S608 - ours
-    with pytest.raises(PreflightError, match=f"{other.database}.*{witness.database}.*markers"):
+        other.ask(f"CREATE TABLE {table} LIKE {mariadb.database}.{table}")
+    other.ask(f"INSERT INTO sparkonce_servers SELECT * FROM {mariadb.database}.sparkonce_servers")  # noqa: S608 - ours
+    with pytest.raises(PreflightError, match=f"{other.database}.*{mariadb.database}.*markers"):
         check(other, recorded=facts)
-    assert other.rows("SHOW TABLES LIKE 'sparkonce_commits'") == []
+    assert other.ask("SHOW TABLES LIKE 'sparkonce_commits'") == []
     assert check(other)["server"] == facts["server"]
 
 
-def test_a_table_of_markers_that_is_gone_is_not_made_again(witness: Witness) -> None:
+def test_a_table_of_markers_that_is_gone_is_not_made_again(mariadb: MySQLSystem) -> None:
     """An empty one would make lost of all that is committed."""
-    facts = check(witness)
-    witness.run("RENAME TABLE sparkonce_commits TO away")
+    facts = check(mariadb)
+    mariadb.ask("RENAME TABLE sparkonce_commits TO away")
     with pytest.raises(PreflightError, match=r"sparkonce_commits is gone.* Next: Put it back"):
-        check(witness, recorded=facts)
-    witness.run("RENAME TABLE away TO sparkonce_commits")
-    assert check(witness, recorded=facts) == facts
+        check(mariadb, recorded=facts)
+    mariadb.ask("RENAME TABLE away TO sparkonce_commits")
+    assert check(mariadb, recorded=facts) == facts
 
 
 @pytest.mark.parametrize("table", ["sparkonce_commits", "sparkonce_servers"])
-def test_a_table_that_a_newer_version_has_changed_is_refused(witness: Witness, table: str) -> None:
-    check(witness)
-    witness.run(f"ALTER TABLE {table} ADD sparkonce_lease BIGINT")
+def test_a_table_that_a_newer_version_has_changed_is_refused(mariadb: MySQLSystem, table: str) -> None:
+    check(mariadb)
+    mariadb.ask(f"ALTER TABLE {table} ADD sparkonce_lease BIGINT")
     with pytest.raises(PreflightError, match=rf"{table} has columns .* does not know: sparkonce_lease") as told:
-        check(witness)
+        check(mariadb)
     assert "Run the newer version of sparkonce again" in told.value.next_step
 
 
-def test_another_server_is_refused(witness: Witness) -> None:
-    facts = check(witness)
-    witness.run("UPDATE sparkonce_servers SET host = 'old-name:3306'")
+def test_another_server_is_refused(mariadb: MySQLSystem) -> None:
+    facts = check(mariadb)
+    mariadb.ask("UPDATE sparkonce_servers SET host = 'old-name:3306'")
     with pytest.raises(PreflightError, match="sparkonce_servers") as caught:
-        check(witness, recorded=facts)
+        check(mariadb, recorded=facts)
     assert facts["server"] in str(caught.value)
     steps = re.search(r"remove the row '(\w+)' from sparkonce_servers, and set host to '(\S+)'", caught.value.next_step)
     assert steps is not None
@@ -145,54 +148,54 @@ def test_another_server_is_refused(witness: Witness) -> None:
         ("max_allowed_packet", "65536", {}),
     ],
 )
-def test_settings_of_the_server(witness: Witness, variable: str, value: str, more: dict[str, Any]) -> None:
-    before = witness.one(f"SELECT @@GLOBAL.{variable}")
-    witness.run(f"SET GLOBAL {variable} = {value}")
+def test_settings_of_the_server(mariadb: MySQLSystem, variable: str, value: str, more: dict[str, Any]) -> None:
+    ((before,),) = mariadb.ask(f"SELECT @@GLOBAL.{variable}")
+    mariadb.ask(f"SET GLOBAL {variable} = {value}")
     try:
         with pytest.raises(PreflightError, match=variable):
-            check(witness, **more)
+            check(mariadb, **more)
     finally:
-        witness.run(f"SET GLOBAL {variable} = {before}")
-    check(witness, **more)
+        mariadb.ask(f"SET GLOBAL {variable} = {before}")
+    check(mariadb, **more)
 
 
 def test_how_rows_will_travel_is_said(
-    witness: Witness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mariadb: MySQLSystem, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    check(witness)
+    check(mariadb)
     assert "bulk protocol" in caplog.records[0].getMessage()
     caplog.clear()
     monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
-    check(witness)
-    check(witness, settings={"local_infile": False})
-    witness.run("SET GLOBAL local_infile = 0")
+    check(mariadb)
+    check(mariadb, settings={"local_infile": False})
+    mariadb.ask("SET GLOBAL local_infile = 0")
     try:
-        check(witness)
+        check(mariadb)
     finally:
-        witness.run("SET GLOBAL local_infile = 1")
+        mariadb.ask("SET GLOBAL local_infile = 1")
     said = [record.getMessage() for record in caplog.records]
     assert "LOAD DATA LOCAL" in said[0]
     assert "local_infile is off" in said[1]
     assert "local_infile=OFF" in said[2]
 
 
-def test_without_local_infile_rows_arrive_all_the_same(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_local_infile_rows_arrive_all_the_same(mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     from sparkonce.testing.hooks import SinkHooks
     from sparkonce.testing.scene import Scene
 
     monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
-    witness.run("SET GLOBAL local_infile = 0")
+    mariadb.ask("SET GLOBAL local_infile = 0")
     try:
-        scene = Scene(SinkHooks(), MySQLSink(witness.settings, table="target"))
+        scene = Scene(SinkHooks(), MySQLSink(mariadb.settings, table="target"))
         writer = scene.new_writer()
         writer.begin()
         writer.write(pa.record_batch({"number": [1], "word": ["x"]}))
         scene.commit(scene.handle(writer.prepare(), rows=1))
         scene.close()
     finally:
-        witness.run("SET GLOBAL local_infile = 1")
-    assert witness.rows("SELECT * FROM target") == [(1, "x")]
+        mariadb.ask("SET GLOBAL local_infile = 1")
+    assert mariadb.ask("SELECT * FROM target") == [(1, "x")]
 
 
 @pytest.mark.parametrize(
@@ -210,93 +213,93 @@ def test_without_local_infile_rows_arrive_all_the_same(witness: Witness, monkeyp
     ],
 )
 def test_a_server_that_is_too_old_is_refused(
-    witness: Witness, monkeypatch: pytest.MonkeyPatch, version: str, refused: str
+    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, version: str, refused: str
 ) -> None:
     """It says of itself that it is; before MariaDB 10.5 a prepared transaction ends with its connection."""
     asked = preflight._variables
     monkeypatch.setattr(preflight, "_variables", lambda link: {**asked(link), "version": version})
     if not refused:
-        check(witness)
+        check(mariadb)
         return
     with pytest.raises(PreflightError, match=refused):
-        check(witness)
-    assert witness.rows("SHOW TABLES LIKE 'sparkonce%'") == [], "something was made before the refusal"
+        check(mariadb)
+    assert mariadb.ask("SHOW TABLES LIKE 'sparkonce%'") == [], "something was made before the refusal"
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
 def test_a_user_who_may_not_list_prepared_transactions_is_refused(
-    witness: Witness, monkeypatch: pytest.MonkeyPatch, commit: str
+    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
-    facts = check(witness, commit=commit)
+    facts = check(mariadb, commit=commit)
     monkeypatch.setattr("sparkonce.sinks.mysql.preflight.flavour_of", lambda _: MAY_NOT_RECOVER)
     with pytest.raises(PreflightError, match=r"XA RECOVER.* error 1401.* Next: Grant XA_RECOVER_ADMIN to the user"):
-        check(witness, recorded=facts, commit=commit)
-    check(witness, guarantee=Guarantee.AT_LEAST_ONCE)
+        check(mariadb, recorded=facts, commit=commit)
+    check(mariadb, guarantee=Guarantee.AT_LEAST_ONCE)
 
 
 @pytest.mark.parametrize("engine", ["MyISAM", "Aria"])
-def test_tables_without_transactions(witness: Witness, engine: str) -> None:
-    witness.run(f"ALTER TABLE target ENGINE={engine}")
+def test_tables_without_transactions(mariadb: MySQLSystem, engine: str) -> None:
+    mariadb.ask(f"ALTER TABLE target ENGINE={engine}")
     with pytest.raises(PreflightError, match=engine):
-        check(witness)
+        check(mariadb)
 
 
-def test_what_is_no_table(witness: Witness) -> None:
+def test_what_is_no_table(mariadb: MySQLSystem) -> None:
     with pytest.raises(PreflightError, match="'nowhere'"):
-        check(witness, table="nowhere")
-    witness.run("CREATE VIEW seen AS SELECT * FROM target")
+        check(mariadb, table="nowhere")
+    mariadb.ask("CREATE VIEW seen AS SELECT * FROM target")
     with pytest.raises(PreflightError, match="view"):
-        check(witness, table="seen")
+        check(mariadb, table="seen")
 
 
-def test_columns_that_do_not_fit(witness: Witness) -> None:
-    check(witness, columns=("number", "word"))
+def test_columns_that_do_not_fit(mariadb: MySQLSystem) -> None:
+    check(mariadb, columns=("number", "word"))
     with pytest.raises(PreflightError, match="needs a value in \\['number'\\]"):
-        check(witness, columns=("word",))
+        check(mariadb, columns=("word",))
     with pytest.raises(PreflightError, match="no column 'more'"):
-        check(witness, columns=("number", "more"))
+        check(mariadb, columns=("number", "more"))
 
 
-def test_keys_of_upserts(witness: Witness) -> None:
+def test_keys_of_upserts(mariadb: MySQLSystem) -> None:
     upsert: dict[str, Any] = {"mode": "upsert", "columns": ("number", "word")}
-    check(witness, key_columns=["number"], **upsert)
+    check(mariadb, key_columns=["number"], **upsert)
     with pytest.raises(PreflightError, match="no unique key of exactly"):
-        check(witness, key_columns=["word"], **upsert)
-    witness.run("ALTER TABLE target ADD UNIQUE KEY by_word (word(20))")
+        check(mariadb, key_columns=["word"], **upsert)
+    mariadb.ask("ALTER TABLE target ADD UNIQUE KEY by_word (word(20))")
     with pytest.raises(PreflightError, match="by_word"):
-        check(witness, key_columns=["number"], **upsert)
+        check(mariadb, key_columns=["number"], **upsert)
     with pytest.raises(PreflightError, match="no unique key of exactly"):
-        check(witness, key_columns=["word"], **upsert)
+        check(mariadb, key_columns=["word"], **upsert)
 
 
 NEEDED = ["SELECT", "INSERT", "CREATE", "DELETE", "DROP"]
 
 
 @pytest.mark.parametrize("missing", [*NEEDED, "UPDATE"])
-def test_each_right_is_missed_by_name(witness: Witness, user: str, missing: str) -> None:
+def test_each_right_is_missed_by_name(mariadb: MySQLSystem, user: str, missing: str) -> None:
     upsert = missing == "UPDATE"
     rights = [right for right in [*NEEDED, *(["UPDATE"] if upsert else [])] if right != missing]
-    witness.run(f"GRANT {', '.join(rights)} ON {witness.database}.* TO {user}@'127.0.0.1'")
+    mariadb.ask(f"GRANT {', '.join(rights)} ON {mariadb.database}.* TO {user}@'127.0.0.1'")
     more: dict[str, Any] = {"settings": {"user": user, "password": SECRET}}
     if upsert:
         more |= {"mode": "upsert", "key_columns": ["number"]}
     with pytest.raises(PreflightError) as caught:
-        check(witness, **more)
+        check(mariadb, **more)
     assert missing in str(caught.value)
     assert SECRET not in str(caught.value)
-    witness.run(f"GRANT {missing} ON {witness.database}.* TO {user}@'127.0.0.1'")
-    check(witness, **more)
+    mariadb.ask(f"GRANT {missing} ON {mariadb.database}.* TO {user}@'127.0.0.1'")
+    check(mariadb, **more)
 
 
-def test_a_wrong_password_and_a_server_that_is_not_there(witness: Witness, user: str) -> None:
+def test_a_wrong_password_and_a_server_that_is_not_there(mariadb: MySQLSystem, user: str) -> None:
     for settings in ({"user": user, "password": SECRET + "x"}, {"port": 1, "password": SECRET}):
         with pytest.raises(PreflightError) as caught:
-            check(witness, settings=settings)
+            check(mariadb, settings=settings)
         assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
 
 
-def test_credentials_are_not_shown(witness: Witness) -> None:
-    sink = MySQLSink({**witness.settings, "password": SECRET}, table="target")
+def test_credentials_are_not_shown(mariadb: MySQLSystem) -> None:
+    sink = MySQLSink({**mariadb.settings, "password": SECRET}, table="target")
     assert SECRET not in repr(sink)
     assert SECRET not in repr(pickle.loads(pickle.dumps(sink)))  # noqa: S301 - pickled here
     settings: Any = {"password": SECRET}
@@ -305,16 +308,16 @@ def test_credentials_are_not_shown(witness: Witness) -> None:
     assert SECRET not in f"{asked}{how}"
 
 
+@needs_mariadb
 def test_statement_based_replication_is_refused(tmp_path: Path) -> None:
-    need_mariadb()
     options = {"log-bin": "bin", "binlog-format": "STATEMENT", "server-id": "1"}
     with MariaDBServer(tmp_path / "data", options=options) as server:
-        witness = Witness(server)
-        witness.run("CREATE TABLE target (number BIGINT) ENGINE=InnoDB")
+        mariadb = new_mariadb(server)
+        mariadb.ask("CREATE TABLE target (number BIGINT) ENGINE=InnoDB")
         with pytest.raises(PreflightError, match="binlog_format=STATEMENT"):
-            check(witness)
-        witness.run("SET GLOBAL binlog_format = ROW")
-        check(witness)
+            check(mariadb)
+        mariadb.ask("SET GLOBAL binlog_format = ROW")
+        check(mariadb)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import NOT_BULK, Witness, shared_server
+from integration.mysql_scene import NOT_BULK
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.sink import SinkWriter
 from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.sinks.mysql.sink import MySQLSink
@@ -29,26 +30,21 @@ STAGED = {"commit": "staged", "bulk": True}
 WAYS = pytest.mark.parametrize("how", [BULK, BY_LOAD, BY_INSERT], ids=["bulk", "load", "insert"])
 
 
-def go(how: dict[str, Any], witness: Witness, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def go(how: dict[str, Any], mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings for one way to the server; without the bulk protocol rows go as they go to MySQL."""
     if not how["bulk"]:
         monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
-    return {**witness.settings, "local_infile": how.get("local_infile", True)}
-
-
-@pytest.fixture(scope="module")
-def witness() -> Witness:
-    return Witness(shared_server())
+    return {**mariadb.settings, "local_infile": how.get("local_infile", True)}
 
 
 @pytest.fixture(params=[BULK, BY_LOAD, BY_INSERT, STAGED], ids=["bulk", "load", "insert", "staged"])
-def write(request: pytest.FixtureRequest, witness: Witness, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(request: pytest.FixtureRequest, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a table's only batch and gives what a second connection reads of it."""
-    settings = go(request.param, witness, monkeypatch)
+    settings = go(request.param, mariadb, monkeypatch)
 
     def write(columns: str, rows: pa.RecordBatch, select: str = "*", **more: Any) -> list[tuple[Any, ...]]:
-        witness.run("DROP TABLE IF EXISTS target")
-        witness.run(f"CREATE TABLE target ({columns}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4")
+        mariadb.ask("DROP TABLE IF EXISTS target")
+        mariadb.ask(f"CREATE TABLE target ({columns}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4")
         sink = MySQLSink(settings, table="target", **{"commit": request.param["commit"], **more})
         scene = Scene(SinkHooks(), sink)
         writer = scene.new_writer()
@@ -65,8 +61,8 @@ def write(request: pytest.FixtureRequest, witness: Witness, monkeypatch: pytest.
         scene.commit(scene.handle(fields, rows=rows.num_rows))
         scene.committer.conclude(0, [scene.handle(fields, rows=rows.num_rows)])
         scene.close()
-        assert witness.stages() == []
-        return witness.rows(f"SELECT {select} FROM target ORDER BY place")  # noqa: S608 - of this file
+        assert mariadb.stages() == []
+        return mariadb.ask(f"SELECT {select} FROM target ORDER BY place")  # noqa: S608 - of this file
 
     return write
 
@@ -102,11 +98,11 @@ def test_arrays_and_structs_are_json(write: Write) -> None:
     assert [json.loads(text) for text in found[:3]] == wanted
 
 
-def test_odd_identifiers(witness: Witness) -> None:
-    witness.run("CREATE TABLE `odd ``table`` %s.1` (`a ``b`` %s` INT PRIMARY KEY, `select` TEXT) ENGINE=InnoDB")
+def test_odd_identifiers(mariadb: MySQLSystem) -> None:
+    mariadb.ask("CREATE TABLE `odd ``table`` %s.1` (`a ``b`` %s` INT PRIMARY KEY, `select` TEXT) ENGINE=InnoDB")
     rows = pa.record_batch({"a `b` %s": [1, 2], "select": ["x", None]})
     for mode in ({}, {"mode": "upsert", "key_columns": ["a `b` %s"]}):
-        sink = MySQLSink(witness.settings, table="odd `table` %s.1", **mode)
+        sink = MySQLSink(mariadb.settings, table="odd `table` %s.1", **mode)
         scene = Scene(SinkHooks(), sink)
         writer = scene.new_writer()
         sink.columns(rows.schema)
@@ -114,7 +110,7 @@ def test_odd_identifiers(witness: Witness) -> None:
         writer.write(rows)
         scene.commit(scene.handle(writer.prepare(), rows=2))
         scene.close()
-    assert witness.rows("SELECT * FROM `odd ``table`` %s.1` ORDER BY 1") == [(1, "x"), (2, None)]
+    assert mariadb.ask("SELECT * FROM `odd ``table`` %s.1` ORDER BY 1") == [(1, "x"), (2, None)]
 
 
 SLOW = pytest.mark.slow
@@ -155,12 +151,12 @@ REFUSED: list[Any] = [
 @pytest.mark.parametrize(
     "write", [BULK, STAGED, pytest.param(BY_LOAD, marks=SLOW), pytest.param(BY_INSERT, marks=SLOW)], indirect=True
 )
-def test_nothing_is_changed_silently(write: Write, witness: Witness) -> None:
+def test_nothing_is_changed_silently(write: Write, mariadb: MySQLSystem) -> None:
     for refusal in REFUSED:
         column, values, kind = refusal.values
         with pytest.raises(PrepareError):
             write(f"place INT, it {column}", rows_of(values, kind))
-        assert witness.one("SELECT COUNT(*) FROM target") == 0, refusal.id
+        assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)], refusal.id
 
 
 def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
@@ -181,7 +177,7 @@ def test_bytes_that_are_no_text_are_refused(write: Write) -> None:
     ],
 )
 def test_rows_that_the_table_refuses(
-    witness: Witness,
+    mariadb: MySQLSystem,
     monkeypatch: pytest.MonkeyPatch,
     how: dict[str, Any],
     column: str,
@@ -189,11 +185,11 @@ def test_rows_that_the_table_refuses(
     words: str,
 ) -> None:
     """LOAD DATA LOCAL leaves such rows out and goes on."""
-    witness.run("CREATE TABLE IF NOT EXISTS parent (id INT PRIMARY KEY) ENGINE=InnoDB")
-    witness.run("DROP TABLE IF EXISTS target")
-    witness.run(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
-    before = witness.xids()
-    settings = go(how, witness, monkeypatch)
+    mariadb.ask("CREATE TABLE IF NOT EXISTS parent (id INT PRIMARY KEY) ENGINE=InnoDB")
+    mariadb.ask("DROP TABLE IF EXISTS target")
+    mariadb.ask(f"CREATE TABLE target (it {column}) ENGINE=InnoDB")
+    before = mariadb.prepared()
+    settings = go(how, mariadb, monkeypatch)
     for guarantee in (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE):
         scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase", guarantee=guarantee))
         writer = scene.new_writer()
@@ -202,19 +198,19 @@ def test_rows_that_the_table_refuses(
             write_all(writer, pa.record_batch({"it": pa.array(values, pa.int32())}))
         writer.abort()
         scene.close()
-        assert witness.one("SELECT COUNT(*) FROM target") == 0
-    assert witness.xids() == before
+        assert mariadb.ask("SELECT COUNT(*) FROM target") == [(0,)]
+    assert mariadb.prepared() == before
 
 
 @WAYS
 def test_a_key_that_is_there_is_refused_in_append_mode(
-    witness: Witness, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
-    witness.run("DROP TABLE IF EXISTS target")
-    witness.run("CREATE TABLE target (it INT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
-    witness.run("INSERT INTO target VALUES (7, 'old')")
+    mariadb.ask("DROP TABLE IF EXISTS target")
+    mariadb.ask("CREATE TABLE target (it INT PRIMARY KEY, word TEXT) ENGINE=InnoDB")
+    mariadb.ask("INSERT INTO target VALUES (7, 'old')")
     rows = pa.record_batch({"it": pa.array([6, 7], pa.int32()), "word": ["new", "new"]})
-    settings = go(how, witness, monkeypatch)
+    settings = go(how, mariadb, monkeypatch)
     scene = Scene(SinkHooks(), MySQLSink(settings, table="target", commit="two_phase"))
     writer = scene.new_writer()
     writer.begin()
@@ -222,7 +218,7 @@ def test_a_key_that_is_there_is_refused_in_append_mode(
         write_all(writer, rows)
     writer.abort()
     scene.close()
-    assert witness.rows("SELECT * FROM target") == [(7, "old")]
+    assert mariadb.ask("SELECT * FROM target") == [(7, "old")]
 
 
 @pytest.mark.parametrize(
@@ -239,29 +235,31 @@ def test_a_key_that_is_there_is_refused_in_append_mode(
     ],
 )
 def test_types_that_might_change_a_value_are_refused_at_start(
-    witness: Witness, column: str, kind: pa.DataType, words: str
+    mariadb: MySQLSystem, column: str, kind: pa.DataType, words: str
 ) -> None:
-    witness.run("DROP TABLE IF EXISTS target")
-    witness.run(f"CREATE TABLE target (place INT, it {column}) ENGINE=InnoDB")
-    sink = MySQLSink(witness.settings, table="target")
+    mariadb.ask("DROP TABLE IF EXISTS target")
+    mariadb.ask(f"CREATE TABLE target (place INT, it {column}) ENGINE=InnoDB")
+    sink = MySQLSink(mariadb.settings, table="target")
     sink.columns(pa.schema([("place", pa.int32()), ("it", kind)]))
     with pytest.raises(PreflightError, match=words):
         sink.preflight("0" * 12, None)
 
 
 @pytest.mark.parametrize("how", [BULK, BY_INSERT], ids=["bulk", "insert"])
-def test_large_rows_and_small_packets(witness: Witness, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+def test_large_rows_and_small_packets(
+    mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
     """Statements are cut to max_allowed_packet; what is larger alone is refused by the server's own words."""
-    witness.run("DROP TABLE IF EXISTS target")
-    witness.run("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
-    sink = MySQLSink(go(how, witness, monkeypatch), table="target", commit="two_phase")
+    mariadb.ask("DROP TABLE IF EXISTS target")
+    mariadb.ask("CREATE TABLE target (place INT, it LONGTEXT) ENGINE=InnoDB")
+    sink = MySQLSink(go(how, mariadb, monkeypatch), table="target", commit="two_phase")
     scene = Scene(SinkHooks(), sink)
     rows = rows_of(["x" * 3_000_000] * 10, pa.string())
     writer = scene.new_writer()
     writer.begin()
     writer.write(rows)
     scene.commit(scene.handle(writer.prepare(), rows=10))
-    assert witness.one("SELECT SUM(LENGTH(it)) FROM target") == 30_000_000
+    assert mariadb.ask("SELECT SUM(LENGTH(it)) FROM target") == [(30_000_000,)]
     writer = scene.new_writer()
     writer.begin()
     with pytest.raises(PrepareError):

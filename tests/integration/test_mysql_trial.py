@@ -7,8 +7,9 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Numbers, Witness, shared_server
+from integration.mysql_scene import Numbers, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
@@ -17,17 +18,8 @@ OPEN = "CREATE TABLE target (number BIGINT) ENGINE=InnoDB"
 PARENT = "CREATE TABLE p (number BIGINT PRIMARY KEY) ENGINE=InnoDB"
 
 
-@pytest.fixture
-def witness() -> Witness:
-    return Witness(shared_server())
-
-
-def visible(witness: Witness) -> list[int]:
-    return sorted(number for (number,) in witness.rows("SELECT number FROM target"))
-
-
-def scene_of(witness: Witness, table: str = "target", **how: object) -> Scene:
-    return Scene(Numbers(), MySQLSink(witness.settings, table=table, **how))  # type: ignore[arg-type]
+def scene_of(mariadb: MySQLSystem, table: str = "target", **how: object) -> Scene:
+    return Scene(Numbers(), MySQLSink(mariadb.settings, table=table, **how))  # type: ignore[arg-type]
 
 
 TRIGGER = (
@@ -55,35 +47,35 @@ REFUSING = {
 
 
 @pytest.mark.parametrize("what", REFUSING)
-def test_what_a_table_refuses_is_found_before_the_decision(witness: Witness, what: str) -> None:
+def test_what_a_table_refuses_is_found_before_the_decision(mariadb: MySQLSystem, what: str) -> None:
     statements, number = REFUSING[what]
     for statement in statements:
-        witness.run(statement)
-    before = visible(witness)
-    with closing(scene_of(witness)) as scene:
+        mariadb.ask(statement)
+    before = visible(mariadb)
+    with closing(scene_of(mariadb)) as scene:
         good, bad = scene.prepare(0), scene.prepare(10, slot=1)
         assert scene.committer.check_prepared([good]) == ""
         with pytest.raises(PrepareError, match=f"not decided: error {number}") as caught:
             scene.committer.check_prepared([good, bad])
         assert caught.value.next_step
-        assert visible(witness) == before
+        assert visible(mariadb) == before
         if "key" in what and number == "1062":
             assert "key 'PRIMARY' (number)" in caught.value.message
         if number == "1526":
             assert "no partition for value '…'" in caught.value.message
 
 
-def test_keys_that_only_the_batch_repeats_are_found_across_its_slots(witness: Witness) -> None:
-    witness.run("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
-    with closing(scene_of(witness)) as scene:
+def test_keys_that_only_the_batch_repeats_are_found_across_its_slots(mariadb: MySQLSystem) -> None:
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    with closing(scene_of(mariadb)) as scene:
         handles = [scene.prepare(0), scene.prepare(1, slot=1)]
         with pytest.raises(PrepareError, match="1062"):
             scene.committer.check_prepared(handles)
-    with closing(scene_of(witness, mode="upsert", key_columns=["number"], name="other")) as scene:
+    with closing(scene_of(mariadb, mode="upsert", key_columns=["number"], name="other")) as scene:
         handles = [scene.prepare(0), scene.prepare(1, slot=1)]
         assert scene.committer.check_prepared(handles) == ""
         scene.commit(*handles)
-    assert visible(witness) == [0, 1, 2]
+    assert visible(mariadb) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -94,18 +86,18 @@ def test_keys_that_only_the_batch_repeats_are_found_across_its_slots(witness: Wi
     ],
 )
 def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
-    witness: Witness, columns: str, monkeypatch: pytest.MonkeyPatch
+    mariadb: MySQLSystem, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    witness.run(f"CREATE TABLE target ({columns}) ENGINE=InnoDB")
-    with closing(scene_of(witness)) as scene:
+    mariadb.ask(f"CREATE TABLE target ({columns}) ENGINE=InnoDB")
+    with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
         monkeypatch.setattr("sparkonce.sinks.mysql.staged._merge_one", None)
         assert scene.committer.check_prepared([handle]) == ""
 
 
-def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(witness: Witness) -> None:
-    witness.run("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
-    with closing(scene_of(witness)) as scene, closing(witness.connect()) as other, other.cursor() as cursor:
+def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(mariadb: MySQLSystem) -> None:
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY) ENGINE=InnoDB")
+    with closing(scene_of(mariadb)) as scene, closing(mariadb.connect()) as other, other.cursor() as cursor:
         handle = scene.prepare(0)
         cursor.execute("START TRANSACTION")
         cursor.execute("INSERT INTO target VALUES (0)")
@@ -115,10 +107,10 @@ def test_rows_that_another_session_holds_are_not_taken_for_a_refusal(witness: Wi
         assert scene.committer.check_prepared([handle]) == ""
 
 
-def test_rows_of_another_sink_of_the_batch_are_waited_for(witness: Witness) -> None:
+def test_rows_of_another_sink_of_the_batch_are_waited_for(mariadb: MySQLSystem) -> None:
     for statement in (PARENT, OPEN, "ALTER TABLE target ADD FOREIGN KEY (number) REFERENCES p (number)"):
-        witness.run(statement)
-    parents, children = scene_of(witness, "p", name="parents"), scene_of(witness, name="children")
+        mariadb.ask(statement)
+    parents, children = scene_of(mariadb, "p", name="parents"), scene_of(mariadb, name="children")
     parents.owner = parents.make_owner(position=7, query=children.query)
     with closing(parents), closing(children):
         child = children.prepare(0)
@@ -131,39 +123,39 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(witness: Witness) -> N
 
 @pytest.mark.parametrize(("how", "expected"), [("nothing", "theirs"), ("update", None)])
 def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
-    witness: Witness, how: str, expected: str | None
+    mariadb: MySQLSystem, how: str, expected: str | None
 ) -> None:
     """Another writer was faster, between the trial and the commit."""
-    witness.run("CREATE TABLE target (number BIGINT PRIMARY KEY, who VARCHAR(9)) ENGINE=InnoDB")
-    sink = MySQLSink(witness.settings, table="target")
+    mariadb.ask("CREATE TABLE target (number BIGINT PRIMARY KEY, who VARCHAR(9)) ENGINE=InnoDB")
+    sink = MySQLSink(mariadb.settings, table="target")
     with closing(Scene(Numbers(), sink)) as scene:
         handles = [scene.prepare(0), scene.prepare(1, slot=1)]
-        witness.run("INSERT INTO target VALUES (1, 'theirs')")
+        mariadb.ask("INSERT INTO target VALUES (1, 'theirs')")
         (answer, _) = scene.committer.commit(handles)
         assert (answer.outcome, "--on-conflict nothing" in answer.next_step) == (Outcome.UNKNOWN, True)
         sink.decided_conflicts = how
         with closing(sink.committer()) as committer:
             assert [one.outcome for one in committer.commit(handles)] == [Outcome.COMMITTED] * 2
-    assert visible(witness) == [0, 1, 2]
+    assert visible(mariadb) == [0, 1, 2]
 
 
-def test_a_view_and_a_table_with_history_are_called_what_they_are(witness: Witness) -> None:
-    witness.run(f"{OPEN} WITH SYSTEM VERSIONING")
-    with closing(scene_of(witness)) as scene:
+def test_a_view_and_a_table_with_history_are_called_what_they_are(mariadb: MySQLSystem) -> None:
+    mariadb.ask(f"{OPEN} WITH SYSTEM VERSIONING")
+    with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
         assert (scene.committer.check_prepared([handle]), scene.commit(handle)) == ("", [Outcome.COMMITTED])
-    witness.run("CREATE VIEW seen AS SELECT number FROM target")
+    mariadb.ask("CREATE VIEW seen AS SELECT number FROM target")
     with pytest.raises(PreflightError, match="'seen' is a view, and rows go into tables"):
-        MySQLSink(witness.settings, table="seen").preflight("0123456789ab", None)
+        MySQLSink(mariadb.settings, table="seen").preflight("0123456789ab", None)
 
 
 @pytest.mark.parametrize("columns", [[f"c{n} INT" for n in range(1017)], ["c0 VARCHAR(16383) NOT NULL"]])
-def test_a_table_without_room_for_a_column_more_is_refused_at_start(witness: Witness, columns: list[str]) -> None:
-    witness.run(f"CREATE TABLE target ({', '.join(columns)}) ENGINE=InnoDB")
+def test_a_table_without_room_for_a_column_more_is_refused_at_start(mariadb: MySQLSystem, columns: list[str]) -> None:
+    mariadb.ask(f"CREATE TABLE target ({', '.join(columns)}) ENGINE=InnoDB")
     names = [column.partition(" ")[0] for column in columns]
     kind = pa.int32() if len(names) > 1 else pa.string()
     for commit in ("two_phase", "staged"):
-        sink = MySQLSink(witness.settings, table="target", commit=commit)
+        sink = MySQLSink(mariadb.settings, table="target", commit=commit)
         sink.columns(pa.schema([(name, kind) for name in names]))
         if commit == "two_phase":
             sink.preflight("0123456789ab", None)

@@ -17,14 +17,14 @@ import pytest
 from psycopg import sql
 
 from integration.s3_scene import bucket, s3
-from mariadb_witness import Witness, shared_server
-from postgres_witness import ask, fresh_database, needs_postgres, prepared, server_fixture, staging_tables
 from s3_bucket import Bucket
+from shared_servers import needs_postgres, new_mariadb
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.partitions import values_of
 from sparkonce.sinks.files.sink import FilesSink
@@ -111,48 +111,42 @@ WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY
 OURS = {"sparkonce_commits", "sparkonce_commits_pkey", "sparkonce_commits_by_batch"}
 
 
-server = server_fixture()
-
-
 def identifiers(*names: str) -> list[sql.Identifier]:
     return [sql.Identifier(name) for name in names]
 
 
 @needs_postgres
 @each(LONGEST)
-def test_postgresql(server: PostgresServer, tmp_path: Path, odd: str, mode: str) -> None:
-    fresh_database(server)
+def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: str) -> None:
+    postgres.schema = odd
     key, other = odd, odd[:-1] + "2"
     schema, table, column, second = identifiers(odd, odd, key, other)
-    ask(server, sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(schema))
-    ask(server, "CREATE TABLE innocent (id bigint); INSERT INTO innocent VALUES (1)")
-    ask(server, sql.SQL("CREATE SCHEMA {}").format(schema))
-    ask(
-        server,
+    postgres.ask("CREATE TABLE innocent (id bigint); INSERT INTO innocent VALUES (1)")
+    postgres.ask(sql.SQL("CREATE SCHEMA {}").format(schema))
+    postgres.ask(
         sql.SQL("CREATE TABLE {}.{} ({} bigint PRIMARY KEY, {} bigint NOT NULL, CHECK ({} >= 0))").format(
             schema, table, column, second, second
         ),
     )
-    before = ask(server, OBJECTS)
+    before = postgres.ask(OBJECTS)
     sessions: list[str] = []
 
     def make() -> TwoPhaseCommitSink:
         more = {**MODES[mode], **({"key_columns": [key], "order_by": other} if mode == "upsert" else {})}
         name = odd.replace(".", "_")[:20]
-        return PostgresSink(server.conninfo(), table=odd, schema=odd, prefix=odd[:20], name=name, **more)
+        return PostgresSink(postgres.server.conninfo(), table=odd, schema=odd, prefix=odd[:20], name=name, **more)
 
     def look() -> None:
-        sessions.extend(one.kind for one in list_orphans(server.conninfo()))
+        sessions.extend(one.kind for one in list_orphans(postgres.server.conninfo()))
 
     live(tmp_path, make, [key, other], look)
-    found = ask(server, sql.SQL("SELECT {}, {} FROM {}.{} ORDER BY 1").format(column, second, schema, table))
+    found = postgres.ask(sql.SQL("SELECT {}, {} FROM {}.{} ORDER BY 1").format(column, second, schema, table))
     assert found == [(number, number) for number in numbers()]
-    assert [one for one in ask(server, OBJECTS) if one[1] not in OURS] == before
-    assert ask(server, "SELECT id FROM innocent") == [(1,)]
-    assert (prepared(server), staging_tables(server)) == ([], [])
+    assert [one for one in postgres.ask(OBJECTS) if one[1] not in OURS] == before
+    assert postgres.ask("SELECT id FROM innocent") == [(1,)]
+    assert (postgres.prepared(), postgres.stages()) == ([], [])
     wanted = {"two_phase": "prepared", "staged": "staged", "upsert": "staged"}
     assert sessions == ([wanted[mode]] * 4 if mode in wanted else [])
-    ask(server, sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
 
 
 def test_a_name_that_postgresql_would_cut_off_is_refused() -> None:
@@ -165,24 +159,19 @@ def test_a_name_that_postgresql_would_cut_off_is_refused() -> None:
 # --- MariaDB --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def witness() -> Witness:
-    return Witness(shared_server())
-
-
 TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES ORDER BY 1, 2"
 
 
 @each(LONGEST_OF_MARIADB)
-def test_mariadb(witness: Witness, tmp_path: Path, odd: str, mode: str) -> None:
+def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> None:
     key, other, database = odd, odd[:-1] + "2", odd
-    witness.run(f"DROP DATABASE IF EXISTS {quote(database)}", database=None)
-    inside = Witness(witness.server, database)
-    inside.run("CREATE TABLE innocent (id bigint)")
-    inside.run("INSERT INTO innocent VALUES (1)")
+    mariadb.ask(f"DROP DATABASE IF EXISTS {quote(database)}")
+    inside = new_mariadb(database=database)
+    inside.ask("CREATE TABLE innocent (id bigint)")
+    inside.ask("INSERT INTO innocent VALUES (1)")
     columns = f"{quote(key)} bigint PRIMARY KEY, {quote(other)} bigint NOT NULL"
-    inside.run(f"CREATE TABLE {quote(odd)} ({columns}) ENGINE=InnoDB")
-    before, of_others = inside.rows(TABLES), inside.xids()
+    inside.ask(f"CREATE TABLE {quote(odd)} ({columns}) ENGINE=InnoDB")
+    before, of_others = inside.ask(TABLES), inside.prepared()
     kinds: list[str] = []
 
     def make() -> TwoPhaseCommitSink:
@@ -191,23 +180,23 @@ def test_mariadb(witness: Witness, tmp_path: Path, odd: str, mode: str) -> None:
         return MySQLSink(inside.settings, table=odd, prefix=plain, name=plain, **more)
 
     def look() -> None:
-        kinds.extend(one.kind for one in list_mysql_orphans(witness.settings) if one.database == database)
+        kinds.extend(one.kind for one in list_mysql_orphans(mariadb.settings) if one.database == database)
 
     live(tmp_path, make, [key, other], look)
-    found = inside.rows(f"SELECT {quote(key)}, {quote(other)} FROM {quote(odd)} ORDER BY 1")  # noqa: S608 - quoted
+    found = inside.ask(f"SELECT {quote(key)}, {quote(other)} FROM {quote(odd)} ORDER BY 1")  # noqa: S608 - quoted
     assert found == [(number, number) for number in numbers()]
     ours = {"sparkonce_commits", "sparkonce_servers"}
-    assert [one for one in inside.rows(TABLES) if not (one[0] == database and one[1] in ours)] == before
-    assert inside.rows("SELECT id FROM innocent") == [(1,)]
-    assert (inside.stages(), inside.xids()) == ([], of_others)
+    assert [one for one in inside.ask(TABLES) if not (one[0] == database and one[1] in ours)] == before
+    assert inside.ask("SELECT id FROM innocent") == [(1,)]
+    assert (inside.stages(), inside.prepared()) == ([], of_others)
     wanted = {"two_phase": "prepared", "staged": "staged", "upsert": "staged"}
     assert kinds == ([wanted[mode]] * 4 if mode in wanted else [])
-    inside.run(f"DROP DATABASE {quote(database)}", database=None)
+    inside.ask(f"DROP DATABASE {quote(database)}")
 
 
-def test_a_name_that_mariadb_does_not_have_is_refused(witness: Witness) -> None:
+def test_a_name_that_mariadb_does_not_have_is_refused(mariadb: MySQLSystem) -> None:
     with pytest.raises(PreflightError, match="There is no table"):
-        MySQLSink(witness.settings, table="é" * 65).preflight("0123456789ab", None)
+        MySQLSink(mariadb.settings, table="é" * 65).preflight("0123456789ab", None)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

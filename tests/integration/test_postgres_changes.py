@@ -10,31 +10,24 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from postgres_witness import (
-    QUERY,
-    ask,
-    database_fixture,
-    finish,
-    needs_postgres,
-    new_sink,
-    open_writer,
-    outcomes,
-    owner,
-    prepare,
-    server_fixture,
-    staging_tables,
-)
+from integration.postgres_scene import new_sink
+from one_run import QUERY, finish, open_writer, outcomes, owner, prepare
+from shared_servers import needs_postgres
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 
 both = pytest.mark.parametrize("commit", ["two_phase", "staged"])
 
-server = server_fixture()
-_database = database_fixture("CREATE TABLE t (id bigint, k bigint) PARTITION BY LIST (k)")
+
+@pytest.fixture
+def postgres(postgres: PostgresSystem) -> PostgresSystem:
+    postgres.ask("CREATE TABLE t (id bigint, k bigint) PARTITION BY LIST (k)")
+    return postgres
+
 
 ROWS = pa.record_batch({"id": [1, 2], "k": [1, 1]})
 
@@ -44,94 +37,92 @@ either = pytest.mark.parametrize("why", [FOREIGN, UNLOGGED])
 
 
 @pytest.fixture(autouse=True)
-def remote(server: PostgresServer, _database: None) -> None:
+def remote(postgres: PostgresSystem) -> None:
     """A table of this same server that it takes for another server's."""
-    ask(server, "CREATE EXTENSION IF NOT EXISTS postgres_fdw; CREATE TABLE remote (id bigint, k bigint)")
-    ask(server, "DROP SERVER IF EXISTS other CASCADE")
-    ask(
-        server,
+    postgres.ask("CREATE EXTENSION postgres_fdw; CREATE TABLE remote (id bigint, k bigint)")
+    postgres.ask(
         "CREATE SERVER other FOREIGN DATA WRAPPER postgres_fdw "
-        f"OPTIONS (host '127.0.0.1', port '{server.port}', dbname 'postgres'); "
+        f"OPTIONS (host '127.0.0.1', port '{postgres.server.port}', dbname 'postgres'); "
         "CREATE USER MAPPING FOR postgres SERVER other OPTIONS (user 'postgres')",
     )
-    ask(server, "CREATE FOREIGN TABLE part (id bigint, k bigint) SERVER other OPTIONS (table_name 'remote')")
+    postgres.ask("CREATE FOREIGN TABLE part (id bigint, k bigint) SERVER other OPTIONS (table_name 'remote')")
 
 
-def attach(server: PostgresServer, why: str) -> None:
+def attach(postgres: PostgresSystem, why: str) -> None:
     if why == UNLOGGED:
-        ask(server, "DROP FOREIGN TABLE part; CREATE UNLOGGED TABLE part (id bigint, k bigint)")
-    ask(server, "ALTER TABLE t ATTACH PARTITION part FOR VALUES IN (1)")
+        postgres.ask("DROP FOREIGN TABLE part; CREATE UNLOGGED TABLE part (id bigint, k bigint)")
+    postgres.ask("ALTER TABLE t ATTACH PARTITION part FOR VALUES IN (1)")
 
 
-def ids(server: PostgresServer, table: str = "t") -> list[int]:
-    return [one for (one,) in ask(server, f"SELECT id FROM {table} ORDER BY id")]  # noqa: S608 - the test's
+def ids(postgres: PostgresSystem, table: str = "t") -> list[int]:
+    return [one for (one,) in postgres.ask(f"SELECT id FROM {table} ORDER BY id")]  # noqa: S608 - the test's
 
 
 @both
 @either
-def test_a_partition_that_keeps_no_promise_is_refused_by_name(server: PostgresServer, why: str, commit: str) -> None:
+def test_a_partition_that_keeps_no_promise_is_refused_by_name(postgres: PostgresSystem, why: str, commit: str) -> None:
     """Wherever in the tree: rows that a foreign server has committed alone came twice after a crash."""
-    attach(server, why)
-    ask(server, "CREATE TABLE top (id bigint, k bigint) PARTITION BY RANGE (id)")
-    ask(server, "ALTER TABLE top ATTACH PARTITION t FOR VALUES FROM (0) TO (9)")
+    attach(postgres, why)
+    postgres.ask("CREATE TABLE top (id bigint, k bigint) PARTITION BY RANGE (id)")
+    postgres.ask("ALTER TABLE top ATTACH PARTITION t FOR VALUES FROM (0) TO (9)")
     for table in ("t", "top"):
         with pytest.raises(PreflightError, match=f"public.{why}.* Next: .*DETACH"):
-            new_sink(server, table, commit=commit).preflight(QUERY, None)
-        new_sink(server, table, commit=commit, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+            new_sink(postgres, table, commit=commit).preflight(QUERY, None)
+        new_sink(postgres, table, commit=commit, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
 
 
 @both
 @either
-def test_a_partition_that_comes_while_rows_are_written(server: PostgresServer, why: str, commit: str) -> None:
-    ask(server, "CREATE TABLE good PARTITION OF t FOR VALUES IN (7)")
-    writer = open_writer(new_sink(server, commit=commit), pa.record_batch({"id": [1], "k": [7]}))
-    attach(server, why)
+def test_a_partition_that_comes_while_rows_are_written(postgres: PostgresSystem, why: str, commit: str) -> None:
+    postgres.ask("CREATE TABLE good PARTITION OF t FOR VALUES IN (7)")
+    writer = open_writer(new_sink(postgres, commit=commit), pa.record_batch({"id": [1], "k": [7]}))
+    attach(postgres, why)
     with pytest.raises(PrepareError, match=f"{why}.*DETACH"):
         writer.prepare()
     writer.abort()
-    assert (ids(server), staging_tables(server)) == ([], [])
+    assert (ids(postgres), postgres.stages()) == ([], [])
 
 
-def test_a_partition_that_comes_before_the_decision(server: PostgresServer) -> None:
+def test_a_partition_that_comes_before_the_decision(postgres: PostgresSystem) -> None:
     """A server that does not say is no reason: the commit looks again."""
-    given = new_sink(server)
+    given = new_sink(postgres)
     run = owner(given)
     prepare(given, ROWS, run=run)
     with closing(given.committer()) as committer:
         assert committer.before_decision(run.facts) == ""
-        server.kill()
+        postgres.server.kill()
         try:
             assert committer.before_decision(run.facts) == ""
         finally:
-            server.start()
-        attach(server, UNLOGGED)
+            postgres.server.start()
+            postgres.close()
+        attach(postgres, UNLOGGED)
         assert f"public.{UNLOGGED}" in committer.before_decision(run.facts)
 
 
-def test_a_partition_that_comes_after_the_decision(server: PostgresServer) -> None:
+def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> None:
     """The batch waits, also over a crash of the server, and is committed once the partition is another."""
-    given = new_sink(server)
+    given = new_sink(postgres)
     handle = prepare(given, ROWS)
-    attach(server, FOREIGN)
+    attach(postgres, FOREIGN)
     for _ in range(2):
         (found,) = finish(given, handle)
         assert (found.outcome, f"public.{FOREIGN}" in found.reason) == (Outcome.UNKNOWN, True)
-        assert (ids(server), ids(server, "remote"), len(staging_tables(server))) == ([], [], 1)
-    ask(server, MEND)
+        assert (ids(postgres), ids(postgres, "remote"), len(postgres.stages())) == ([], [], 1)
+    postgres.ask(MEND)
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
-    server.kill()
-    server.start()
-    assert (ids(server), ids(server, "remote"), staging_tables(server)) == ([1, 2], [], [])
+    postgres.restart()
+    assert (ids(postgres), ids(postgres, "remote"), postgres.stages()) == ([1, 2], [], [])
 
 
-def test_prepared_rows_keep_their_partition_as_it_is(server: PostgresServer) -> None:
+def test_prepared_rows_keep_their_partition_as_it_is(postgres: PostgresSystem) -> None:
     """Why nothing is looked at again after the prepare of two_phase."""
-    ask(server, "CREATE TABLE good PARTITION OF t FOR VALUES IN (1)")
-    given = new_sink(server, commit="two_phase")
+    postgres.ask("CREATE TABLE good PARTITION OF t FOR VALUES IN (1)")
+    given = new_sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
     for change in ("ALTER TABLE good SET UNLOGGED", "ALTER TABLE t DETACH PARTITION good", "ALTER TABLE t ADD x int"):
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            ask(server, f"SET lock_timeout = 1; {change}")
+            postgres.ask(f"SET lock_timeout = 1; {change}")
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
 
 
@@ -145,19 +136,19 @@ def test_prepared_rows_keep_their_partition_as_it_is(server: PostgresServer) -> 
 )
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_column_that_changes_its_type_after_the_decision(
-    server: PostgresServer, change: str, back: str, words: str, mode: str
+    postgres: PostgresSystem, change: str, back: str, words: str, mode: str
 ) -> None:
     """The server would round the number, and cut the spaces off, without a word."""
-    ask(server, "CREATE TABLE typed (id bigint PRIMARY KEY, v numeric(10,2), w varchar(9), later int)")
-    given = new_sink(server, "typed", mode=mode, key_columns=["id"] if mode == "upsert" else [])
+    postgres.ask("CREATE TABLE typed (id bigint PRIMARY KEY, v numeric(10,2), w varchar(9), later int)")
+    given = new_sink(postgres, "typed", mode=mode, key_columns=["id"] if mode == "upsert" else [])
     row = {"id": pa.array([1], pa.int64()), "v": pa.array([Decimal("1.25")], pa.decimal128(10, 2)), "w": ["abc   "]}
     handle = prepare(given, pa.record_batch(row))
-    ask(server, f"ALTER TABLE typed ALTER later TYPE bigint, ALTER {change}")
+    postgres.ask(f"ALTER TABLE typed ALTER later TYPE bigint, ALTER {change}")
     (found,) = finish(given, handle)
     assert found.outcome is Outcome.UNKNOWN
     assert re.search(words, found.reason)
     assert "later" not in found.reason
-    assert ids(server, "typed") == []
-    ask(server, f"ALTER TABLE typed ALTER {back}, ADD another int")
+    assert ids(postgres, "typed") == []
+    postgres.ask(f"ALTER TABLE typed ALTER {back}, ADD another int")
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
-    assert ask(server, "SELECT id, v, w FROM typed") == [(1, Decimal("1.25"), "abc   ")]
+    assert postgres.ask("SELECT id, v, w FROM typed") == [(1, Decimal("1.25"), "abc   ")]

@@ -12,23 +12,13 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from postgres_witness import (
-    QUERY,
-    ask,
-    database_fixture,
-    finish,
-    needs_postgres,
-    new_sink,
-    open_writer,
-    prepare,
-    prepared,
-    server_fixture,
-    staging_tables,
-)
+from integration.postgres_scene import new_sink
+from one_run import QUERY, finish, open_writer, prepare
+from shared_servers import needs_postgres
 from small_job import SmallJob
 from sparkonce.cli.main import app
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres.orphans import list_open
 
 pytestmark = needs_postgres
@@ -36,22 +26,26 @@ pytestmark = needs_postgres
 ROWS = pa.record_batch({"id": [1, 2]})
 
 
-server = server_fixture()
-_database = database_fixture('CREATE TABLE "odd.Name" (id bigint)')
 sink = partial(new_sink, table="odd.Name")
 
 
-def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(server: PostgresServer) -> None:
-    first, second = sink(server, commit="two_phase"), sink(server, name="second")
+@pytest.fixture
+def postgres(postgres: PostgresSystem) -> PostgresSystem:
+    postgres.ask('CREATE TABLE "odd.Name" (id bigint)')
+    return postgres
+
+
+def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres: PostgresSystem) -> None:
+    first, second = sink(postgres, commit="two_phase"), sink(postgres, name="second")
     held, staged = prepare(first, ROWS, batch=4, slot=2), prepare(second, ROWS, batch=5)
     writer = open_writer(second, ROWS)
-    ask(server, "BEGIN; INSERT INTO \"odd.Name\" VALUES (9); PREPARE TRANSACTION 'theirs'")
-    with psycopg.connect(server.conninfo(), autocommit=True) as other:
+    postgres.ask("BEGIN; INSERT INTO \"odd.Name\" VALUES (9); PREPARE TRANSACTION 'theirs'")
+    with psycopg.connect(postgres.server.conninfo(), autocommit=True) as other:
         waiting = threading.Thread(target=_lock, args=(other,))
         waiting.start()
         try:
-            _until_waits(server)
-            found = {one.kind: one for one in list_open(server.conninfo())}
+            _until_waits(postgres)
+            found = {one.kind: one for one in list_open(postgres.server.conninfo())}
         finally:
             other.cancel_safe()
             waiting.join()
@@ -63,7 +57,7 @@ def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(server: Postgre
     assert (one.owner, one.blocks) == ("postgres", 1)
     assert 0 <= one.age_s < 300
     assert found["staged"].name == staged["name"]
-    assert found["staged"].holds[0].startswith(f'"public"."{staging_tables(server)[0]}" ')
+    assert found["staged"].holds[0].startswith(f'"public"."{postgres.stages()[0]}" ')
     assert found["session"].query == QUERY
     finish(first, held, commit=False)
     finish(second, staged, commit=False)
@@ -74,17 +68,17 @@ def _lock(connection: psycopg.Connection[Any]) -> None:
         connection.execute('ALTER TABLE "odd.Name" ADD x int')
 
 
-def _until_waits(server: PostgresServer) -> None:
+def _until_waits(postgres: PostgresSystem) -> None:
     give_up_at = time.monotonic() + 30
-    while not ask(server, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+    while not postgres.ask("SELECT 1 FROM pg_locks WHERE NOT granted"):
         assert time.monotonic() < give_up_at
 
 
-def test_the_command_lists_and_changes_nothing(server: PostgresServer) -> None:
+def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None:
     run = CliRunner()
-    command = ["orphans", "--system", "postgres", "--settings", server.conninfo()]
+    command = ["orphans", "--system", "postgres", "--settings", postgres.server.conninfo()]
     assert "Nothing of sparkonce is open" in run.invoke(app, command).output
-    given = sink(server, commit="two_phase")
+    given = sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
     shown = run.invoke(app, command)
     assert shown.exit_code == 0
@@ -94,50 +88,50 @@ def test_the_command_lists_and_changes_nothing(server: PostgresServer) -> None:
     assert json.loads(run.invoke(app, [*command, "--json", "--older-than-s", "3600"]).output) == []
     assert json.loads(run.invoke(app, [*command, "--json", "--query", "ffffffff-ffff-ffff"]).output) == []
     assert len(json.loads(run.invoke(app, [*command, "--json", "--query", f"{QUERY[:8]}-{QUERY[8:]}"]).output)) == 1
-    assert prepared(server) == [handle["name"]]
+    assert postgres.prepared() == [handle["name"]]
 
 
-def test_a_server_that_cannot_be_reached_is_said_without_a_secret(server: PostgresServer) -> None:
-    conninfo = f"host=127.0.0.1 port={server.port} dbname=none user=postgres password=s3cr3t"
+def test_a_server_that_cannot_be_reached_is_said_without_a_secret(postgres: PostgresSystem) -> None:
+    conninfo = f"host=127.0.0.1 port={postgres.server.port} dbname=none user=postgres password=s3cr3t"
     found = CliRunner().invoke(app, ["orphans", "--system", "postgres", "--settings", conninfo])
     assert found.exit_code == 2
     assert "dbname=none" in found.output
     assert "s3cr3t" not in found.output
 
 
-def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(server: PostgresServer) -> None:
+def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(postgres: PostgresSystem) -> None:
     """docs/postgres.md, "Orphans"."""
-    held, staged = prepare(sink(server, commit="two_phase"), ROWS), prepare(sink(server), ROWS)
+    held, staged = prepare(sink(postgres, commit="two_phase"), ROWS), prepare(sink(postgres), ROWS)
     name = str(held["name"])
-    ask(server, f"ROLLBACK PREPARED '{name}'")
-    (table,) = staging_tables(server)
-    ask(server, f"BEGIN; DROP TABLE {table}; DELETE FROM sparkonce_commits WHERE name = '{staged['name']}'; COMMIT")  # noqa: S608
-    assert list_open(server.conninfo()) == []
-    found = finish(sink(server), held, staged)
+    postgres.ask(f"ROLLBACK PREPARED '{name}'")
+    (table,) = postgres.stages()
+    postgres.ask(f"BEGIN; DROP TABLE {table}; DELETE FROM sparkonce_commits WHERE name = '{staged['name']}'; COMMIT")  # noqa: S608
+    assert list_open(postgres.server.conninfo()) == []
+    found = finish(sink(postgres), held, staged)
     assert {one.outcome.name for one in found} == {"LOST"}
 
 
-def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(server: PostgresServer, tmp_path: Path) -> None:
+def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(postgres: PostgresSystem, tmp_path: Path) -> None:
     """In any table of the database. Asked of the files: VACUUM gives their end back when nothing in it is needed."""
-    ask(server, "CREATE TABLE other WITH (autovacuum_enabled = false) AS SELECT generate_series(1, 20000) AS number")
-    job = SmallJob(tmp_path, lambda: [sink(server, commit="two_phase")], lambda *_: ROWS, slots=1)
+    postgres.ask("CREATE TABLE other WITH (autovacuum_enabled = false) AS SELECT generate_series(1, 20000) AS number")
+    job = SmallJob(tmp_path, lambda: [sink(postgres, commit="two_phase")], lambda *_: ROWS, slots=1)
     job.kill(0, Phase.DECIDING)
-    (orphan,) = prepared(server)
-    ask(server, "DELETE FROM other")
-    before = vacuumed(server)
+    (orphan,) = postgres.prepared()
+    postgres.ask("DELETE FROM other")
+    before = vacuumed(postgres)
     assert before > 0
-    ((age,),) = ask(server, "SELECT age(transaction) FROM pg_prepared_xacts")
-    ask(server, "SELECT txid_current()")
-    assert ask(server, "SELECT age(transaction) > %s FROM pg_prepared_xacts", age) == [(True,)]
-    assert vacuumed(server) == before
+    ((age,),) = postgres.ask("SELECT age(transaction) FROM pg_prepared_xacts")
+    postgres.ask("SELECT txid_current()")
+    assert postgres.ask("SELECT age(transaction) > %s FROM pg_prepared_xacts", age) == [(True,)]
+    assert vacuumed(postgres) == before
     job.run(0)
-    assert orphan not in prepared(server)
-    assert vacuumed(server) == 0
-    assert ask(server, 'SELECT count(*) FROM "odd.Name"') == [(ROWS.num_rows,)]
+    assert orphan not in postgres.prepared()
+    assert vacuumed(postgres) == 0
+    assert postgres.ask('SELECT count(*) FROM "odd.Name"') == [(ROWS.num_rows,)]
 
 
-def vacuumed(server: PostgresServer) -> int:
+def vacuumed(postgres: PostgresSystem) -> int:
     """The size of the other table, in bytes, after VACUUM."""
-    ask(server, "VACUUM other")
-    ((size,),) = ask(server, "SELECT pg_relation_size('other')")
+    postgres.ask("VACUUM other")
+    ((size,),) = postgres.ask("SELECT pg_relation_size('other')")
     return int(size)

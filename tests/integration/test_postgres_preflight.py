@@ -2,35 +2,27 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from postgres_witness import (
-    QUERY,
-    ask,
-    database_fixture,
-    finish,
-    fresh_database,
-    needs_postgres,
-    new_sink,
-    outcomes,
-    owner,
-    prepare,
-    prepared,
-    running,
-    server_fixture,
-)
+from integration.postgres_scene import new_sink
+from one_run import QUERY, finish, outcomes, owner, prepare
+from shared_servers import needs_postgres, new_postgres
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres import preflight
+from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 
 pytestmark = needs_postgres
@@ -39,10 +31,20 @@ ROWS = pa.record_batch({"id": [1, 2], "text": ["a", "b"]})
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - a test's
 
 
-server = server_fixture(max_prepared_transactions="2")
-_database = database_fixture(
-    "CREATE TABLE t (id bigint, text text)", "DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN"
-)
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer({"max_prepared_transactions": "2"}) as started:
+        yield started
+        close_all()
+
+
+@pytest.fixture
+def postgres(server: PostgresServer) -> Iterator[PostgresSystem]:
+    postgres = new_postgres(server)
+    postgres.ask("CREATE TABLE t (id bigint, text text)")
+    postgres.ask("CREATE ROLE plain LOGIN")
+    yield postgres
+    postgres.stop()
 
 
 PARTITIONED = "DROP TABLE t; CREATE TABLE t (id bigint, text text) PARTITION BY LIST (id)"
@@ -55,60 +57,62 @@ FOR_EACH = "FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION leave_out()"
 IGNORING_CASE = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
 
 
-def refused(server: PostgresServer, *words: str, **more: Any) -> None:
+def refused(postgres: PostgresSystem, *words: str, **more: Any) -> None:
     with pytest.raises(PreflightError) as raised:
-        new_sink(server, **more).preflight(QUERY, None)
+        new_sink(postgres, **more).preflight(QUERY, None)
     for word in words:
         raised.match(word)
 
 
-def test_facts_say_where_and_under_which_names(server: PostgresServer) -> None:
-    facts = new_sink(server, name="orders").preflight(QUERY, None)
-    ((system,),) = ask(server, "SELECT system_identifier::text FROM pg_control_system()")
+def test_facts_say_where_and_under_which_names(postgres: PostgresSystem) -> None:
+    facts = new_sink(postgres, name="orders").preflight(QUERY, None)
+    ((system,),) = postgres.ask("SELECT system_identifier::text FROM pg_control_system()")
     wanted = {"system": system, "database": "postgres", "commits": "public", "prefix": "sparkonce.orders"}
     assert facts == {**wanted, "schema": "public", "table": "t"}
 
 
-def test_an_ordinary_role_with_the_rights_of_the_page_gets_through_all_of_it(server: PostgresServer) -> None:
+def test_an_ordinary_role_with_the_rights_of_the_page_gets_through_all_of_it(postgres: PostgresSystem) -> None:
     """As docs/postgres.md lists them."""
-    ask(server, "REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO plain")
-    ask(server, "GRANT INSERT ON t TO plain; ALTER TABLE t ADD UNIQUE (id); ALTER TABLE t ALTER id SET NOT NULL")
+    postgres.ask("REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE, CREATE ON SCHEMA public TO plain")
+    postgres.ask("GRANT INSERT ON t TO plain; ALTER TABLE t ADD UNIQUE (id); ALTER TABLE t ALTER id SET NOT NULL")
     for number, commit in enumerate(("two_phase", "staged")):
-        given = new_sink(server, user="plain", commit=commit)
+        given = new_sink(postgres, user="plain", commit=commit)
         rows = pa.record_batch({"id": [number], "text": ["a"]})
         finish(given, prepare(given, rows))
         finish(given, prepare(given, pa.record_batch({"id": [7], "text": ["a"]}), batch=1), commit=False)
-    assert ask(server, "SELECT id FROM t ORDER BY id") == [(0,), (1,)]
-    ask(server, "GRANT SELECT, UPDATE ON t TO plain")
-    given = new_sink(server, user="plain", mode="upsert", key_columns=["id"])
+    assert postgres.ask("SELECT id FROM t ORDER BY id") == [(0,), (1,)]
+    postgres.ask("GRANT SELECT, UPDATE ON t TO plain")
+    given = new_sink(postgres, user="plain", mode="upsert", key_columns=["id"])
     finish(given, prepare(given, pa.record_batch({"id": [0], "text": ["new"]})))
-    assert ask(server, "SELECT text FROM t WHERE id = 0") == [("new",)]
+    assert postgres.ask("SELECT text FROM t WHERE id = 0") == [("new",)]
 
 
-def test_no_room_for_prepared_transactions(server: PostgresServer) -> None:
-    with running(max_prepared_transactions="0") as closed:
-        ask(closed, "CREATE TABLE t (id bigint, text text)")
+def test_no_room_for_prepared_transactions() -> None:
+    with PostgresServer({"max_prepared_transactions": "0"}) as server:
+        closed = new_postgres(server)
+        closed.ask("CREATE TABLE t (id bigint, text text)")
         refused(closed, "max_prepared_transactions=0", "commit='staged'", commit="two_phase")
         finish(new_sink(closed), prepare(new_sink(closed), ROWS))
-        assert ask(closed, "SELECT count(*) FROM t") == [(2,)]
+        assert closed.ask("SELECT count(*) FROM t") == [(2,)]
+        closed.stop()
 
 
-def test_prepared_transactions_used_up_by_others(server: PostgresServer) -> None:
+def test_prepared_transactions_used_up_by_others(postgres: PostgresSystem) -> None:
     for gid in ("theirs", "others'"):
-        ask(server, sql.SQL("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION {}").format(gid))
-    refused(server, "max_prepared_transactions=2, and 2 are in use by others", commit="two_phase")
+        postgres.ask(sql.SQL("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION {}").format(gid))
+    refused(postgres, "max_prepared_transactions=2, and 2 are in use by others", commit="two_phase")
 
 
-def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_says_so(server: PostgresServer) -> None:
-    given = new_sink(server, commit="two_phase")
+def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_says_so(postgres: PostgresSystem) -> None:
+    given = new_sink(postgres, commit="two_phase")
     run = owner(given)
     left = [prepare(given, ROWS, run=run, slot=slot) for slot in range(2)]
-    new_sink(server, commit="two_phase").preflight(QUERY, run.facts)
+    new_sink(postgres, commit="two_phase").preflight(QUERY, run.facts)
     with pytest.raises(PrepareError, match=r"53200.*max_prepared_transactions"):
         prepare(given, ROWS, run=run, slot=2)
     finish(given, *left, commit=False)
-    assert prepared(server) == []
-    assert ask(server, "SELECT count(*) FROM t") == [(0,)]
+    assert postgres.prepared() == []
+    assert postgres.ask("SELECT count(*) FROM t") == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -164,123 +168,125 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
     ],
 )
 def test_what_does_not_allow_the_guarantee_is_refused(
-    server: PostgresServer, statement: str, more: dict[str, Any], words: list[str]
+    postgres: PostgresSystem, statement: str, more: dict[str, Any], words: list[str]
 ) -> None:
-    ask(server, statement)
-    refused(server, *words, **more)
+    postgres.ask(statement)
+    refused(postgres, *words, **more)
 
 
 HIDING = "CREATE POLICY hiding ON sparkonce_commits USING (false) WITH CHECK (true)"
 
 
-def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(server: PostgresServer) -> None:
-    ask(server, "GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
-    new_sink(server, user="plain").preflight(QUERY, None)
-    ask(server, f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY; {HIDING}")
-    new_sink(server, user="plain").preflight(QUERY, None)  # its owner
+def test_policies_that_may_hide_markers_are_refused_and_those_of_others_are_not(postgres: PostgresSystem) -> None:
+    postgres.ask("GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
+    new_sink(postgres, user="plain").preflight(QUERY, None)
+    postgres.ask(f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY; {HIDING}")
+    new_sink(postgres, user="plain").preflight(QUERY, None)  # its owner
     for statement in ("FORCE ROW LEVEL SECURITY", "NO FORCE ROW LEVEL SECURITY, OWNER TO postgres"):
-        ask(server, f"ALTER TABLE sparkonce_commits {statement}; GRANT ALL ON sparkonce_commits TO plain")
-        refused(server, "Row-level security.*sparkonce_commits", "BYPASSRLS", user="plain")
-        refused(server, "Row-level security.*sparkonce_commits", user="plain", commit="two_phase")
-        new_sink(server, user="plain", guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
-    ask(server, "ALTER ROLE plain BYPASSRLS")
-    new_sink(server, user="plain").preflight(QUERY, None)
+        postgres.ask(f"ALTER TABLE sparkonce_commits {statement}; GRANT ALL ON sparkonce_commits TO plain")
+        refused(postgres, "Row-level security.*sparkonce_commits", "BYPASSRLS", user="plain")
+        refused(postgres, "Row-level security.*sparkonce_commits", user="plain", commit="two_phase")
+        new_sink(postgres, user="plain", guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+    postgres.ask("ALTER ROLE plain BYPASSRLS")
+    new_sink(postgres, user="plain").preflight(QUERY, None)
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_a_policy_that_comes_later_makes_nothing_lost(server: PostgresServer, commit: str) -> None:
-    ask(server, "GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
-    given = new_sink(server, user="plain", commit=commit)
+def test_a_policy_that_comes_later_makes_nothing_lost(postgres: PostgresSystem, commit: str) -> None:
+    postgres.ask("GRANT INSERT ON t TO plain; GRANT ALL ON SCHEMA public TO plain")
+    given = new_sink(postgres, user="plain", commit=commit)
     handle = prepare(given, ROWS)
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
-    ask(server, f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY; {HIDING}")
+    postgres.ask(f"ALTER TABLE sparkonce_commits ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY; {HIDING}")
     for call in (True, False):
         (found,) = finish(given, handle, commit=call)
         assert (found.outcome, "Row-level security" in found.reason) == (Outcome.UNKNOWN, True)
-    ask(server, "ALTER TABLE sparkonce_commits DISABLE ROW LEVEL SECURITY")
+    postgres.ask("ALTER TABLE sparkonce_commits DISABLE ROW LEVEL SECURITY")
     assert outcomes(finish(given, handle)) == [Outcome.ALREADY_COMMITTED]
-    assert ask(server, "SELECT count(*) FROM t") == [(2,)]
+    assert postgres.ask("SELECT count(*) FROM t") == [(2,)]
 
 
-def test_a_table_of_markers_that_a_crash_would_empty_is_refused(server: PostgresServer) -> None:
-    new_sink(server).preflight(QUERY, None)
-    ask(server, "ALTER TABLE sparkonce_commits SET UNLOGGED")
-    refused(server, "is a view, or is unlogged")
+def test_a_table_of_markers_that_a_crash_would_empty_is_refused(postgres: PostgresSystem) -> None:
+    new_sink(postgres).preflight(QUERY, None)
+    postgres.ask("ALTER TABLE sparkonce_commits SET UNLOGGED")
+    refused(postgres, "is a view, or is unlogged")
 
 
-def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(server: PostgresServer) -> None:
-    facts = new_sink(server).preflight(QUERY, None)
-    ask(server, "ALTER TABLE sparkonce_commits ADD sparkonce_lease bigint, ADD audited_by text")  # one is not ours
+def test_a_table_of_markers_that_a_newer_version_has_changed_is_refused(postgres: PostgresSystem) -> None:
+    facts = new_sink(postgres).preflight(QUERY, None)
+    postgres.ask("ALTER TABLE sparkonce_commits ADD sparkonce_lease bigint, ADD audited_by text")  # one is not ours
     for recorded in (None, facts):
         with pytest.raises(
             PreflightError, match=r"public\.sparkonce_commits has columns .* not know: sparkonce_lease"
         ) as told:
-            new_sink(server).preflight(QUERY, recorded)
+            new_sink(postgres).preflight(QUERY, recorded)
         assert "Run the newer version of sparkonce again" in told.value.next_step
 
 
 def test_a_server_that_does_not_sync_is_refused_at_exactly_once_only() -> None:
-    with running(fsync="off") as careless:
-        ask(careless, "CREATE TABLE t (id bigint, text text)")
+    with PostgresServer({"fsync": "off"}) as server:
+        careless = new_postgres(server)
+        careless.ask("CREATE TABLE t (id bigint, text text)")
         refused(careless, "fsync=off")
         new_sink(careless, guarantee=Guarantee.AT_LEAST_ONCE).preflight(QUERY, None)
+        careless.stop()
 
 
-def test_a_server_that_is_too_old_is_refused(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((version,),) = ask(server, "SHOW server_version_num")
+def test_a_server_that_is_too_old_is_refused(postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((version,),) = postgres.ask("SHOW server_version_num")
     monkeypatch.setattr(preflight, "OLDEST", int(version))
-    new_sink(server).preflight(QUERY, None)
-    ask(server, "DROP TABLE sparkonce_commits")
+    new_sink(postgres).preflight(QUERY, None)
+    postgres.ask("DROP TABLE sparkonce_commits")
     monkeypatch.setattr(preflight, "OLDEST", int(version) + 10_000)
     older = int(version) // 10_000 + 1
     for commit in ("staged", "two_phase"):
         words = (f"server_version_num={version}: PostgreSQL {older} is the oldest", "Update the server")
-        refused(server, *words, commit=commit)
-    assert ask(server, "SELECT to_regclass('sparkonce_commits')") == [(None,)], "made before the refusal"
+        refused(postgres, *words, commit=commit)
+    assert postgres.ask("SELECT to_regclass('sparkonce_commits')") == [(None,)], "made before the refusal"
 
 
-def test_another_database_than_before_is_refused(server: PostgresServer) -> None:
-    facts = new_sink(server).preflight(QUERY, None)
+def test_another_database_than_before_is_refused(postgres: PostgresSystem) -> None:
+    facts = new_sink(postgres).preflight(QUERY, None)
     for changed in ({"database": "other"}, {"system": "7"}):
         with pytest.raises(PreflightError, match="its open transactions are there"):
-            new_sink(server).preflight(QUERY, {**facts, **changed})
+            new_sink(postgres).preflight(QUERY, {**facts, **changed})
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
 def test_another_schema_of_markers_than_before_is_refused_and_nothing_is_lost(
-    server: PostgresServer, commit: str
+    postgres: PostgresSystem, commit: str
 ) -> None:
     """Also where it follows the schema of the table, which may change."""
-    ask(server, "DROP SCHEMA IF EXISTS b CASCADE; CREATE SCHEMA b; CREATE TABLE b.t (LIKE t)")
-    run = owner(new_sink(server, commit=commit))
-    decided, left = (prepare(new_sink(server, commit=commit), ROWS, run=run, batch=batch) for batch in (0, 1))
+    postgres.ask("DROP SCHEMA IF EXISTS b CASCADE; CREATE SCHEMA b; CREATE TABLE b.t (LIKE t)")
+    run = owner(new_sink(postgres, commit=commit))
+    decided, left = (prepare(new_sink(postgres, commit=commit), ROWS, run=run, batch=batch) for batch in (0, 1))
     for more in ({"commits_schema": "b"}, {"schema": "b"}):
         with pytest.raises(PreflightError, match=r"in schema 'public'.* Next: Set commits_schema='public'"):
-            new_sink(server, commit=commit, **more).preflight(QUERY, run.facts)
-    assert ask(server, "SELECT to_regclass('b.sparkonce_commits')") == [(None,)]
-    moved = new_sink(server, commit=commit, schema="b", commits_schema="public")
+            new_sink(postgres, commit=commit, **more).preflight(QUERY, run.facts)
+    assert postgres.ask("SELECT to_regclass('b.sparkonce_commits')") == [(None,)]
+    moved = new_sink(postgres, commit=commit, schema="b", commits_schema="public")
     again = replace(run, token=Token(4, "0badcafe"), facts=moved.preflight(QUERY, run.facts))
     assert outcomes(finish(moved, decided)) == [Outcome.COMMITTED]
     with closing(moved.committer()) as committer:
         assert [one["name"] for one in committer.list_lingering([run])] == [left["name"]]
         assert len(committer.list_traces(QUERY, again.facts)) == 1
     finish(moved, left, commit=False)
-    assert ask(server, "SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM b.t)") == [(2, 0)]
+    assert postgres.ask("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM b.t)") == [(2, 0)]
 
 
-def test_a_table_of_markers_that_is_gone_is_not_made_again(server: PostgresServer) -> None:
+def test_a_table_of_markers_that_is_gone_is_not_made_again(postgres: PostgresSystem) -> None:
     """An empty one would make lost of all that is committed."""
-    facts = new_sink(server).preflight(QUERY, None)
-    ask(server, "ALTER TABLE sparkonce_commits RENAME TO away")
+    facts = new_sink(postgres).preflight(QUERY, None)
+    postgres.ask("ALTER TABLE sparkonce_commits RENAME TO away")
     with pytest.raises(PreflightError, match=r'"public"."sparkonce_commits" is gone.* Next: Put it back'):
-        new_sink(server).preflight(QUERY, facts)
-    ask(server, "ALTER TABLE away RENAME TO sparkonce_commits")
-    assert new_sink(server).preflight(QUERY, facts) == facts
+        new_sink(postgres).preflight(QUERY, facts)
+    postgres.ask("ALTER TABLE away RENAME TO sparkonce_commits")
+    assert new_sink(postgres).preflight(QUERY, facts) == facts
 
 
-def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(server: PostgresServer) -> None:
+def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(postgres: PostgresSystem) -> None:
     """pg_upgrade gives another system_identifier. The refusal says what to run; in a copy elsewhere that is void."""
-    given = new_sink(server)
+    given = new_sink(postgres)
     facts = {**given.preflight(QUERY, None), "system": "7"}
     run = replace(owner(given), facts=facts)
     before, gone = prepare(given, ROWS, run=run), prepare(given, ROWS, run=run, batch=1)
@@ -290,46 +296,47 @@ def test_a_server_that_was_upgraded_goes_on_as_the_one_that_it_was(server: Postg
         given.preflight(QUERY, facts)
     found = re.search(r"COMMENT ON .*(?=\.)", refusal.value.next_step)
     assert found is not None
-    ask(server, found[0])  # type: ignore[arg-type]
-    assert new_sink(server).preflight(QUERY, facts) == facts
+    postgres.ask(found[0])  # type: ignore[arg-type]
+    assert new_sink(postgres).preflight(QUERY, facts) == facts
     assert outcomes(finish(given, before, gone)) == [Outcome.COMMITTED, Outcome.LOST]
-    ask(server, found[0].replace("system ", "system 9"))
+    postgres.ask(found[0].replace("system ", "system 9"))
     assert outcomes(finish(given, gone)) == [Outcome.UNKNOWN]
     with pytest.raises(PreflightError, match="COMMENT ON"):
-        new_sink(server).preflight(QUERY, facts)
+        new_sink(postgres).preflight(QUERY, facts)
 
 
-def test_the_optional_right_may_be_granted_later_but_not_taken(server: PostgresServer) -> None:
-    ask(server, "GRANT INSERT ON t TO plain")
+def test_the_optional_right_may_be_granted_later_but_not_taken(postgres: PostgresSystem) -> None:
+    postgres.ask("GRANT INSERT ON t TO plain")
     right = "ON FUNCTION pg_catalog.pg_control_system()"
-    ask(server, f"REVOKE EXECUTE {right} FROM PUBLIC")
+    postgres.ask(f"REVOKE EXECUTE {right} FROM PUBLIC")
     try:
-        facts = new_sink(server, user="plain").preflight(QUERY, None)
+        facts = new_sink(postgres, user="plain").preflight(QUERY, None)
         assert facts["system"] == ""
-        ask(server, f"GRANT EXECUTE {right} TO plain")
-        assert new_sink(server, user="plain").preflight(QUERY, facts) == facts
-        known = new_sink(server, user="plain").preflight(QUERY, None)
-        ask(server, f"REVOKE EXECUTE {right} FROM plain")
+        postgres.ask(f"GRANT EXECUTE {right} TO plain")
+        assert new_sink(postgres, user="plain").preflight(QUERY, facts) == facts
+        known = new_sink(postgres, user="plain").preflight(QUERY, None)
+        postgres.ask(f"REVOKE EXECUTE {right} FROM plain")
         with pytest.raises(PreflightError, match="GRANT EXECUTE"):
-            new_sink(server, user="plain").preflight(QUERY, known)
+            new_sink(postgres, user="plain").preflight(QUERY, known)
     finally:
-        ask(server, f"GRANT EXECUTE {right} TO PUBLIC")
+        postgres.ask(f"GRANT EXECUTE {right} TO PUBLIC")
 
 
-def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresServer) -> None:
+def test_a_handle_of_another_database_is_unknown_and_not_lost(postgres: PostgresSystem) -> None:
     """It is prepared, elsewhere."""
-    given = new_sink(server, commit="two_phase")
+    given = new_sink(postgres, commit="two_phase")
     handle = prepare(given, ROWS)
-    ask(server, "DROP DATABASE IF EXISTS other")
-    ask(server, "CREATE DATABASE other")
-    ask(server, "CREATE TABLE t (id bigint, text text)", dbname="other")
-    wrong = PostgresSink(server.conninfo(dbname="other"), table="t", commit="two_phase")
+    postgres.ask("CREATE DATABASE other")
+    elsewhere = postgres.server.conninfo(dbname="other")
+    with closing(psycopg.connect(elsewhere, autocommit=True)) as connection:
+        connection.execute("CREATE TABLE t (id bigint, text text)")
+    wrong = PostgresSink(elsewhere, table="t", commit="two_phase")
     wrong.preflight(QUERY, None)
     (found,) = finish(wrong, handle)
     assert found.outcome.name == "UNKNOWN"
     assert "0A000" in found.reason
     finish(given, handle)
-    assert ask(server, "SELECT count(*) FROM t") == [(2,)]
+    assert postgres.ask("SELECT count(*) FROM t") == [(2,)]
 
 
 @pytest.mark.parametrize(
@@ -344,63 +351,64 @@ def test_a_handle_of_another_database_is_unknown_and_not_lost(server: PostgresSe
     ],
 )
 def test_what_refuses_rows_too_late_is_said_at_start(
-    server: PostgresServer, caplog: pytest.LogCaptureFixture, statement: str, words: str
+    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, statement: str, words: str
 ) -> None:
-    ask(server, statement)
-    ask(server, "GRANT INSERT ON t TO plain")
+    postgres.ask(statement)
+    postgres.ask("GRANT INSERT ON t TO plain")
     with caplog.at_level(logging.WARNING):
-        new_sink(server, user="plain").preflight(QUERY, None)
+        new_sink(postgres, user="plain").preflight(QUERY, None)
     assert words in caplog.text
     assert bool(words) is bool(caplog.records)
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
 def test_a_trigger_may_leave_rows_out_in_either_way(
-    server: PostgresServer, caplog: pytest.LogCaptureFixture, commit: str
+    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, commit: str
 ) -> None:
     """That is the table's owner's wish; the warning says that nobody counts them."""
-    ask(server, f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}")
-    given = new_sink(server, commit=commit)
+    postgres.ask(f"{LEAVES_OUT} BEFORE INSERT ON t {FOR_EACH}")
+    given = new_sink(postgres, commit=commit)
     given.preflight(QUERY, None)
     assert "silently change rows, or leave them out" in caplog.text
     handle = prepare(given, ROWS)
     assert (outcomes(finish(given, handle)), handle.rows) == ([Outcome.COMMITTED], 2)
-    assert ask(server, "SELECT id FROM t") == [(2,)]
+    assert postgres.ask("SELECT id FROM t") == [(2,)]
 
 
-def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(server: PostgresServer) -> None:
+def test_a_check_of_the_row_as_a_whole_does_not_stop_staging(postgres: PostgresSystem) -> None:
     """Its condition names the table, which a staging table cannot."""
-    ask(server, "ALTER TABLE t ADD CHECK (t IS NOT NULL), ADD CHECK (tableoid > 0)")
-    given = new_sink(server)
+    postgres.ask("ALTER TABLE t ADD CHECK (t IS NOT NULL), ADD CHECK (tableoid > 0)")
+    given = new_sink(postgres)
     assert outcomes(finish(given, prepare(given, ROWS))) == [Outcome.COMMITTED]
 
 
-def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(server: PostgresServer) -> None:
+def test_an_upsert_takes_an_index_of_another_collation_that_tells_as_many_apart(postgres: PostgresSystem) -> None:
     """Both compare bytes where it comes to equality."""
-    ask(server, 'ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE "C")')
-    given = new_sink(server, mode="upsert", key_columns=["text"])
+    postgres.ask('ALTER TABLE t ALTER text SET NOT NULL; CREATE UNIQUE INDEX ON t (text COLLATE "C")')
+    given = new_sink(postgres, mode="upsert", key_columns=["text"])
     rows = pa.record_batch({"id": [1, 2], "text": ["A", "a"]})
     assert outcomes(finish(given, prepare(given, rows))) == [Outcome.COMMITTED]
-    assert ask(server, "SELECT count(*) FROM t") == [(2,)]
+    assert postgres.ask("SELECT count(*) FROM t") == [(2,)]
 
 
-def test_synchronous_commit_off_is_put_right(server: PostgresServer) -> None:
+def test_synchronous_commit_off_is_put_right(postgres: PostgresSystem) -> None:
     """It is the session's to choose, so ours does."""
-    ask(server, "ALTER ROLE plain SET synchronous_commit = off; GRANT INSERT ON t TO plain")
-    given = new_sink(server, user="plain")
-    ask(
-        server,
+    postgres.ask("ALTER ROLE plain SET synchronous_commit = off; GRANT INSERT ON t TO plain")
+    given = new_sink(postgres, user="plain")
+    postgres.ask(
         "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN NEW.text := current_setting('synchronous_commit'); RETURN NEW; END $$; "
         "CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note()",
     )
     finish(given, prepare(given, ROWS))
-    assert ask(server, "SELECT DISTINCT text FROM t") == [("on",)]
+    assert postgres.ask("SELECT DISTINCT text FROM t") == [("on",)]
 
 
-def test_secrets_are_shown_nowhere(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_shown_nowhere(postgres: PostgresSystem, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    given = PostgresSink({"host": "127.0.0.1", "port": server.port + 1, "password": SECRET, "user": "u"}, table="t")
+    given = PostgresSink(
+        {"host": "127.0.0.1", "port": postgres.server.port + 1, "password": SECRET, "user": "u"}, table="t"
+    )
     with pytest.raises(PreflightError, match="cannot be reached") as raised:
         given.preflight(QUERY, None)
     with pytest.raises(ConfigurationError) as unreadable:
@@ -409,7 +417,7 @@ def test_secrets_are_shown_nowhere(server: PostgresServer, caplog: pytest.LogCap
         PostgresSink(f"passwort={SECRET} host=x", table="t")
     with pytest.raises(ConfigurationError, match="a setting that it does not know") as mapped:
         PostgresSink({"passwrd": SECRET, "host": "x"}, table="t")
-    working = PostgresSink(server.conninfo() + f" password={SECRET}", table="t")
+    working = PostgresSink(postgres.server.conninfo() + f" password={SECRET}", table="t")
     handle = prepare(working, ROWS)
     told = [
         str(raised.value),
@@ -448,20 +456,20 @@ def test_settings_that_contradict_each_other_are_refused(more: dict[str, Any], s
         PostgresSink("dbname=x", **{"table": "t", **more})
 
 
-def test_the_longest_names_fit_the_limit_of_a_gid(server: PostgresServer) -> None:
-    given = new_sink(server, commit="two_phase", prefix="p" * 91)
+def test_the_longest_names_fit_the_limit_of_a_gid(postgres: PostgresSystem) -> None:
+    given = new_sink(postgres, commit="two_phase", prefix="p" * 91)
     run = owner(given, token=Token(10**18, "f" * 8))
     handle = prepare(given, ROWS, run=run, batch=10**18, slot=10**8)
-    assert prepared(server) == [handle["name"]]
+    assert postgres.prepared() == [handle["name"]]
     assert len(str(handle["name"])) == 185
     finish(given, handle, commit=False)
 
 
-def test_a_nullable_key_whose_nulls_conflict_can_be_upserted(server: PostgresServer) -> None:
+def test_a_nullable_key_whose_nulls_conflict_can_be_upserted(postgres: PostgresSystem) -> None:
     """``NULLS NOT DISTINCT``, since PostgreSQL 15."""
-    fresh_database(server, "CREATE TABLE t (id int, text text, UNIQUE NULLS NOT DISTINCT (id))")
-    sink = new_sink(server, mode="upsert", key_columns=["id"])
+    postgres.ask("DROP TABLE t; CREATE TABLE t (id int, text text, UNIQUE NULLS NOT DISTINCT (id))")
+    sink = new_sink(postgres, mode="upsert", key_columns=["id"])
     for batch, text in enumerate(["first", "second"]):
         row = pa.record_batch({"id": pa.array([None], pa.int32()), "text": [text]})
         assert outcomes(finish(sink, prepare(sink, row, batch=batch))) == [Outcome.COMMITTED]
-    assert ask(server, "SELECT id, text FROM t") == [(None, "second")]
+    assert postgres.ask("SELECT id, text FROM t") == [(None, "second")]

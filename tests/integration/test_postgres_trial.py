@@ -8,37 +8,33 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from postgres_witness import (
-    ask,
-    database_fixture,
-    finish,
-    needs_postgres,
-    new_sink,
-    outcomes,
-    prepare,
-    server_fixture,
-    staging_tables,
-)
+from integration.postgres_scene import new_sink
+from one_run import finish, outcomes, prepare
+from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, UnknownOutcomeError
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres.connection import connect
 from sparkonce.sinks.postgres.sink import PostgresSink
 
 pytestmark = needs_postgres
 
-server = server_fixture()
-_database = database_fixture("CREATE TABLE t (id bigint, text text)")
 sink = partial(new_sink, lock_timeout_s=0.5)
+
+
+@pytest.fixture
+def postgres(postgres: PostgresSystem) -> PostgresSystem:
+    postgres.ask("CREATE TABLE t (id bigint, text text)")
+    return postgres
 
 
 def rows(*ids: int, text: str = "x") -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(ids, pa.int64()), "text": [text] * len(ids)})
 
 
-def content(server: PostgresServer) -> list[tuple[int, str]]:
-    return ask(server, "SELECT id, text FROM t ORDER BY id, text")
+def content(postgres: PostgresSystem) -> list[tuple[int, str]]:
+    return postgres.ask("SELECT id, text FROM t ORDER BY id, text")
 
 
 def check(given: PostgresSink, *handles: Handle) -> str:
@@ -92,11 +88,11 @@ REFUSING = {
 
 
 @pytest.mark.parametrize("what", REFUSING)
-def test_what_a_table_refuses_is_found_before_the_decision(server: PostgresServer, what: str) -> None:
+def test_what_a_table_refuses_is_found_before_the_decision(postgres: PostgresSystem, what: str) -> None:
     statement, code, words = REFUSING[what]
-    ask(server, statement)
-    before = content(server)
-    given = sink(server)
+    postgres.ask(statement)
+    before = content(postgres)
+    given = sink(postgres)
     good, bad = prepare(given, rows(1), slot=0), prepare(given, rows(9, *[9] * ("own key" in what)), slot=1)
     assert check(given, good) == ""
     with pytest.raises(PrepareError, match=code) as caught:
@@ -104,23 +100,23 @@ def test_what_a_table_refuses_is_found_before_the_decision(server: PostgresServe
     assert words in str(caught.value)
     assert "the batch is not decided" in caught.value.message
     assert caught.value.next_step
-    assert content(server) == before
+    assert content(postgres) == before
     assert outcomes(finish(given, good, bad, commit=False)) == [Outcome.ABORTED] * 2
 
 
-def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(server: PostgresServer) -> None:
-    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
-    given = sink(server)
+def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(postgres: PostgresSystem) -> None:
+    postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(postgres)
     handles = [prepare(given, rows(1, 2), slot=0), prepare(given, rows(2, 3), slot=1)]
     with pytest.raises(PrepareError, match=r"PRIMARY KEY \(id\).*23505") as caught:
         check(given, *handles)
     assert "mode='upsert'" in caught.value.next_step
     assert "(2)" not in str(caught.value)  # values are in no message
-    upsert = sink(server, mode="upsert", key_columns=["id"])
+    upsert = sink(postgres, mode="upsert", key_columns=["id"])
     handles = [prepare(upsert, rows(1, 2), slot=0), prepare(upsert, rows(2, 3), slot=1)]
     assert check(upsert, *handles) == ""
     assert outcomes(finish(upsert, *handles)) == [Outcome.COMMITTED] * 2
-    assert content(server) == [(1, "x"), (2, "x"), (3, "x")]
+    assert content(postgres) == [(1, "x"), (2, "x"), (3, "x")]
 
 
 @pytest.mark.parametrize(
@@ -134,18 +130,18 @@ def test_keys_that_only_the_batch_itself_repeats_are_found_across_its_slots(serv
     ],
 )
 def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
-    server: PostgresServer, statement: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresSystem, statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask(server, statement)
-    given = sink(server, **({"mode": "upsert", "key_columns": ["id"]} if "KEY (id)" in statement else {}))
+    postgres.ask(statement)
+    given = sink(postgres, **({"mode": "upsert", "key_columns": ["id"]} if "KEY (id)" in statement else {}))
     handle = prepare(given, rows(1))
     monkeypatch.setattr("sparkonce.sinks.postgres.staged._merge", None)
     assert check(given, handle) == ""
 
 
-def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(server: PostgresServer) -> None:
-    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
-    given = sink(server)
+def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(postgres: PostgresSystem) -> None:
+    postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(postgres)
     handle = prepare(given, rows(1))
     with closing(connect(given._to)) as other:
         other.execute("BEGIN; INSERT INTO t VALUES (1)")
@@ -154,9 +150,9 @@ def test_a_table_that_another_session_holds_is_not_taken_for_a_refusal(server: P
     assert check(given, handle) == ""
 
 
-def test_rows_of_another_sink_of_the_batch_are_waited_for(server: PostgresServer) -> None:
-    ask(server, "CREATE TABLE p (id bigint PRIMARY KEY, text text); ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES p")
-    parents, children = sink(server, "p", name="parents"), sink(server, name="children")
+def test_rows_of_another_sink_of_the_batch_are_waited_for(postgres: PostgresSystem) -> None:
+    postgres.ask("CREATE TABLE p (id bigint PRIMARY KEY, text text); ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES p")
+    parents, children = sink(postgres, "p", name="parents"), sink(postgres, name="children")
     child = prepare(children, rows(1))
     with pytest.raises(PrepareError, match="23503"):
         check(children, child)
@@ -174,14 +170,14 @@ def test_rows_of_another_sink_of_the_batch_are_waited_for(server: PostgresServer
     ],
 )
 def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
-    server: PostgresServer, how: str, expected: list[tuple[int, str]]
+    postgres: PostgresSystem, how: str, expected: list[tuple[int, str]]
 ) -> None:
     """Another writer was faster, between the trial and the commit."""
-    ask(server, "ALTER TABLE t ADD PRIMARY KEY (id)")
-    given = sink(server)
+    postgres.ask("ALTER TABLE t ADD PRIMARY KEY (id)")
+    given = sink(postgres)
     handles = [prepare(given, rows(1, 2, text="mine"), slot=0)]
     assert check(given, *handles) == ""
-    ask(server, "INSERT INTO t VALUES (2, 'theirs')")
+    postgres.ask("INSERT INTO t VALUES (2, 'theirs')")
     handles += [prepare(given, rows(3, text="first"), slot=1), prepare(given, rows(3, text="last"), slot=2)]
     found = finish(given, *handles)
     assert outcomes(found) == [Outcome.UNKNOWN] * 3
@@ -189,17 +185,17 @@ def test_an_operator_lets_a_decided_batch_skip_or_replace_what_is_there(
     assert "--on-conflict nothing" in found[0].next_step
     given.decided_conflicts = how
     assert outcomes(finish(given, *handles)) == [Outcome.COMMITTED] * 3
-    assert content(server) == expected
-    assert staging_tables(server) == []
+    assert content(postgres) == expected
+    assert postgres.stages() == []
 
 
-def test_rows_without_a_key_of_their_own_cannot_replace_others(server: PostgresServer) -> None:
-    ask(server, "CREATE UNIQUE INDEX ON t (lower(text))")
-    given = sink(server)
+def test_rows_without_a_key_of_their_own_cannot_replace_others(postgres: PostgresSystem) -> None:
+    postgres.ask("CREATE UNIQUE INDEX ON t (lower(text))")
+    given = sink(postgres)
     handles = [prepare(given, rows(1), slot=0), prepare(given, rows(2), slot=1)]
     given.decided_conflicts = "update"
     (found, _) = finish(given, *handles)
     assert (found.outcome, found.next_step) == (Outcome.UNKNOWN, "Run the command with --on-conflict nothing.")
     given.decided_conflicts = "nothing"
     assert outcomes(finish(given, *handles)) == [Outcome.COMMITTED] * 2
-    assert content(server) == [(1, "x")]
+    assert content(postgres) == [(1, "x")]

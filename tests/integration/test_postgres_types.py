@@ -8,27 +8,17 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from postgres_witness import (
-    ask,
-    database_fixture,
-    finish,
-    needs_postgres,
-    new_sink,
-    open_writer,
-    owner,
-    prepare,
-    server_fixture,
-)
+from integration.postgres_scene import new_sink
+from one_run import finish, open_writer, owner, prepare
+from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import WriterContext
 
 pytestmark = needs_postgres
 
-server = server_fixture()
-_database = database_fixture()
 
 
 HOUR, MINUTE, SECOND = 3_600_000_000, 60_000_000, 1_000_000
@@ -44,11 +34,11 @@ KEPT: list[tuple[str, pa.DataType, int]] = [
 ]
 
 
-def test_what_a_column_keeps_of_times_is_written_and_the_rest_refused(server: PostgresServer) -> None:
+def test_what_a_column_keeps_of_times_is_written_and_the_rest_refused(postgres: PostgresSystem) -> None:
     """The server rounds or cuts off without a word."""
     for number, (declared, kind, unit_us) in enumerate(KEPT):
-        ask(server, f"CREATE TABLE k{number} (x {declared})")
-        sink = new_sink(server, table=f"k{number}")
+        postgres.ask(f"CREATE TABLE k{number} (x {declared})")
+        sink = new_sink(postgres, table=f"k{number}")
 
         def column(*values: int | None, kind: pa.DataType = kind, declared: str = declared) -> pa.RecordBatch:
             found = pa.array(values, pa.int64()).cast(kind)
@@ -62,37 +52,37 @@ def test_what_a_column_keeps_of_times_is_written_and_the_rest_refused(server: Po
             prepare(sink, column(0, 24 * HOUR + 1))
         kept = column(0, -25 * HOUR, 7 * unit_us, None)
         finish(sink, prepare(sink, kept))
-        assert ask(server, f"TABLE k{number}") == [(one,) for one in kept.column("x").to_pylist()], declared
+        assert postgres.ask(f"TABLE k{number}") == [(one,) for one in kept.column("x").to_pylist()], declared
 
 
 @pytest.mark.parametrize("declared", ["interval day", "interval year to month", "interval month[]"])
-def test_intervals_without_hours_are_refused_at_start(server: PostgresServer, declared: str) -> None:
-    ask(server, f"CREATE TABLE t (x {declared})")
+def test_intervals_without_hours_are_refused_at_start(postgres: PostgresSystem, declared: str) -> None:
+    postgres.ask(f"CREATE TABLE t (x {declared})")
     column = pa.array([1], pa.duration("us"))
     rows = pa.record_batch({"x": pa.ListArray.from_arrays([0, 1], column) if "[" in declared else column})
     with pytest.raises(SchemaError, match="Column 'x' is day-time interval"):
-        prepare(new_sink(server), rows)
+        prepare(new_sink(postgres), rows)
 
 
 @pytest.mark.parametrize("declared", ["varchar(3)", "varchar(3)[]"])
-def test_spaces_that_a_varchar_would_cut_off_are_refused(server: PostgresServer, declared: str) -> None:
-    ask(server, f"CREATE TABLE t (x {declared})")
+def test_spaces_that_a_varchar_would_cut_off_are_refused(postgres: PostgresSystem, declared: str) -> None:
+    postgres.ask(f"CREATE TABLE t (x {declared})")
 
     def column(*texts: str | None) -> pa.RecordBatch:
         return pa.record_batch({"x": pa.array([[text] for text in texts] if "[" in declared else texts)})
 
     with pytest.raises(PrepareError, match=r"Column 'x'.*varchar\(3\)"):
-        prepare(new_sink(server), column("ab", "äb  "))
+        prepare(new_sink(postgres), column("ab", "äb  "))
     with pytest.raises(PrepareError, match="22001"):
-        prepare(new_sink(server), column("abcd"))
-    finish(new_sink(server), prepare(new_sink(server), column("äöü", " a ", None, "")))
-    assert ask(server, "SELECT count(*) FROM t WHERE x::text LIKE '% a %' OR x::text LIKE '%äöü%'") == [(2,)]
+        prepare(new_sink(postgres), column("abcd"))
+    finish(new_sink(postgres), prepare(new_sink(postgres), column("äöü", " a ", None, "")))
+    assert postgres.ask("SELECT count(*) FROM t WHERE x::text LIKE '% a %' OR x::text LIKE '%äöü%'") == [(2,)]
 
 
-def test_what_is_no_uuid_is_refused(server: PostgresServer) -> None:
-    ask(server, "CREATE TABLE t (x uuid)")
+def test_what_is_no_uuid_is_refused(postgres: PostgresSystem) -> None:
+    postgres.ask("CREATE TABLE t (x uuid)")
     with pytest.raises(PrepareError, match="Column 'x' has a text that is no UUID"):
-        prepare(new_sink(server), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
+        prepare(new_sink(postgres), pa.record_batch({"x": [None, str(uuid.uuid4()), "nonsense"]}))
 
 
 READ: dict[str, list[str]] = {
@@ -121,19 +111,19 @@ READ: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_what_no_type_of_sparks_is_like_is_read_from_text(server: PostgresServer, commit: str) -> None:
-    ask(server, "CREATE DOMAIN local AS inet CHECK (value << '10.0.0.0/8'); CREATE TYPE pair AS (a int, b text)")
+def test_what_no_type_of_sparks_is_like_is_read_from_text(postgres: PostgresSystem, commit: str) -> None:
+    postgres.ask("CREATE DOMAIN local AS inet CHECK (value << '10.0.0.0/8'); CREATE TYPE pair AS (a int, b text)")
     columns: dict[str, list[Any]] = {}
     for number, texts in enumerate(READ.values()):
         columns[f"x{number}"] = [*(texts * 3)[:3], None]
         columns[f"xs{number}"] = [texts, [None, texts[0]], [], None]
     declared = [one for kind in READ for one in (kind, f"{kind}[]")]
-    ask(server, f"CREATE TABLE t ({', '.join(map(' '.join, zip(columns, declared, strict=True)))})")
-    sink = new_sink(server, commit=commit)
+    postgres.ask(f"CREATE TABLE t ({', '.join(map(' '.join, zip(columns, declared, strict=True)))})")
+    sink = new_sink(postgres, commit=commit)
     finish(sink, prepare(sink, pa.record_batch({name: pa.array(one) for name, one in columns.items()})))
     for (name, values), kind in zip(columns.items(), declared, strict=True):
-        found = ask(server, f"SELECT {name}::text FROM t")  # noqa: S608 - the test's own
-        wanted = [ask(server, f"SELECT %s::{'text[]::' if '[' in kind else ''}{kind}::text", one) for one in values]
+        found = postgres.ask(f"SELECT {name}::text FROM t")  # noqa: S608 - the test's own
+        wanted = [postgres.ask(f"SELECT %s::{'text[]::' if '[' in kind else ''}{kind}::text", one) for one in values]
         assert found == [one for (one,) in wanted], kind
 
 
@@ -156,15 +146,15 @@ def test_what_no_type_of_sparks_is_like_is_read_from_text(server: PostgresServer
     ],
 )
 def test_a_text_that_the_server_does_not_keep_is_refused_by_column(
-    server: PostgresServer, declared: str, text: str, says: str
+    postgres: PostgresSystem, declared: str, text: str, says: str
 ) -> None:
-    ask(server, f"CREATE TABLE t (id int, x {declared})")
+    postgres.ask(f"CREATE TABLE t (id int, x {declared})")
     good, bad = ([None], [text]) if "[" in declared else (None, text)
     rows = pa.record_batch({"id": pa.array([1, 2], pa.int32()), "x": pa.array([good, bad])})
     with pytest.raises(PrepareError, match=f"'x'.*{says}"):
-        prepare(new_sink(server), rows)
+        prepare(new_sink(postgres), rows)
 
-    sink = new_sink(server, commit="two_phase")
+    sink = new_sink(postgres, commit="two_phase")
     writer = sink.writer(WriterContext(owner=owner(sink), batch=0, slot=0, copy="1.0.0"))
     writer.begin()
     refused = writer.offer(rows)
@@ -173,18 +163,18 @@ def test_a_text_that_the_server_does_not_keep_is_refused_by_column(
     fields = writer.prepare()
     writer.close()
     finish(sink, Handle(sink=sink.name, slot=0, rows=1, transaction=transaction_fields(fields)))
-    assert ask(server, "SELECT id FROM t") == [(1,)]
+    assert postgres.ask("SELECT id FROM t") == [(1,)]
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "key_columns": ["x"]}])
-def test_texts_are_read_at_weaker_guarantees_too(server: PostgresServer, mode: dict[str, Any]) -> None:
-    ask(server, "CREATE TABLE t (x inet PRIMARY KEY)")
-    sink = new_sink(server, guarantee=Guarantee.AT_LEAST_ONCE, **mode)
+def test_texts_are_read_at_weaker_guarantees_too(postgres: PostgresSystem, mode: dict[str, Any]) -> None:
+    postgres.ask("CREATE TABLE t (x inet PRIMARY KEY)")
+    sink = new_sink(postgres, guarantee=Guarantee.AT_LEAST_ONCE, **mode)
     writer = open_writer(sink, pa.record_batch({"x": ["10.0.0.1", "10.0.0.2"]}))
     writer.write(pa.record_batch({"x": ["10.0.0.3"]}))
     assert writer.prepare() == {}
     writer.close()
-    assert ask(server, "SELECT count(*), host(max(x)) FROM t") == [(3, "10.0.0.3")]
+    assert postgres.ask("SELECT count(*), host(max(x)) FROM t") == [(3, "10.0.0.3")]
 
 
 @pytest.mark.parametrize(
@@ -211,54 +201,51 @@ def test_texts_are_read_at_weaker_guarantees_too(server: PostgresServer, mode: d
     ],
 )
 def test_what_does_not_fit_is_refused_by_column(
-    server: PostgresServer, arrow: pa.DataType, declared: str, says: str
+    postgres: PostgresSystem, arrow: pa.DataType, declared: str, says: str
 ) -> None:
-    ask(server, f"CREATE TABLE t (x {declared})")
+    postgres.ask(f"CREATE TABLE t (x {declared})")
     with pytest.raises(SchemaError, match=r"'x'") as raised:
-        new_sink(server).columns(pa.schema([("x", arrow)]))
+        new_sink(postgres).columns(pa.schema([("x", arrow)]))
     raised.match(says)
 
 
-def test_all_columns_that_do_not_fit_are_named_at_once(server: PostgresServer) -> None:
-    ask(
-        server,
+def test_all_columns_that_do_not_fit_are_named_at_once(postgres: PostgresSystem) -> None:
+    postgres.ask(
         "CREATE TABLE t (a int, b int NOT NULL, c int GENERATED ALWAYS AS (a * 2) STORED, "
         "d int GENERATED ALWAYS AS IDENTITY, e int NOT NULL DEFAULT 1)",
     )
     schema = pa.schema([("a", pa.int64()), ("A", pa.int32()), ("c", pa.int32()), ("d", pa.int32())])
     with pytest.raises(SchemaError) as raised:
-        new_sink(server).columns(schema)
+        new_sink(postgres).columns(schema)
     for words in ("'a' is long", "no column 'A'", "'c' of table", "'d' of table", r"\['b'\]"):
         raised.match(words)
 
 
-def test_columns_that_are_left_out_are_the_servers(server: PostgresServer) -> None:
-    ask(
-        server,
+def test_columns_that_are_left_out_are_the_servers(postgres: PostgresSystem) -> None:
+    postgres.ask(
         "CREATE TABLE t (a int, twice int GENERATED ALWAYS AS (a * 2) STORED, n int GENERATED BY DEFAULT AS IDENTITY, "
         "e int NOT NULL DEFAULT 7, o text)",
     )
-    handle = prepare(new_sink(server), pa.record_batch({"a": pa.array([5], pa.int32())}))
-    finish(new_sink(server), handle)
-    assert ask(server, "SELECT * FROM t") == [(5, 10, 1, 7, None)]
+    handle = prepare(new_sink(postgres), pa.record_batch({"a": pa.array([5], pa.int32())}))
+    finish(new_sink(postgres), handle)
+    assert postgres.ask("SELECT * FROM t") == [(5, 10, 1, 7, None)]
 
 
 @pytest.mark.parametrize("commit", ["two_phase", "staged"])
-def test_names_are_taken_as_they_are(server: PostgresServer, commit: str) -> None:
+def test_names_are_taken_as_they_are(postgres: PostgresSystem, commit: str) -> None:
     schema, table, column = 'My "Schema".x', "tab'le; DROP TABLE t--", 'Ünï "col" %s {}'
-    ask(server, sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-    ask(
-        server,
+    postgres.ask(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    postgres.ask(
         sql.SQL("CREATE TABLE {} ({} int PRIMARY KEY)").format(sql.Identifier(schema, table), sql.Identifier(column)),
     )
     try:
-        given = new_sink(server, table, schema=schema, commit=commit, prefix="it's \\ %s", name='q"')
+        given = new_sink(postgres, table, schema=schema, commit=commit, prefix="it's \\ %s", name='q"')
         finish(given, prepare(given, pa.record_batch({column: pa.array([1], pa.int32())})))
-        assert ask(server, sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, table))) == [(1,)]
-        with psycopg.connect(server.conninfo()) as connection:
+        assert postgres.ask(sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, table))) == [(1,)]
+        with psycopg.connect(postgres.server.conninfo()) as connection:
             (name,) = connection.execute(
                 sql.SQL("SELECT name FROM {}").format(sql.Identifier(schema, "sparkonce_commits"))
             ).fetchone() or ("",)
         assert name.startswith("it's \\ %s.q\".")
     finally:
-        ask(server, sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+        postgres.ask(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))

@@ -8,15 +8,21 @@ import re
 import pyarrow as pa
 import pytest
 
-from postgres_witness import ask, database_fixture, finish, needs_postgres, new_sink, prepare, server_fixture
+from integration.postgres_scene import new_sink
+from one_run import finish, prepare
+from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = needs_postgres
 
-server = server_fixture()
-_database = database_fixture("CREATE TABLE t (id bigint, text text)")
+
+@pytest.fixture
+def postgres(postgres: PostgresSystem) -> PostgresSystem:
+    postgres.ask("CREATE TABLE t (id bigint, text text)")
+    return postgres
+
 
 CARD = "4111-1111-1111-1111"
 FORGED = f"{CARD}\n2026-11-23 sparkonce batch=99 committed\x1b[31m"
@@ -42,12 +48,12 @@ REFUSING = {
 
 @pytest.mark.parametrize("change", REFUSING)
 def test_what_a_row_holds_is_told_at_debug_only_and_forges_no_line(
-    server: PostgresServer, caplog: pytest.LogCaptureFixture, change: str
+    postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
-    ask(server, change)
+    postgres.ask(change)
     caplog.set_level(logging.DEBUG)
     for commit in ("two_phase", "staged"):
-        given = new_sink(server, commit=commit)
+        given = new_sink(postgres, commit=commit)
         try:
             (found,) = finish(given, prepare(given, rows(FORGED, FORGED)))
             assert found.outcome is Outcome.UNKNOWN

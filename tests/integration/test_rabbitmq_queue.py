@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from rabbit_queues import KINDS, all_messages, channel_to, new_queue, publish, ready, settings_of
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import OutageError, PreflightError, SupersededError
+from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem
+from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer, queue_is_there
@@ -28,8 +29,10 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def server() -> RabbitServer:
-    return rabbit_server()
+def rabbit(tmp_path: Path) -> RabbitQueueSystem:
+    system = RabbitQueueSystem(server=rabbit_server())
+    system.start(tmp_path)
+    return system
 
 
 class Driver:
@@ -66,11 +69,11 @@ class Driver:
 
 
 @pytest.fixture
-def drivers(server: RabbitServer, tmp_path: Path) -> Iterator[Any]:
+def drivers(rabbit: RabbitQueueSystem, tmp_path: Path) -> Iterator[Any]:
     made: list[Driver] = []
 
     def make(queue: str, **given: Any) -> Driver:
-        made.append(Driver(tmp_path / "checkpoint", settings_of(server), queue, **given))
+        made.append(Driver(tmp_path / "checkpoint", rabbit.settings(), queue, **given))
         return made[-1]
 
     yield make
@@ -82,103 +85,104 @@ def numbered(first: int, end: int) -> list[str]:
     return [f"m{number}" for number in range(first, end)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_messages_are_acknowledged_when_their_batch_is_finished(server: RabbitServer, kind: str, drivers: Any) -> None:
-    queue = new_queue(server, kind)
-    publish(server, queue, numbered(0, 50))
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_messages_are_acknowledged_when_their_batch_is_finished(
+    rabbit: RabbitQueueSystem, kind: str, drivers: Any
+) -> None:
+    queue = rabbit.declare(kind)
+    rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue)
     driver.consumer.wait_quiet(WAIT_S)
     assert driver.kept() == numbered(0, 50)
     assert len(driver.receiver._held) == 50
     driver.finish()
-    assert left(server, driver, queue) == 0
+    assert left(rabbit, driver, queue) == 0
 
 
-def left(server: RabbitServer, driver: Driver, queue: str) -> int:
+def left(rabbit: RabbitQueueSystem, driver: Driver, queue: str) -> int:
     """Stops a driver that has acknowledged all it may, and returns how many messages the queue still has."""
     eventually(lambda: not driver.receiver._held, "all are acknowledged")
     driver.consumer.stop()
-    return all_messages(server, queue)
+    return len(rabbit.peek(queue))
 
 
-def test_stored_messages_are_acknowledged_at_once(server: RabbitServer, drivers: Any) -> None:
-    queue = new_queue(server, "classic")
-    publish(server, queue, numbered(0, 50))
+def test_stored_messages_are_acknowledged_at_once(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+    queue = rabbit.declare()
+    rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue, acknowledge="stored")
     eventually(lambda: len(driver.kept()) == 50, "all are kept")
-    assert left(server, driver, queue) == 0
+    assert left(rabbit, driver, queue) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_messages_that_come_again_are_kept_once(server: RabbitServer, kind: str, drivers: Any) -> None:
-    queue = new_queue(server, kind)
-    publish(server, queue, numbered(0, 50))
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_messages_that_come_again_are_kept_once(rabbit: RabbitQueueSystem, kind: str, drivers: Any) -> None:
+    queue = rabbit.declare(kind)
+    rabbit.publish(queue, numbered(0, 50))
     first = drivers(queue)
     first.consumer.wait_quiet(WAIT_S)
     first.consumer.stop()
-    assert eventually(lambda: ready(server, queue), "they are given back") == 50
-    publish(server, queue, numbered(50, 60))
+    assert eventually(lambda: rabbit.ready(queue), "they are given back") == 50
+    rabbit.publish(queue, numbered(50, 60))
     second = drivers(queue)
     eventually(lambda: len(second.kept()) >= 60, "the new ones are kept")
     assert second.kept() == numbered(0, 60)
     second.finish()
-    assert left(server, second, queue) == 0
+    assert left(rabbit, second, queue) == 0
     assert second.kept() == numbered(0, 60)
 
 
 @pytest.mark.slow
-def test_it_goes_on_after_its_server_was_restarted(server: RabbitServer, drivers: Any) -> None:
-    queue = new_queue(server, "quorum")
-    publish(server, queue, numbered(0, 50))
+def test_it_goes_on_after_its_server_was_restarted(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+    queue = rabbit.declare("quorum")
+    rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue)
     driver.consumer.wait_quiet(WAIT_S)
-    server.settle()
-    server.restart()
-    eventually(lambda: publishes(server, queue, numbered(50, 60)), "the queue is there again")
+    rabbit.restart()
+    eventually(lambda: publishes(rabbit, queue, numbered(50, 60)), "the queue is there again")
     eventually(lambda: len(set(driver.kept())) >= 60, "it receives again")
     assert sorted(driver.kept()) == sorted(numbered(0, 60))
     driver.finish()
-    assert left(server, driver, queue) == 0
+    assert left(rabbit, driver, queue) == 0
 
 
-def publishes(server: RabbitServer, queue: str, names: list[str]) -> bool:
+def publishes(rabbit: RabbitQueueSystem, queue: str, names: list[str]) -> bool:
     try:
-        publish(server, queue, names)
+        rabbit.publish(queue, names)
     except Exception:  # noqa: BLE001 - whatever it is, it is asked again: a queue that was restarted looks for a leader
         return False
     return True
 
 
-def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(server: RabbitServer, drivers: Any) -> None:
-    queue = new_queue(server, "classic")
-    publish(server, queue, numbered(0, 50))
+def test_of_two_drivers_the_newer_goes_on_and_nothing_is_kept_twice(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+    queue = rabbit.declare()
+    rabbit.publish(queue, numbered(0, 50))
     older = drivers(queue)
     older.consumer.wait_quiet(WAIT_S)
     newer = drivers(queue)
     with pytest.raises(SupersededError, match="Another run receives from the queue"):
         eventually(older.consumer.check, "the older one stops")
-    publish(server, queue, numbered(50, 60))
+    rabbit.publish(queue, numbered(50, 60))
     eventually(lambda: len(newer.kept()) >= 60, "the newer one receives")
     assert newer.kept() == numbered(0, 60)
     newer.finish()
-    assert left(server, newer, queue) == 0
+    assert left(rabbit, newer, queue) == 0
 
 
-def test_no_more_than_the_prefetch_is_received_ahead(server: RabbitServer, drivers: Any) -> None:
-    queue = new_queue(server, "classic")
-    publish(server, queue, numbered(0, 50))
+def test_no_more_than_the_prefetch_is_received_ahead(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+    queue = rabbit.declare()
+    rabbit.publish(queue, numbered(0, 50))
     driver = drivers(queue, consumer={"prefetch": 20})
     driver.consumer.wait_quiet(WAIT_S)
-    assert [driver.kept(), ready(server, queue)] == [numbered(0, 20), 30]
+    assert [driver.kept(), rabbit.ready(queue)] == [numbered(0, 20), 30]
     driver.finish()
     eventually(lambda: len(driver.kept()) == 40, "the next ones come")
 
 
-def test_a_queue_that_is_deleted_stops_it(server: RabbitServer, drivers: Any) -> None:
-    queue = new_queue(server, "classic")
+def test_a_queue_that_is_deleted_stops_it(rabbit: RabbitQueueSystem, drivers: Any) -> None:
+    queue = rabbit.declare()
     driver = drivers(queue)
     driver.consumer.wait_quiet(WAIT_S)
-    with channel_to(server) as channel:
+    with rabbit.channel() as channel:
         channel.queue_delete(queue)
     with pytest.raises(PreflightError, match=f"refuses queue '{queue}': NOT_FOUND - no queue"):
         eventually(driver.consumer.check, "it stops")
@@ -192,9 +196,9 @@ def test_a_queue_that_is_deleted_stops_it(server: RabbitServer, drivers: Any) ->
         ({"virtual_host": "nowhere"}, "ProbableAccessDeniedError|vhost nowhere not found"),
     ],
 )
-def test_what_the_server_refuses_is_said(server: RabbitServer, given: dict[str, Any], refusal: str) -> None:
+def test_what_the_server_refuses_is_said(rabbit: RabbitQueueSystem, given: dict[str, Any], refusal: str) -> None:
     with pytest.raises(PreflightError, match=refusal):
-        queue_is_there(settings_of(server, **given), "no-such")
+        queue_is_there(rabbit.settings(**given), "no-such")
 
 
 def test_a_server_that_is_away_is_an_outage(tmp_path: Path) -> None:
@@ -212,17 +216,17 @@ def test_with_tls_in_a_virtual_host_of_its_own(tmp_path: Path) -> None:
     tls = (keys / "ca.pem", keys / "broker.pem", keys / "broker.key")
     with RabbitServer(tmp_path / "data", tls=tls, virtual_hosts=["shop"]) as server:
         given = {"port": server.tls_port, "tls": True, "ca_file": str(keys / "ca.pem"), "virtual_host": "shop"}
-        settings = settings_of(server, **given)
+        settings = RabbitMQ(host=HOST, **given)
         with pytest.raises(PreflightError, match="no queue 'orders' in vhost 'shop'"):
             queue_is_there(settings, "orders")
 
 
 def test_a_message_that_a_quorum_queue_may_soon_drop_is_told_of(
-    server: RabbitServer, drivers: Any, caplog: pytest.LogCaptureFixture
+    rabbit: RabbitQueueSystem, drivers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = new_queue(server, "quorum")
-    publish(server, queue, ["m0"])
-    with channel_to(server) as channel:
+    queue = rabbit.declare("quorum")
+    rabbit.publish(queue, ["m0"])
+    with rabbit.channel() as channel:
         for _ in range(10):
             method, _, _ = eventually(lambda: _one(channel, queue), "it is there again")
             channel.basic_nack(method.delivery_tag)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from rabbit_queues import KINDS, channel_to, new_queue, peek, settings_of
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem
 from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER, QueuePublish, check_exchange
 from sparkonce.sinks.rabbitmq.queue_rows import queue_columns
 from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink
@@ -24,8 +24,10 @@ TOKEN = ApplyToken(id="token", query="q", batch=0, slots=(0,), rows=3000)
 
 
 @pytest.fixture
-def server() -> RabbitServer:
-    return rabbit_server()
+def rabbit(tmp_path: Path) -> RabbitQueueSystem:
+    system = RabbitQueueSystem(server=rabbit_server())
+    system.start(tmp_path)
+    return system
 
 
 def reader(**columns: Any) -> pa.RecordBatchReader:
@@ -33,33 +35,33 @@ def reader(**columns: Any) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(batch.schema, [batch])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_repeat_publishes_the_same_ids_again(server: RabbitServer, kind: str) -> None:
-    queue = new_queue(server, kind)
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_repeat_publishes_the_same_ids_again(rabbit: RabbitQueueSystem, kind: str) -> None:
+    queue = rabbit.declare(kind)
     values = [f"v{number}" for number in range(3000)]
-    publish = QueuePublish(settings_of(server), "", queue)
+    publish = QueuePublish(rabbit.settings(), "", queue)
     for _ in range(2):
         publish(reader(value=values), TOKEN)
-    found = peek(server, queue)
+    found = rabbit.peek(queue)
     assert [body.decode() for _, body in found] == values * 2
     ids = [properties.headers[DEDUPLICATION_HEADER] for properties, _ in found]
     assert ids[:3000] == ids[3000:] == [f"token-{number}" for number in range(3000)]
     assert {properties.delivery_mode for properties, _ in found} == {2}
 
 
-def test_a_message_has_what_its_row_has(server: RabbitServer) -> None:
-    one, two = new_queue(server, "classic"), new_queue(server, "classic")
-    with channel_to(server) as channel:
+def test_a_message_has_what_its_row_has(rabbit: RabbitQueueSystem) -> None:
+    one, two = rabbit.declare(), rabbit.declare()
+    with rabbit.channel() as channel:
         channel.exchange_declare("orders", "direct", durable=True)
         for queue in (one, two):
             channel.queue_bind(queue, "orders", f"to-{queue}")
     rows = reader(
         value=[b"1", b"2"], routing_key=[f"to-{one}", f"to-{two}"], message_id=["a", None], content_type=[None, "t"]
     )
-    QueuePublish(settings_of(server), "orders", "")(rows, TOKEN)
-    ((first, body),) = peek(server, one)
+    QueuePublish(rabbit.settings(), "orders", "")(rows, TOKEN)
+    ((first, body),) = rabbit.peek(one)
     assert [body, first.message_id, first.content_type] == [b"1", "a", None]
-    ((second, body),) = peek(server, two)
+    ((second, body),) = rabbit.peek(two)
     assert [body, second.message_id, second.content_type] == [b"2", "token-1", "t"]
 
 
@@ -68,26 +70,26 @@ def test_a_message_has_what_its_row_has(server: RabbitServer) -> None:
     [("", "no-such", "a message goes to no queue .*'no-such'.: NO_ROUTE"), ("no-such", "", "no exchange 'no-such'")],
 )
 def test_a_message_that_goes_nowhere_stops_the_query(
-    server: RabbitServer, exchange: str, key: str, refusal: str
+    rabbit: RabbitQueueSystem, exchange: str, key: str, refusal: str
 ) -> None:
     with pytest.raises(RefusedError, match=refusal):
-        QueuePublish(settings_of(server), exchange, key)(reader(value=["v"] * 2000), TOKEN)
+        QueuePublish(rabbit.settings(), exchange, key)(reader(value=["v"] * 2000), TOKEN)
     with pytest.raises(PreflightError, match="NOT_FOUND"):
-        check_exchange(settings_of(server), exchange, key)
+        check_exchange(rabbit.settings(), exchange, key)
 
 
 @pytest.mark.slow
-def test_a_full_queue_that_rejects_is_asked_again(server: RabbitServer) -> None:
-    queue = new_queue(server, "classic", {"x-max-length": 1, "x-overflow": "reject-publish"})
+def test_a_full_queue_that_rejects_is_asked_again(rabbit: RabbitQueueSystem) -> None:
+    queue = rabbit.declare(x_max_length=1, x_overflow="reject-publish")
     with pytest.raises(ConnectionError, match="the server did not take a message"):
-        QueuePublish(settings_of(server), "", queue)(reader(value=["v"] * 5), TOKEN)
+        QueuePublish(rabbit.settings(), "", queue)(reader(value=["v"] * 5), TOKEN)
 
 
-def test_a_server_that_is_away_or_refuses_the_login_is_told_apart(server: RabbitServer) -> None:
+def test_a_server_that_is_away_or_refuses_the_login_is_told_apart(rabbit: RabbitQueueSystem) -> None:
     with pytest.raises(ConnectionError):
         QueuePublish(RabbitMQ(host="127.0.0.1", port=1, timeout_s=1.0), "", "q")(reader(value=["v"]), TOKEN)
     with pytest.raises(RefusedError, match="refuses the login of user 'guest'"):
-        QueuePublish(settings_of(server, password="wrong"), "", "q")(reader(value=["v"]), TOKEN)  # noqa: S106
+        QueuePublish(rabbit.settings(password="wrong"), "", "q")(reader(value=["v"]), TOKEN)  # noqa: S106
 
 
 def test_it_promises_no_more_than_it_keeps() -> None:

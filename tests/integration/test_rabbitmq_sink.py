@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,80 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from one_run import QUERY, prepare
 from plain_store import PlainStore
-from rabbit_streams import settings_of
-from rabbitmq_scene import PUBLISHER, QUERY, StreamScene
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from simulation.sheets import ROW, STREAM, stream_answers
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
+from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq import publishing
+from sparkonce.sinks.rabbitmq.committer import StreamCommitter
 from sparkonce.sinks.rabbitmq.connection import PublisherConnection, connect_to
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
 
 pytestmark = USES_RABBIT
 
 LARGE = "x" * 300_000
+PUBLISHER = f"sparkonce.{QUERY}.rabbitmq"
+
+
+class StreamScene:
+    """One query's sink.
+
+    Args:
+        server: The server.
+        root: For the checkpoint.
+        arguments: Of the stream.
+    """
+
+    def __init__(self, server: RabbitServer, root: Path, **arguments: Any) -> None:
+        system = RabbitStreamSystem(server=server)
+        system.start(root)
+        self.server, self.witness = system.settings(), system.client
+        self.stream = self.witness.create(**arguments)
+        self.root = root
+        self._opened: list[StreamCommitter] = []
+
+    def sink(self, files: CheckpointFiles | None = None, **changed: Any) -> RabbitMQStreamSink:
+        """The sink, told of its checkpoint."""
+        sink = RabbitMQStreamSink(**{"server": self.server, "stream": self.stream, "body": "raw", **changed})
+        sink.use_checkpoint(files or LocalFiles(self.root))
+        return sink
+
+    def prepare(self, bodies: Sequence[str], batch: int = 0, slot: int = 0, **kept: Any) -> Handle:
+        """A slot's rows, prepared."""
+        return prepare(self.sink(**kept), pa.record_batch({"value": list(bodies)}), batch=batch, slot=slot)
+
+    def committer(self, **kept: Any) -> StreamCommitter:
+        """A committer that shares only checkpoint and stream with the others."""
+        made = self.sink(**kept).committer()
+        assert isinstance(made, StreamCommitter)
+        self._opened.append(made)
+        return made
+
+    def close(self) -> None:
+        """Closes what was opened."""
+        for one in self._opened:
+            one.close()
+
+    def finish(self, committer: StreamCommitter, batch: int, *handles: Handle) -> None:
+        """Commits and concludes a batch, which has to work."""
+        assert [one.outcome.value for one in committer.commit(handles)] == ["committed"] * len(handles)
+        committer.conclude(batch, handles)
+
+    def bodies(self) -> list[str]:
+        """The bodies that a reader sees."""
+        return [body.decode() for body in self.witness.messages(self.stream)]
 
 
 @pytest.fixture
@@ -52,7 +107,7 @@ def numbered(start: int, count: int) -> list[str]:
 
 def test_the_server_answers_as_the_simulation_has_it(scene: StreamScene) -> None:
     def connect() -> PublisherConnection:
-        return connect_to(PublisherConnection, settings_of(rabbit_server()), scene.stream, leader=True)
+        return connect_to(PublisherConnection, scene.server, scene.stream, leader=True)
 
     assert stream_answers(connect, scene.stream) == list(STREAM)
     assert scene.bodies() == [(ROW % row).decode() for row in range(5)]
@@ -130,7 +185,7 @@ def test_goes_on_after_the_last_message_that_is_there(
 
 def test_a_stream_that_was_deleted_and_made_again(scene: StreamScene) -> None:
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
-    facts = scene.facts(scene.sink())
+    facts = scene.sink().preflight(QUERY, None)
     scene.finish(committer, 0, handle)
     assert committer.before_decision(facts) == ""
     scene.witness.delete(scene.stream)
@@ -150,7 +205,7 @@ def test_an_old_copy_of_the_checkpoint_publishes_nothing(
 ) -> None:
     monkeypatch.setattr(publishing, "OTHERS_WITHIN_S", 0.0)
     committer, first = scene.committer(), scene.prepare(numbered(0, 10))
-    facts = scene.facts(scene.sink())
+    facts = scene.sink().preflight(QUERY, None)
     scene.finish(committer, 0, first)
     shutil.copytree(scene.root, tmp_path / "copy")
     scene.finish(committer, 1, scene.prepare(numbered(10, 10), batch=1))
@@ -174,7 +229,7 @@ def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: 
         scene.witness.publish(scene.stream, [b"x" * 60_000, b"y" * 60_000])
     server.settle()
     server.restart()
-    scene.facts(scene.sink())  # waits for the stream's leader
+    scene.sink().preflight(QUERY, None)  # waits for the stream's leader
     assert "0" not in scene.bodies()
     assert scene.committer().missing([handle]) == []
     late = Publisher(scene.server, scene.stream, PUBLISHER)
@@ -189,7 +244,7 @@ def test_retention_and_a_restart_leave_the_memory_of_publishers(small_segments: 
 def test_more_than_255_publishers_are_noticed(small_segments: StreamScene) -> None:
     scene = small_segments
     committer, handle = scene.committer(), scene.prepare(numbered(0, 10))
-    facts = scene.facts(scene.sink())
+    facts = scene.sink().preflight(QUERY, None)
     scene.finish(committer, 0, handle)
     scene.witness.publish_as(scene.stream, [f"other-{number}" for number in range(255)], b"other")
     assert committer.before_decision(facts) == ""

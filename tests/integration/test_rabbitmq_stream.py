@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,13 +16,13 @@ from typing import Any
 import pika
 import pyarrow as pa
 import pytest
-from rstream import CompressionType
+from rstream import CompressionType, Producer, RawMessage
 
 from eventually import eventually
-from rabbit_streams import end_of, make, new_stream, new_super_stream, publish, publish_packed, settings_of
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, PrepareError, StaleServerError
+from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
 from sparkonce.rig.proxy import FaultProxy
 from sparkonce.rig.servers.process import HOST
 from sparkonce.rig.servers.rabbitmq import RabbitServer
@@ -36,16 +38,38 @@ TINY = {"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000}
 """Arguments of a stream that soon forgets its first messages."""
 
 
-@pytest.fixture(scope="module")
-def server() -> RabbitServer:
-    return rabbit_server()
+@pytest.fixture
+def rabbit(tmp_path: Path) -> RabbitStreamSystem:
+    system = RabbitStreamSystem(server=rabbit_server())
+    system.start(tmp_path)
+    return system
 
 
 @pytest.fixture
-def asker(server: RabbitServer) -> Iterator[StreamAsker]:
-    found = StreamAsker(settings_of(server), patience_s=30)
+def asker(rabbit: RabbitStreamSystem) -> Iterator[StreamAsker]:
+    found = StreamAsker(rabbit.settings(), patience_s=30)
     yield found
     found.close()
+
+
+def end_of(rabbit: RabbitStreamSystem, stream: str) -> int:
+    """Returns the offset behind a stream's last message."""
+    with closing(StreamAsker(rabbit.settings(), patience_s=30)) as asker:
+        return asker.ends((stream,))[stream].get("offset", 0)
+
+
+def publish_packed(rabbit: RabbitStreamSystem, stream: str, messages: list[bytes]) -> None:
+    """Publishes messages as one compressed batch, and waits until they are there."""
+
+    async def publish() -> None:
+        login = {"username": "guest", "password": "guest"}
+        async with Producer(HOST, rabbit.rabbit.stream_port, **login) as producer:
+            packed = [RawMessage(one) for one in messages]
+            await producer.send_sub_entry(stream, packed, compression_type=CompressionType.Gzip)
+
+    end = end_of(rabbit, stream) + len(messages)
+    asyncio.run(publish())
+    eventually(lambda: end_of(rabbit, stream) == end, "the batch is there")
 
 
 def numbered(first: int, end: int, size: int = 0) -> list[bytes]:
@@ -76,18 +100,18 @@ def all_batches(asker: StreamAsker, start: Places, most: int) -> Iterator[tuple[
 
 
 def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
-    server: RabbitServer, asker: StreamAsker
+    rabbit: RabbitStreamSystem, asker: StreamAsker
 ) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 700), at_once=64)
-    publish_packed(server, stream, numbered(700, 750), CompressionType.Gzip)
-    publish(server, stream, numbered(750, 800), publisher="named")
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 700), at_once=64)
+    publish_packed(rabbit, stream, numbered(700, 750))
+    rabbit.client.publish(stream, numbered(750, 800), publisher="named")
     for most in (1000, 170, 37):
         found: list[bytes] = []
         begun: Places = {stream: asker.begin(stream, "earliest")}
         for start, end in all_batches(asker, begun, most):
             (part,) = ranges_of(json.loads(json.dumps(start)), json.loads(json.dumps(end)))
-            first, again = read(settings_of(server), part), read(settings_of(server), part)
+            first, again = read(rabbit.settings(), part), read(rabbit.settings(), part)
             assert first == again
             assert offsets(first) == list(range(part.start, part.end))
             assert len(offsets(first)) <= most
@@ -95,37 +119,37 @@ def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
         assert found == numbered(0, 800)
 
 
-def test_offsets_that_the_server_took_for_its_notes_are_no_gap(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 10))
+def test_offsets_that_the_server_took_for_its_notes_are_no_gap(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 10))
     place = {stream: asker.ends((stream,))[stream] | {"first": 0}}
     for _ in range(3):
         asker.store(place, "job")
-        publish(server, stream, [b"more"])
+        rabbit.client.publish(stream, [b"more"])
     end = plan(asker, {stream: beginning(0)})
     assert end[stream]["offset"] > 13, "the notes took offsets"
     (part,) = ranges_of({stream: beginning(0)}, end)
-    batches = read(settings_of(server), part)
+    batches = read(rabbit.settings(), part)
     assert values(batches) == [*numbered(0, 10), b"more", b"more", b"more"]
     assert len(offsets(batches)) < part.end
     for start, to in all_batches(asker, {stream: beginning(0)}, 1):
         (one,) = ranges_of(start, to)
-        assert len(values(read(settings_of(server), one))) == 1
+        assert len(values(read(rabbit.settings(), one))) == 1
 
 
-def test_a_stored_offset_is_that_of_the_last_message(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 10))
+def test_a_stored_offset_is_that_of_the_last_message(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 10))
     asker.store(plan(asker, {stream: beginning(0)}), "job")
     eventually(lambda: asker._connection(stream).query_offset(stream, "job") == 9, "the offset is stored")
 
 
-def truncated(server: RabbitServer, stream: str, beyond: int) -> int:
+def truncated(rabbit: RabbitStreamSystem, stream: str, beyond: int) -> int:
     """Publishes until retention has deleted messages up to an offset, and returns the first that is left."""
-    asker = StreamAsker(settings_of(server), patience_s=30)
+    asker = StreamAsker(rabbit.settings(), patience_s=30)
 
     def first() -> int:
-        publish(server, stream, numbered(0, 20, size=500), at_once=10)
+        rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
         return asker.begin(stream, "earliest")["offset"]
 
     try:
@@ -135,57 +159,60 @@ def truncated(server: RabbitServer, stream: str, beyond: int) -> int:
         asker.close()
 
 
-def test_messages_that_retention_has_deleted_stop_the_reader_by_name(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server, arguments=TINY)
-    publish(server, stream, numbered(0, 40), at_once=10)
+def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
+    rabbit: RabbitStreamSystem, asker: StreamAsker
+) -> None:
+    stream = rabbit.client.create(**TINY)
+    rabbit.client.publish(stream, numbered(0, 40), at_once=10)
     start = plan(asker, {stream: asker.begin(stream, "earliest")}, 25)
-    publish(server, stream, numbered(40, 80), at_once=10)
+    rabbit.client.publish(stream, numbered(40, 80), at_once=10)
     end = plan(asker, start)
-    there = truncated(server, stream, 60)
+    there = truncated(rabbit, stream, 60)
     (part,) = ranges_of(start, {stream: plan(asker, start)[stream]})
     with pytest.raises(PrepareError) as refused:
-        read(settings_of(server), part)
+        read(rabbit.settings(), part)
     assert (refused.value.details["wanted"], refused.value.details["there"]) == (25, there)
     assert refused.value.message.startswith(f"The stream '{stream}' has no messages 25 to {there - 1}")
     assert f"accept_lost={{'{stream}': {there}}}" in refused.value.next_step
     with pytest.raises(PrepareError, match="has no messages 25 to"):
-        read(settings_of(server), part, accepted=there - 1)
-    accepted = read(settings_of(server), part, accepted=there)
+        read(rabbit.settings(), part, accepted=there - 1)
+    accepted = read(rabbit.settings(), part, accepted=there)
     assert offsets(accepted)[0] == there
     assert asker.begin(stream, "earliest") == beginning(there)
     with pytest.raises(PrepareError, match="has no messages 25 to"):  # an end that is gone, too
-        read(settings_of(server), ranges_of(start, end)[0])
+        read(rabbit.settings(), ranges_of(start, end)[0])
 
 
-def test_a_stream_that_was_made_again_is_refused(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 30), at_once=10)
+def test_a_stream_that_was_made_again_is_refused(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 30), at_once=10)
     begun: Places = {stream: beginning(0)}
     start = plan(asker, begun, 15)
     end = plan(asker, start)
     asker.patience_s = 0.1
-    make(server, stream)
-    publish(server, stream, numbered(0, 10))
+    rabbit.client.delete(stream)
+    rabbit.client.create(stream)
+    rabbit.client.publish(stream, numbered(0, 10))
     with pytest.raises(StaleServerError, match="up to offset 15: it ends at offset 10"):
         plan(asker, start)
     with pytest.raises(StaleServerError, match="up to offset 30: it ends at offset 10"):
         asker.compare(end)
-    publish(server, stream, numbered(10, 100), at_once=7)
+    rabbit.client.publish(stream, numbered(10, 100), at_once=7)
     asker.compare(end)
     for part in (*ranges_of(start, end), *ranges_of(begun, start)):
         with pytest.raises(StaleServerError, match="of another time"):
-            read(settings_of(server), part)
+            read(rabbit.settings(), part)
     with pytest.raises(StaleServerError, match="of another time"):
-        read(settings_of(server), ranges_of(start, plan(asker, start))[0])
+        read(rabbit.settings(), ranges_of(start, plan(asker, start))[0])
 
 
-def test_a_query_begins_where_it_is_told(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server)
-    empty = new_stream(server)
-    publish(server, stream, numbered(0, 30))
+def test_a_query_begins_where_it_is_told(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    stream = rabbit.client.create()
+    empty = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 30))
     eventually(lambda: datetime.now(timezone.utc) > written(asker, stream), "the clock goes on")
     between = datetime.now(timezone.utc)
-    publish(server, stream, numbered(30, 50))
+    rabbit.client.publish(stream, numbered(30, 50))
     late = between + timedelta(days=1)
     starts: Mapping[str | int | datetime, int] = {
         "earliest": 0,
@@ -206,36 +233,36 @@ def written(asker: StreamAsker, stream: str) -> datetime:
     return datetime.fromtimestamp((asker.ends((stream,))[stream]["at"] + 1) / 1000, timezone.utc)
 
 
-def test_a_super_stream_is_its_streams(server: RabbitServer, asker: StreamAsker) -> None:
-    name, streams = new_super_stream(server, 3)
+def test_a_super_stream_is_its_streams(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    name, streams = new_super_stream(rabbit.rabbit, 3)
     assert asker.partitions(name) == tuple(streams)
     with pytest.raises(PreflightError, match="'no-such', which this query reads, does not exist"):
         asker.partitions("no-such")
 
 
-def test_what_is_published_by_amqp_is_read_by_its_sections(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server)
-    connection = pika.BlockingConnection(pika.URLParameters(server.url))
+def test_what_is_published_by_amqp_is_read_by_its_sections(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    stream = rabbit.client.create()
+    connection = pika.BlockingConnection(pika.URLParameters(rabbit.rabbit.url))
     about = pika.BasicProperties(content_type="text/plain", message_id="id-7", headers={"kind": "order", "count": 3})
     connection.channel().basic_publish("", stream, b"the body", about)
     connection.close()
-    eventually(lambda: end_of(server, stream) == 1, "the message is there")
+    eventually(lambda: end_of(rabbit, stream) == 1, "the message is there")
     (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
-    (rows,) = map(with_sections, read(settings_of(server), part))
+    (rows,) = map(with_sections, read(rabbit.settings(), part))
     assert rows.column("value").to_pylist() == [b"the body"]
     assert {"content_type": "text/plain", "message_id": "id-7"}.items() <= dict(rows["properties"][0].as_py()).items()
     assert {"kind": "order", "count": "3"}.items() <= dict(rows["application_properties"][0].as_py()).items()
 
 
 def test_a_connection_that_is_cut_goes_on_behind_what_was_read(
-    server: RabbitServer, asker: StreamAsker, monkeypatch: pytest.MonkeyPatch
+    rabbit: RabbitStreamSystem, asker: StreamAsker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 60_000, size=100))
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 60_000, size=100))
     (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
-    with FaultProxy((HOST, server.stream_port)) as proxy:
+    with FaultProxy((HOST, rabbit.rabbit.stream_port)) as proxy:
         port = int(proxy.address.rpartition(":")[2])
-        batches = RangeReader(settings_of(server, stream_port=port), part, patience_s=30).batches()
+        batches = RangeReader(rabbit.settings(stream_port=port), part, patience_s=30).batches()
         found = [next(batches)]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, sleep=time.sleep)
         monkeypatch.setattr("sparkonce.sources.rabbitmq.reading.time", later)  # Spark took its time with these rows
@@ -245,15 +272,15 @@ def test_a_connection_that_is_cut_goes_on_behind_what_was_read(
     assert offsets(found) == list(range(60_000))
 
 
-def test_a_server_that_is_away_is_an_outage(server: RabbitServer, asker: StreamAsker) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 10))
+def test_a_server_that_is_away_is_an_outage(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 10))
     (part,) = ranges_of({stream: beginning(0)}, plan(asker, {stream: beginning(0)}))
-    with FaultProxy((HOST, server.stream_port)) as proxy:
+    with FaultProxy((HOST, rabbit.rabbit.stream_port)) as proxy:
         port = int(proxy.address.rpartition(":")[2])
     with pytest.raises(OutageError, match=f"The stream '{stream}' could not be read for 0 s: ConnectionRefusedError"):
-        read(settings_of(server, stream_port=port), part, patience_s=0.1)
-    away = StreamAsker(settings_of(server, stream_port=port), patience_s=0.1)
+        read(rabbit.settings(stream_port=port), part, patience_s=0.1)
+    away = StreamAsker(rabbit.settings(stream_port=port), patience_s=0.1)
     with pytest.raises(OutageError, match="could not be read"):
         away.ends((stream,))
 
@@ -265,9 +292,9 @@ def test_a_server_that_is_away_is_an_outage(server: RabbitServer, asker: StreamA
         ({"virtual_host": "nowhere"}, "refused this user: VirtualHostAccessFailure"),
     ],
 )
-def test_a_wrong_login_is_refused_by_name(server: RabbitServer, changed: Mapping[str, str], why: str) -> None:
+def test_a_wrong_login_is_refused_by_name(rabbit: RabbitStreamSystem, changed: Mapping[str, str], why: str) -> None:
     with pytest.raises(PreflightError, match=why):
-        StreamAsker(settings_of(server, **changed), patience_s=30).check("any")
+        StreamAsker(rabbit.settings(**changed), patience_s=30).check("any")
 
 
 def test_a_stream_that_is_missing_is_refused_by_name(asker: StreamAsker) -> None:
@@ -287,9 +314,11 @@ def test_a_server_with_tls_rights_and_a_restart(tmp_path: Path) -> None:
         virtual_hosts=["shop"],
         tls=(keys / "ca.pem", keys / "broker.pem", keys / "broker.key"),
     ) as server:
-        make(server, "may-orders")
-        make(server, "others")
-        publish(server, "may-orders", numbered(0, 100))
+        rabbit = RabbitStreamSystem(server=server)
+        rabbit.start(tmp_path)
+        rabbit.client.create("may-orders")
+        rabbit.client.create("others")
+        rabbit.client.publish("may-orders", numbered(0, 100))
         secured = RabbitMQ(
             host=HOST,
             stream_port=server.stream_tls_port,

@@ -11,7 +11,8 @@ import pytest
 from redis.crc import key_slot
 
 from eventually import eventually
-from redis_servers import Everywhere, Query, cluster, needs_redis
+from redis_servers import Everywhere, Query, cluster
+from shared_servers import needs_redis
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName

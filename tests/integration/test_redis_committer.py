@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, needs_redis, server, staged
+from redis_servers import Query, client, server, staged
+from shared_servers import needs_redis
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome

@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 from typer.testing import CliRunner
 
-from redis_servers import Query, client, cluster, needs_redis, server
+from redis_servers import Query, client, cluster, server
+from shared_servers import needs_redis
 from sparkonce.cli.main import app
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sinks.redis.sink import RedisSink

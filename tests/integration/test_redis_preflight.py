@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, cluster, needs_redis, own, server, staged, witness
+from redis_servers import Query, client, cluster, own, server, staged, witness
+from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee

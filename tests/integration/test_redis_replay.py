@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import client, needs_redis, server
+from redis_servers import client, server
+from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase

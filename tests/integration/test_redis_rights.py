@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, cluster, needs_redis, server, witness
+from redis_servers import Query, client, cluster, server, witness
+from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.protocol.outcomes import Outcome

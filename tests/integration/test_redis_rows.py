@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from redis_servers import Query, client, needs_redis, own, server
+from redis_servers import Query, client, own, server
+from shared_servers import needs_redis
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.rig.servers.redis import RedisServer

@@ -7,18 +7,16 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Witness, shared_server
-from postgres_witness import ask, finish, fresh_database, needs_postgres, outcomes, owner, server_fixture
+from one_run import finish, outcomes, owner
+from shared_servers import needs_postgres
 from sparkonce import MySQLSink, PostgresSink
 from sparkonce.errors import OutageError
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import Owner, Refused, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.postgres.connection import close_all
-
-server = server_fixture()
 
 NUMBERS = [1, 2, 2, 3, None, 4, 5, 66, 7, 8]
 """The second 2 is a duplicate, 66 is no number of the other table, 7 is refused by a trigger."""
@@ -47,53 +45,52 @@ def offer(sink: TwoPhaseCommitSink, run: Owner) -> tuple[Refused, Handle]:
 
 
 @needs_postgres
-def test_postgres_refuses_rows_by_every_rule_of_the_table(server: PostgresServer) -> None:
-    fresh_database(server, *TABLES, *RAISES)
-    sink = PostgresSink(server.conninfo(), table="t", commit="two_phase")
+def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres: PostgresSystem) -> None:
+    for statement in (*TABLES, *RAISES):
+        postgres.ask(statement)
+    sink = PostgresSink(postgres.server.conninfo(), table="t", commit="two_phase")
     told, handle = offer(sink, owner(sink))
     words = {2: "23505", 4: "23502", 5: "23514", 7: "23503", 8: "P0001", 9: "22001"}
     assert list(told.rows) == sorted(words)
     for row, reason in zip(told.rows, told.reasons, strict=True):
         assert words[row] in reason
     assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
-    assert sorted(number for (number,) in ask(server, "SELECT number FROM t")) == [1, 2, 3, 5]
+    assert sorted(number for (number,) in postgres.ask("SELECT number FROM t")) == [1, 2, 3, 5]
 
 
 @needs_postgres
-def test_staging_tables_refuse_rows_by_types_nulls_and_checks(server: PostgresServer) -> None:
-    fresh_database(server, "CREATE TABLE t (number bigint NOT NULL, word varchar(4), CHECK (number <> 4))")
-    sink = PostgresSink(server.conninfo(), table="t")
+def test_staging_tables_refuse_rows_by_types_nulls_and_checks(postgres: PostgresSystem) -> None:
+    postgres.ask("CREATE TABLE t (number bigint NOT NULL, word varchar(4), CHECK (number <> 4))")
+    sink = PostgresSink(postgres.server.conninfo(), table="t")
     told, handle = offer(sink, owner(sink))
     assert list(told.rows) == [4, 5, 9]
     assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
-    assert sorted(number for (number,) in ask(server, "SELECT number FROM t")) == [1, 2, 2, 3, 5, 7, 66]
+    assert sorted(number for (number,) in postgres.ask("SELECT number FROM t")) == [1, 2, 2, 3, 5, 7, 66]
 
 
 @needs_postgres
-def test_a_session_that_ends_is_no_refusal(server: PostgresServer) -> None:
-    fresh_database(server, "CREATE TABLE t (number bigint, word varchar(20))")
-    sink = PostgresSink(server.conninfo(), table="t")
+def test_a_session_that_ends_is_no_refusal(postgres: PostgresSystem) -> None:
+    postgres.ask("CREATE TABLE t (number bigint, word varchar(20))")
+    sink = PostgresSink(postgres.server.conninfo(), table="t")
     writer = sink.writer(WriterContext(owner=owner(sink), batch=0, slot=0, copy="1.0.0"))
     writer.begin()
     writer.offer(ROWS)
     ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
-    assert ask(server, ended) == [(True,)]
+    assert postgres.ask(ended) == [(True,)]
     with pytest.raises(OutageError):
         writer.offer(ROWS)
     writer.abort()
-    close_all()
 
 
-def test_mariadb_refuses_rows_by_every_rule_of_the_table() -> None:
-    witness = Witness(shared_server())
+def test_mariadb_refuses_rows_by_every_rule_of_the_table(mariadb: MySQLSystem) -> None:
     for statement in TABLES:
-        witness.run(f"{statement} ENGINE=InnoDB" if statement.startswith("CREATE") else statement)
-    witness.run("ALTER TABLE t ADD CONSTRAINT fk FOREIGN KEY (number) REFERENCES known (number)")
-    sink = MySQLSink(witness.settings, table="t", commit="two_phase")
+        mariadb.ask(f"{statement} ENGINE=InnoDB" if statement.startswith("CREATE") else statement)
+    mariadb.ask("ALTER TABLE t ADD CONSTRAINT fk FOREIGN KEY (number) REFERENCES known (number)")
+    sink = MySQLSink(mariadb.settings, table="t", commit="two_phase")
     run = Owner(query="0123456789ab", token=Token(3, "0badcafe"), facts=sink.preflight("0123456789ab", None))
     told, handle = offer(sink, run)
     assert list(told.rows) == [2, 4, 5, 7, 9]
     assert all(told.reasons)
     with closing(sink.committer()) as committer:
         assert [one.outcome for one in committer.commit([handle])] == [Outcome.COMMITTED]
-    assert sorted(number for (number,) in witness.rows("SELECT number FROM t")) == [1, 2, 3, 5, 7]
+    assert sorted(number for (number,) in mariadb.ask("SELECT number FROM t")) == [1, 2, 3, 5, 7]

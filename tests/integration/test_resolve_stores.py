@@ -16,9 +16,9 @@ from hdfs_native import Client
 from typer.testing import CliRunner
 
 from object_files import object_files
-from redis_servers import Everywhere, cluster, needs_redis
+from redis_servers import Everywhere, cluster
 from s3_bucket import Bucket
-from shared_servers import USES_HDFS, hdfs_server, s3_server
+from shared_servers import USES_HDFS, hdfs_server, needs_redis, s3_server
 from small_job import SmallJob
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.hdfs import HdfsFiles

@@ -13,14 +13,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mariadb_witness import Witness, shared_server
-from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, server_fixture, staging_tables
-from redis_servers import needs_redis
 from redis_servers import witness as redis_client
+from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.cli.main import app
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
@@ -33,8 +32,6 @@ pytestmark = [needs_postgres, needs_redis]
 SINKS = ("pg.staged", "pg.two_phase", "my.staged", "my.two_phase", "cache", "out")
 SLOTS = 2
 READ = {"staged": "SELECT id FROM staged", "two_phase": "SELECT id FROM two_phase"}
-
-server = server_fixture()
 
 
 def rows(batch: int, slot: int) -> pa.RecordBatch:
@@ -49,13 +46,11 @@ def wanted(batches: int) -> list[int]:
 class Unit:
     """A query with six sinks, the operator's file for them, and witnesses."""
 
-    def __init__(self, folder: Path, postgres: PostgresServer, mariadb: Witness, redis: RedisServer) -> None:
+    def __init__(self, folder: Path, postgres: PostgresSystem, mariadb: MySQLSystem, redis: RedisServer) -> None:
         self.postgres, self.mariadb, self.redis, self.out = postgres, mariadb, redis, folder / "out"
-        close_all()
-        fresh_database(postgres)
         for table in ("staged", "two_phase"):
-            ask(postgres, f"CREATE TABLE {table} (id bigint PRIMARY KEY, key text, value text)")
-            mariadb.run(
+            postgres.ask(f"CREATE TABLE {table} (id bigint PRIMARY KEY, key text, value text)")
+            mariadb.ask(
                 f"CREATE TABLE {table} (id bigint PRIMARY KEY, `key` varchar(9), value varchar(9)) ENGINE=InnoDB"
             )
         with redis_client(redis) as client:
@@ -65,7 +60,7 @@ class Unit:
         self.config.write_text(yaml.safe_dump(self.file()))
 
     def sinks(self) -> Sequence[TwoPhaseCommitSink]:
-        to, settings = self.postgres.conninfo(), self.mariadb.settings
+        to, settings = self.postgres.server.conninfo(), self.mariadb.settings
         return [
             PostgresSink(to, table="staged", name="pg.staged"),
             PostgresSink(to, table="two_phase", commit="two_phase", name="pg.two_phase"),
@@ -78,7 +73,7 @@ class Unit:
     def file(self) -> dict[str, Any]:
         return {
             "systems": {
-                "pg": {"system": "postgres", "conninfo": self.postgres.conninfo()},
+                "pg": {"system": "postgres", "conninfo": self.postgres.server.conninfo()},
                 "my": {"system": "mysql", **self.mariadb.settings},
                 "cache": {"system": "redis", "url": self.redis.url},
                 "out": {"system": "files", "path": str(self.out)},
@@ -113,8 +108,8 @@ class Unit:
         return found
 
     def visible(self) -> dict[str, list[int]]:
-        found = {f"pg.{table}": [int(one) for (one,) in ask(self.postgres, read)] for table, read in READ.items()}
-        found |= {f"my.{table}": [int(one) for (one,) in self.mariadb.rows(read)] for table, read in READ.items()}
+        found = {f"pg.{table}": [int(one) for (one,) in self.postgres.ask(read)] for table, read in READ.items()}
+        found |= {f"my.{table}": [int(one) for (one,) in self.mariadb.ask(read)] for table, read in READ.items()}
         with redis_client(self.redis) as client:
             found["cache"] = [int(key) for key in client.keys("*") if not key.startswith(b"sparkonce:")]
         files = [path for path in self.out.rglob("*.parquet") if ".sparkonce" not in path.parts]
@@ -122,16 +117,14 @@ class Unit:
         return {name: sorted(numbers) for name, numbers in found.items()}
 
     def left(self) -> list[Any]:
-        ours = [one for one in self.mariadb.xids() if self.job.short_query in str(one)]
-        return [*prepared(self.postgres), *staging_tables(self.postgres), *self.mariadb.stages(), *ours]
+        ours = [one for one in self.mariadb.prepared() if self.job.short_query in str(one)]
+        return [*self.postgres.prepared(), *self.postgres.stages(), *self.mariadb.stages(), *ours]
 
 
 @pytest.fixture
-def unit(server: PostgresServer, tmp_path: Path) -> Iterator[Unit]:
-    mariadb = Witness(shared_server())
+def unit(postgres: PostgresSystem, mariadb: MySQLSystem, tmp_path: Path) -> Iterator[Unit]:
     with RedisServer(tmp_path / "redis") as redis:
-        yield Unit(tmp_path, server, mariadb, redis)
-    mariadb.run(f"DROP DATABASE {mariadb.database}")
+        yield Unit(tmp_path, postgres, mariadb, redis)
 
 
 def everywhere(numbers: list[int]) -> dict[str, list[int]]:
@@ -147,7 +140,7 @@ def test_all_systems_end_as_the_log_says(unit: Unit, phase: Phase, verdict: str,
     unit.die_at(phase, 1)
     assert unit.verdicts() == {system: {verdict} for system in ("pg", "my", "cache", "out")}
     assert unit.visible() == everywhere(wanted(1))
-    told = unit.command("describe", prepared(unit.postgres)[0], "--checkpoint", str(unit.job.checkpoint))
+    told = unit.command("describe", unit.postgres.prepared()[0], "--checkpoint", str(unit.job.checkpoint))
     assert (told["system"], told["kind"], told["verdict"]) == ("pg", "prepared", verdict)
     assert any("RowExclusiveLock" in one for one in told["holds"])
     done = unit.command("resolve", str(unit.job.checkpoint), "--yes")
@@ -175,8 +168,8 @@ def test_without_a_log_all_that_is_listed_is_aborted(unit: Unit) -> None:
 def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_says_so(unit: Unit) -> None:
     unit.die_at(Phase.FINISHING, 0)
     theirs = "INSERT INTO staged VALUES (0, 'theirs', 'b')"
-    ask(unit.postgres, theirs)
-    unit.mariadb.run(theirs)
+    unit.postgres.ask(theirs)
+    unit.mariadb.ask(theirs)
     resolve = ["transactions", "resolve", str(unit.job.checkpoint), "--yes", "--config", str(unit.config)]
     refused = CliRunner().invoke(app, [*resolve, "--patience-s", "0"])
     assert refused.exit_code == 1
@@ -185,4 +178,4 @@ def test_rows_whose_keys_came_after_the_decision_are_left_out_if_an_operator_say
     assert (done["batch"], done["committed"], done["lost"], done["open"]) == (0, len(SINKS) * SLOTS, 0, [])
     assert unit.visible() == everywhere(wanted(1))
     read = "SELECT id, value FROM staged ORDER BY id"
-    assert ask(unit.postgres, read) == list(unit.mariadb.rows(read)) == [(0, "b"), (1, "a")]
+    assert unit.postgres.ask(read) == list(unit.mariadb.ask(read)) == [(0, "b"), (1, "a")]

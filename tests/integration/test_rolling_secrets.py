@@ -23,15 +23,11 @@ from psycopg import sql
 
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from integration.test_kafka_security import allow, leaves_sockets
-from mariadb_witness import Witness as MariaDBWitness
-from mariadb_witness import shared_server
 from object_files import object_files
-from postgres_witness import ask, close_all, needs_postgres, running
-from redis_servers import needs_redis
 from redis_servers import witness as witness_of
 from s3_bucket import Bucket
 from secured import CLIENT, make_certificate, make_keys, secured_cluster
-from shared_servers import redis_server, s3_server
+from shared_servers import needs_postgres, needs_redis, new_postgres, redis_server, s3_server
 from small_job import SmallJob
 from sparkonce.checkpoint.credentials import PlainSettings
 from sparkonce.checkpoint.credentials import object_files as files_by_settings
@@ -44,6 +40,8 @@ from sparkonce.errors import (
     SparkonceError,
     UnknownOutcomeError,
 )
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.servers.postgres import PostgresServer
@@ -53,6 +51,7 @@ from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.pooled_producer import INITIALISE_LIMIT_S, PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 
@@ -87,40 +86,42 @@ def run(job: SmallJob, change: Callable[[], object], phase: Phase = Phase.WRITIN
 class Login:
     """A role with a password, whose sessions the server ends when the password changes."""
 
-    def __init__(self, server: PostgresServer, folder: Path) -> None:
-        self.server = server
+    def __init__(self, postgres: PostgresSystem, folder: Path) -> None:
+        self.postgres = postgres
         self.file = folder / "passwords"
         self.change(OLD)
 
     def change(self, password: str) -> None:
         self.file.write_text(f"*:*:*:etl:{password}\n")
         self.file.chmod(0o600)
-        ask(self.server, sql.SQL("ALTER ROLE etl PASSWORD {}").format(password))
-        ask(self.server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'etl'")
+        self.postgres.ask(sql.SQL("ALTER ROLE etl PASSWORD {}").format(password))
+        self.postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'etl'")
 
     def sink(self, **more: str) -> PostgresSink:
-        place = {"host": "127.0.0.1", "port": str(self.server.port), "dbname": "postgres", "user": "etl"}
+        place = {"host": "127.0.0.1", "port": str(self.postgres.server.port), "dbname": "postgres", "user": "etl"}
         return PostgresSink({**place, **more}, table="t")
 
     def visible(self) -> list[str]:
-        return [value for (value,) in ask(self.server, "SELECT value FROM t ORDER BY 1")]
+        return [value for (value,) in self.postgres.ask("SELECT value FROM t ORDER BY 1")]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running() as started:
-        ask(started, "CREATE ROLE etl SUPERUSER LOGIN")
+def postgres() -> Iterator[PostgresSystem]:
+    with PostgresServer() as started:
+        system = new_postgres(started)
+        system.ask("CREATE ROLE etl SUPERUSER LOGIN")
         hba = started.folder / "pg_hba.conf"
         hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all etl 127.0.0.1/32 scram-sha-256\n")
-        ask(started, "SELECT pg_reload_conf()")
-        yield started
+        system.ask("SELECT pg_reload_conf()")
+        yield system
+        system.stop()
         close_all()
 
 
 @pytest.fixture
-def login(server: PostgresServer, tmp_path: Path) -> Login:
-    ask(server, "DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (value text)")
-    return Login(server, tmp_path)
+def login(postgres: PostgresSystem, tmp_path: Path) -> Login:
+    postgres.ask("DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (value text)")
+    return Login(postgres, tmp_path)
 
 
 @needs_postgres
@@ -154,25 +155,25 @@ def _made(folder: Path) -> Path:
 # --- MariaDB ---------------------------------------------------------------------------------------------------------
 
 
-def test_mariadb_reads_a_file_of_defaults_again(tmp_path: Path) -> None:
-    witness, file = MariaDBWitness(shared_server()), tmp_path / "etl.cnf"
+def test_mariadb_reads_a_file_of_defaults_again(mariadb: MySQLSystem, tmp_path: Path) -> None:
+    file = tmp_path / "etl.cnf"
     user = f"etl_{secrets.token_hex(4)}"
-    witness.run("CREATE TABLE t (value varchar(20)) ENGINE=InnoDB")
-    witness.run(f"CREATE USER {user} IDENTIFIED BY '{OLD}'")
-    witness.run(f"GRANT ALL ON {witness.database}.* TO {user}")
+    mariadb.ask("CREATE TABLE t (value varchar(20)) ENGINE=InnoDB")
+    mariadb.ask(f"CREATE USER {user} IDENTIFIED BY '{OLD}'")
+    mariadb.ask(f"GRANT ALL ON {mariadb.database}.* TO {user}")
 
     def change(password: str) -> None:
         file.write_text(f"[client]\nuser={user}\npassword={password}\n")
-        witness.run(f"SET PASSWORD FOR {user} = PASSWORD('{password}')")
-        for (session,) in witness.rows("SELECT id FROM information_schema.processlist WHERE user = %s", [user]):
-            witness.run(f"KILL {session}")
+        mariadb.ask(f"SET PASSWORD FOR {user} = PASSWORD('{password}')")
+        for (session,) in mariadb.ask("SELECT id FROM information_schema.processlist WHERE user = %s", user):
+            mariadb.ask(f"KILL {session}")
 
     change(OLD)
-    place = {name: witness.settings[name] for name in ("host", "port", "database")}
+    place = {name: mariadb.settings[name] for name in ("host", "port", "database")}
     sink = {**place, "read_default_file": str(file), "user": user}
     run(job_of(tmp_path, lambda: MySQLSink(sink, table="t")), lambda: change(NEW))
-    assert [value for (value,) in witness.rows("SELECT value FROM t ORDER BY 1")] == batches(0, 1)
-    witness.run(f"DROP USER {user}")
+    assert [value for (value,) in mariadb.ask("SELECT value FROM t ORDER BY 1")] == batches(0, 1)
+    mariadb.ask(f"DROP USER {user}")
 
 
 # --- Redis -----------------------------------------------------------------------------------------------------------

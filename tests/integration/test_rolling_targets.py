@@ -12,9 +12,7 @@ import pyarrow as pa
 import pytest
 
 from integration.kafka_witness import Witness, eventually, until_final
-from mariadb_witness import shared_server
-from postgres_witness import close_all
-from shared_servers import postgres_server
+from shared_servers import mariadb_server, postgres_server
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
@@ -28,6 +26,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
@@ -102,7 +101,7 @@ class OnTables:
 MADE: dict[str, Callable[[Witness], Place]] = {
     "kafka": OnKafka,
     "postgres staged": lambda _: OnTables(PostgresSystem(commit="staged", server=postgres_server())),
-    "mariadb staged": lambda _: OnTables(MySQLSystem(commit="staged", server=shared_server())),
+    "mariadb staged": lambda _: OnTables(MySQLSystem(commit="staged", server=mariadb_server())),
 }
 
 

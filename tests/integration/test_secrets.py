@@ -17,17 +17,17 @@ from psycopg import sql
 from canary import CANARY, check, everything_told, rows, said_of, watch
 from integration.kafka_witness import new_name
 from integration.s3_scene import bucket, s3
-from mariadb_witness import Witness as MariaDBWitness
-from mariadb_witness import shared_server
-from postgres_witness import ask, close_all, needs_postgres, running
-from redis_servers import needs_redis
 from s3_bucket import Bucket
+from shared_servers import needs_postgres, needs_redis, new_postgres
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.sink import MySQLSink
+from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
@@ -36,24 +36,26 @@ __all__ = ["bucket", "s3"]
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with running() as server:
-        ask(server, sql.SQL("CREATE ROLE etl SUPERUSER LOGIN PASSWORD {}").format(CANARY))
+def postgres() -> Iterator[PostgresSystem]:
+    with PostgresServer() as server:
+        system = new_postgres(server)
+        system.ask(sql.SQL("CREATE ROLE etl SUPERUSER LOGIN PASSWORD {}").format(CANARY))
         hba = server.folder / "pg_hba.conf"
         hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all etl 127.0.0.1/32 scram-sha-256\n")
-        ask(server, "SELECT pg_reload_conf()")
-        yield server
+        system.ask("SELECT pg_reload_conf()")
+        yield system
+        system.stop()
         close_all()
 
 
 @needs_postgres
 @pytest.mark.parametrize(("form", "commit"), [("words", "staged"), ("url", "two_phase")])
 def test_postgresql(
-    postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str, commit: str
+    postgres: PostgresSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str, commit: str
 ) -> None:
-    ask(postgres, "DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (id bigint, value text)")
+    postgres.ask("DROP TABLE IF EXISTS t, sparkonce_commits; CREATE TABLE t (id bigint, value text)")
 
-    def make(*, user: str = "etl", port: int = postgres.port, table: str = "t") -> PostgresSink:
+    def make(*, user: str = "etl", port: int = postgres.server.port, table: str = "t") -> PostgresSink:
         given: Any = {"host": "127.0.0.1", "port": port, "dbname": "postgres", "user": user, "password": CANARY}
         if form == "words":
             given = " ".join(f"{name}={value}" for name, value in given.items())
@@ -64,19 +66,18 @@ def test_postgresql(
     check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, table={"table": "none"})
 
 
-def test_mariadb(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    witness = MariaDBWitness(shared_server())
+def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     user = new_name("u")[:20]
-    witness.run("CREATE USER %s IDENTIFIED BY %s", (user, CANARY))
-    witness.run("GRANT ALL ON *.* TO %s", (user,))
-    witness.run("CREATE TABLE t (id bigint, value varchar(9)) ENGINE=InnoDB")
+    mariadb.ask("CREATE USER %s IDENTIFIED BY %s", user, CANARY)
+    mariadb.ask("GRANT ALL ON *.* TO %s", user)
+    mariadb.ask("CREATE TABLE t (id bigint, value varchar(9)) ENGINE=InnoDB")
 
     def make(**changed: Any) -> MySQLSink:
-        settings = {**witness.settings, "user": user, "password": CANARY, **changed}
+        settings = {**mariadb.settings, "user": user, "password": CANARY, **changed}
         return MySQLSink(settings, table="t")
 
     check(make, tmp_path, caplog, user={"user": "nobody"}, nowhere={"port": 1}, database={"database": "none"})
-    witness.run("DROP USER %s", (user,))
+    mariadb.ask("DROP USER %s", user)
 
 
 @needs_redis

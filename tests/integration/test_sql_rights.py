@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Witness, shared_server
-from postgres_witness import ask, close_all, fresh_database, needs_postgres, prepared, server_fixture, staging_tables
+from shared_servers import needs_postgres
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
@@ -76,40 +76,35 @@ def taken_away(job: SmallJob, phase: Phase, take: Callable[[], None], give: Call
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------
 
 
-server = server_fixture()
-
-
-def least(server: PostgresServer, mode: str) -> Callable[[], PostgresSink]:
+def least(postgres: PostgresSystem, mode: str) -> Callable[[], PostgresSink]:
     """The schema of the markers is one of their own, so that CREATE is for them alone."""
-    close_all()
-    ask(server, "DROP SCHEMA IF EXISTS markers CASCADE")
-    fresh_database(server, "DROP ROLE IF EXISTS least", "CREATE ROLE least LOGIN", "CREATE SCHEMA markers")
-    ask(server, "REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO least")
-    ask(server, "CREATE TABLE t (id bigint PRIMARY KEY, text text)")
-    ask(server, "GRANT INSERT ON t TO least; GRANT USAGE, CREATE ON SCHEMA markers TO least")
+    postgres.ask("CREATE ROLE least LOGIN; CREATE SCHEMA markers")
+    postgres.ask("REVOKE ALL ON SCHEMA public FROM PUBLIC; GRANT USAGE ON SCHEMA public TO least")
+    postgres.ask("CREATE TABLE t (id bigint PRIMARY KEY, text text)")
+    postgres.ask("GRANT INSERT ON t TO least; GRANT USAGE, CREATE ON SCHEMA markers TO least")
     if mode == "upsert":
-        ask(server, "GRANT SELECT, UPDATE ON t TO least")
+        postgres.ask("GRANT SELECT, UPDATE ON t TO least")
     return lambda: PostgresSink(
-        server.conninfo(user="least"), table="t", commits_schema="markers", lock_timeout_s=1, **MODES[mode]
+        postgres.server.conninfo(user="least"), table="t", commits_schema="markers", lock_timeout_s=1, **MODES[mode]
     )
 
 
-def ids(server: PostgresServer) -> list[int]:
-    return [number for (number,) in ask(server, "SELECT id FROM t ORDER BY id")]
+def ids(postgres: PostgresSystem) -> list[int]:
+    return [number for (number,) in postgres.ask("SELECT id FROM t ORDER BY id")]
 
 
 @needs_postgres
 @pytest.mark.parametrize("mode", MODES)
-def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path, mode: str) -> None:
-    make = least(server, mode)
-    live(new_job(tmp_path, make), lambda: list_orphans(server.conninfo(user="least")))
-    assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
+def test_postgresql_with_the_least_rights(postgres: PostgresSystem, tmp_path: Path, mode: str) -> None:
+    make = least(postgres, mode)
+    live(new_job(tmp_path, make), lambda: list_orphans(postgres.server.conninfo(user="least")))
+    assert (ids(postgres), postgres.prepared(), postgres.stages()) == (wanted(3), [], [])
     if mode == "two_phase":
-        ask(server, "REVOKE CREATE ON SCHEMA markers FROM least")
+        postgres.ask("REVOKE CREATE ON SCHEMA markers FROM least")
         job = new_job(tmp_path / "again", make)
-        ask(server, "TRUNCATE t")
+        postgres.ask("TRUNCATE t")
         job.run(0)
-        assert ids(server) == wanted(1)
+        assert ids(postgres) == wanted(1)
 
 
 @needs_postgres
@@ -126,17 +121,17 @@ def test_postgresql_with_the_least_rights(server: PostgresServer, tmp_path: Path
     ],
 )
 def test_a_right_of_postgresql_that_goes(
-    server: PostgresServer, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
+    postgres: PostgresSystem, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
 ) -> None:
-    make = least(server, mode)
+    make = least(postgres, mode)
     taken_away(
         new_job(tmp_path, make),
         phase,
-        lambda: ask(server, f"REVOKE {right} ON {on} FROM least"),  # type: ignore[arg-type,func-returns-value]
-        lambda: ask(server, f"GRANT {right} ON {on} TO least"),  # type: ignore[arg-type,func-returns-value]
+        lambda: postgres.ask(f"REVOKE {right} ON {on} FROM least"),  # type: ignore[arg-type,func-returns-value]
+        lambda: postgres.ask(f"GRANT {right} ON {on} TO least"),  # type: ignore[arg-type,func-returns-value]
         f"permission.*{on.removeprefix('SCHEMA ').rpartition('.')[2]}|{on.removeprefix('SCHEMA ')}.*permission",
     )
-    assert (ids(server), prepared(server), staging_tables(server)) == (wanted(3), [], [])
+    assert (ids(postgres), postgres.prepared(), postgres.stages()) == (wanted(3), [], [])
 
 
 @needs_postgres
@@ -152,60 +147,58 @@ def test_a_right_of_postgresql_that_goes(
     ],
 )
 def test_a_right_of_postgresql_that_is_missing_at_the_start(
-    server: PostgresServer, tmp_path: Path, right: str, on: str, words: str
+    postgres: PostgresSystem, tmp_path: Path, right: str, on: str, words: str
 ) -> None:
-    make = least(server, "staged")
+    make = least(postgres, "staged")
     new_job(tmp_path / "first", make).run(0)
-    ask(server, f"TRUNCATE t; REVOKE {right} ON {on} FROM least")  # type: ignore[arg-type]
+    postgres.ask(f"TRUNCATE t; REVOKE {right} ON {on} FROM least")  # type: ignore[arg-type]
     job = new_job(tmp_path / "second", make)
     with pytest.raises(PreflightError, match=words) as raised:
         job.run(0)
     assert f"GRANT {right} ON {on}" in raised.value.next_step.replace('"', "")
-    ask(server, f"GRANT {right} ON {on} TO least")  # type: ignore[arg-type]
+    postgres.ask(f"GRANT {right} ON {on} TO least")  # type: ignore[arg-type]
     job.run(0)
-    assert ids(server) == wanted(1)
+    assert ids(postgres) == wanted(1)
 
 
 # --- MariaDB --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def witness() -> Iterator[Witness]:
-    opened = Witness(shared_server())
-    opened.run("CREATE USER IF NOT EXISTS least")
-    opened.run("REVOKE ALL PRIVILEGES, GRANT OPTION FROM least")
-    opened.run("CREATE TABLE t (id bigint PRIMARY KEY, text varchar(9)) ENGINE=InnoDB")
-    yield opened
-    opened.run("DROP USER least")
-    opened.run(f"DROP DATABASE {opened.database}")
+def mariadb(mariadb: MySQLSystem) -> Iterator[MySQLSystem]:
+    mariadb.ask("CREATE USER IF NOT EXISTS least")
+    mariadb.ask("REVOKE ALL PRIVILEGES, GRANT OPTION FROM least")
+    mariadb.ask("CREATE TABLE t (id bigint PRIMARY KEY, text varchar(9)) ENGINE=InnoDB")
+    yield mariadb
+    mariadb.ask("DROP USER least")
 
 
-def least_of_mariadb(witness: Witness, mode: str) -> Callable[[], MySQLSink]:
+def least_of_mariadb(mariadb: MySQLSystem, mode: str) -> Callable[[], MySQLSink]:
     """The sink's own tables are made by the administrator, so that CREATE is for staging tables alone."""
-    MySQLSink(witness.settings, table="t", **MODES[mode]).preflight("0123456789ab", None)
+    MySQLSink(mariadb.settings, table="t", **MODES[mode]).preflight("0123456789ab", None)
     for table in ("sparkonce_commits", "sparkonce_servers"):
-        witness.run(f"GRANT SELECT, INSERT, DELETE ON {table} TO least")
-    witness.run(f"GRANT SELECT, INSERT{', UPDATE' if mode == 'upsert' else ''} ON t TO least")
+        mariadb.ask(f"GRANT SELECT, INSERT, DELETE ON {table} TO least")
+    mariadb.ask(f"GRANT SELECT, INSERT{', UPDATE' if mode == 'upsert' else ''} ON t TO least")
     if mode != "two_phase":
         # Staging tables have names that are drawn: rights on them are rights on the database.
-        witness.run(f"GRANT SELECT, INSERT, CREATE, DROP ON {witness.database}.* TO least")
-    settings = {**witness.settings, "user": "least"}
+        mariadb.ask(f"GRANT SELECT, INSERT, CREATE, DROP ON {mariadb.database}.* TO least")
+    settings = {**mariadb.settings, "user": "least"}
     return lambda: MySQLSink(settings, table="t", commit_timeout_s=2, lock_timeout_s=1, **MODES[mode])
 
 
-def ids_of_mariadb(witness: Witness) -> list[int]:
-    return [number for (number,) in witness.rows("SELECT id FROM t ORDER BY id")]
+def ids_of_mariadb(mariadb: MySQLSystem) -> list[int]:
+    return [number for (number,) in mariadb.ask("SELECT id FROM t ORDER BY id")]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: str) -> None:
-    make, of_others = least_of_mariadb(witness, mode), witness.xids()
-    settings = {**witness.settings, "user": "least"}
+def test_mariadb_with_the_least_rights(mariadb: MySQLSystem, tmp_path: Path, mode: str) -> None:
+    make, of_others = least_of_mariadb(mariadb, mode), mariadb.prepared()
+    settings = {**mariadb.settings, "user": "least"}
     live(
         new_job(tmp_path, make),
-        lambda: [one for one in list_mysql_orphans(settings) if one.database == witness.database],
+        lambda: [one for one in list_mysql_orphans(settings) if one.database == mariadb.database],
     )
-    assert (ids_of_mariadb(witness), witness.stages(), witness.xids()) == (wanted(3), [], of_others)
+    assert (ids_of_mariadb(mariadb), mariadb.stages(), mariadb.prepared()) == (wanted(3), [], of_others)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +210,15 @@ def test_mariadb_with_the_least_rights(witness: Witness, tmp_path: Path, mode: s
     ],
 )
 def test_a_right_of_mariadb_that_goes(
-    witness: Witness, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
+    mariadb: MySQLSystem, tmp_path: Path, mode: str, right: str, on: str, phase: Phase
 ) -> None:
-    make, of_others = least_of_mariadb(witness, mode), witness.xids()
-    where = f"{witness.database}.{on}"
+    make, of_others = least_of_mariadb(mariadb, mode), mariadb.prepared()
+    where = f"{mariadb.database}.{on}"
     taken_away(
         new_job(tmp_path, make),
         phase,
-        lambda: witness.run(f"REVOKE {right} ON {where} FROM least"),
-        lambda: witness.run(f"GRANT {right} ON {where} TO least"),
+        lambda: mariadb.ask(f"REVOKE {right} ON {where} FROM least"),
+        lambda: mariadb.ask(f"GRANT {right} ON {where} TO least"),
         f"{right} command denied|1142|grant .*{right}",
     )
-    assert (ids_of_mariadb(witness), witness.stages(), witness.xids()) == (wanted(3), [], of_others)
+    assert (ids_of_mariadb(mariadb), mariadb.stages(), mariadb.prepared()) == (wanted(3), [], of_others)

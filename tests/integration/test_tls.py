@@ -14,12 +14,11 @@ import pymysql
 import pytest
 import redis
 
-from mariadb_witness import need_mariadb
-from postgres_witness import needs_postgres
-from redis_servers import needs_redis
 from secured import CLIENT, ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys
+from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.servers.mariadb import MariaDBServer
@@ -264,7 +263,8 @@ def test_another_machine_that_need_not_prove_who_it_is_is_said(
 
 @pytest.fixture(scope="module")
 def mariadb(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
-    need_mariadb()
+    if MySQLSystem.missing():
+        pytest.skip(MySQLSystem.missing())
     options = {"ssl-ca": "ca.pem", "ssl-cert": "broker.pem", "ssl-key": "broker.key"}
     options = {name: str(keys / file) for name, file in options.items()}
     with MariaDBServer(tmp_path_factory.mktemp("mariadb") / "data", options=options) as server:

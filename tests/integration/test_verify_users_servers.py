@@ -14,10 +14,8 @@ import redis
 from confluent_kafka.admin import AdminClient
 
 from integration.verify_query import Query, batches_in, started, until, with_batches
-from mariadb_witness import shared_server
-from postgres_witness import empty_server
 from s3_bucket import Bucket
-from shared_servers import redis_server, s3_server
+from shared_servers import mariadb_server, postgres_server, redis_server, s3_server
 from sparkonce.errors import PreflightError
 from sparkonce.lab.faults import OF_REQUESTS, Fault
 from sparkonce.lab.systems.injections import Injectable
@@ -55,7 +53,7 @@ def kafka(broker: Cluster) -> Users:
 
 @pytest.fixture(scope="module")
 def postgres() -> Users:
-    server = empty_server()
+    server = postgres_server()
 
     def names() -> list[str]:
         with psycopg.connect(server.conninfo()) as connection:
@@ -66,7 +64,7 @@ def postgres() -> Users:
 
 @pytest.fixture(scope="module")
 def mysql() -> Users:
-    server = shared_server()
+    server = mariadb_server()
 
     def names() -> list[str]:
         with closing(pymysql.connect(**server.settings)) as connection, connection.cursor() as cursor:  # type: ignore[arg-type]

@@ -51,7 +51,9 @@ def kafka() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in this process, for tests that kill nothing. The tables' jars cost its start less than a second."""
+    from conformance import folder, folder_sink
     from jvm import jars_beside_spark
+    from spark.in_process import travelling
     from spark.pipeline import Config, session
     from startup import jvm_flags, light_files
 
@@ -74,7 +76,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     made = session(Config(**{**nothing, **given}))
     gc.collect()
     gc.freeze()  # each query ends with a collection: it need not look at all that was imported
-    yield made
+    with travelling(folder, folder_sink):
+        yield made
     made.stop()
 
 

@@ -26,12 +26,15 @@ from striking.gate import Arrival, Gate
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from spark.targets import Rows, Target
+    from sparkonce.lab.systems.base import VerifiedSystem
 
 PARTITIONS = 4
 
 Row = tuple[str, str]
 """Key and value of a row of the output, as far as a job says what they must be."""
+
+Rows = Counter[tuple[str, int]]
+"""How often each row, known by its id, is somewhere under the number of a batch."""
 
 Message = tuple[bytes, bytes | None]
 """Key and value of a row of a source."""
@@ -57,14 +60,14 @@ class Verdict(NamedTuple):
 
 
 class AnyJob:
-    """Sources, targets, a checkpoint, and everything that runs on them. Use as a context manager.
+    """Sources, systems, a checkpoint, and everything that runs on them. Use as a context manager.
 
     Args:
         bootstrap: The broker.
         folder: A new one.
         sources: How many topics are read.
-        kafka: More of the Kafka sink's arguments; None for a query that does not write to Kafka.
-        targets: What else it writes to.
+        settings: More of the Kafka sink's settings.
+        systems: What else it writes to, started, with a place of columns ``id`` and ``batch``.
         config: More of `Config`.
     """
 
@@ -74,27 +77,28 @@ class AnyJob:
         folder: Path,
         *,
         sources: int = 1,
-        kafka: Mapping[str, Any] | None = {},
-        targets: Sequence[Target] = (),
+        settings: Mapping[str, Any] | None = None,
+        systems: Sequence[VerifiedSystem] = (),
         **config: Any,
     ) -> None:
         self.bootstrap = bootstrap
         self.folder = folder
         self.gate = Gate()
         self.runs: list[Run] = []
-        self.targets = {target.kind: target for target in targets}
-        sinks = {} if kafka is None else {KAFKA: dict(kafka)}
+        self.systems = {system.name: system for system in systems}
+        target = config.get("target") or new_name("target")
+        kafka = {"settings": {"bootstrap.servers": bootstrap, **(settings or {})}, "topic": target}
         self.config = Config(
             **{
                 "bootstrap": bootstrap,
                 "sources": tuple(new_name("source") for _ in range(sources)),
-                "target": new_name("target"),
+                "target": target,
                 "checkpoint": str(folder / "checkpoint"),
                 "temporary": str(folder / "temporary"),
                 "jars": () if config.get("files") else tuple(str(jar) for jar in spark_kafka_jars()),
                 "jvm_flags": jvm_flags(),
                 "gate": self.gate.address,
-                "sinks": {**sinks, **{target.kind: target.sink for target in targets}},
+                "sinks": {KAFKA: kafka, **{name: system.arguments() for name, system in self.systems.items()}},
                 **config,
             }
         )
@@ -166,19 +170,15 @@ class AnyJob:
 
     def visible(self) -> dict[str, Rows]:
         """Reads each system."""
-        found = {kind: target.visible() for kind, target in self.targets.items()}
-        if KAFKA in self.config.sinks:
-            told = [((one.key or b"").decode(), (one.value or b"").split()[0]) for one in self.records()]
-            found[KAFKA] = Counter((key, int(batch)) for key, batch in told)
-        return found
+        told = [((one.key or b"").decode(), (one.value or b"").split()[0]) for one in self.records()]
+        found = {name: Counter(system.visible("id", "batch")) for name, system in self.systems.items()}
+        return {KAFKA: Counter((key, int(batch)) for key, batch in told), **found}
 
-    def open(self) -> dict[str, list[str]]:
+    def open(self) -> dict[str, Sequence[str]]:
         """Asks each system what it holds of the query that is neither committed nor aborted."""
-        query = self.query if (self.checkpoint / "metadata").exists() else "none yet"
-        found = {kind: target.open(query) for kind, target in self.targets.items()}
-        if KAFKA in self.config.sinks:
-            found[KAFKA] = list(self.transactions("Ongoing"))
-        return found
+        known = (self.checkpoint / "metadata").exists()
+        found = {name: system.left_open() for name, system in self.systems.items()}
+        return {KAFKA: list(self.transactions("Ongoing")) if known else [], **found}
 
     def count(self, expected: Counter[Row]) -> Verdict:
         """Counts on the broker."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from eventually import LIMIT_S
-from spark.harness import AnyJob, start_together
+from spark.harness import AnyJob, Rows, start_together
 from spark.pipeline import ENDED, PHASE, REFUSED
 from spark.processes import Run
 from sparkonce.protocol.state import Phase
 from striking.gate import Arrival, Hold
 from striking.points import BEGIN, FIRST, HALFWAY, IN_DRIVER, PREPARED, WRITTEN
-
-if TYPE_CHECKING:
-    from spark.targets import Rows
 
 WITHIN_TASKS = (BEGIN, WRITTEN, PREPARED)
 INSIDE = (*WITHIN_TASKS, HALFWAY)

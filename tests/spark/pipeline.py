@@ -12,13 +12,15 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.lab.systems.kafka import KafkaSystem
+from sparkonce.lab.systems.names import SYSTEMS
 from striking.gate import arrive, come_to
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 PHASE = "phase"
 ENDED = "ended"
 REFUSED = "refused"
-KAFKA = "KafkaSink"
+KAFKA = KafkaSystem.name
 SPARK_STOPS = ('the return value of "scala.Option.get()" is null', "Python worker failed to connect back")
 """What ends a query through no fault of its own: another start goes on.
 
@@ -60,8 +62,7 @@ class Config:
         points: Where else than at its phases the query comes to it, see `striking.points`.
         program: A program and its arguments, which is run in place of a plan, as its user runs it.
         plan: ``module:function`` of the plan, see `spark.plans`.
-        sinks: Each sink's arguments, by its class's name. With ``"slots"``, its rows come in so many.
-        letters: The folder of dead letters, with one for each sink; empty if a row that is refused stops the query.
+        sinks: Each sink's arguments, by the name of its system.
         query: More of the arguments of `ExactlyOnce`.
         output_mode: Spark's.
         master: Spark's master.
@@ -86,8 +87,7 @@ class Config:
     points: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
     plan: str = "spark.plans:distinct"
-    sinks: dict[str, dict[str, Any]] = field(default_factory=lambda: {KAFKA: {}})
-    letters: str = ""
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
     query: dict[str, Any] = field(default_factory=dict)
     output_mode: str = "append"
     master: str = "local[2]"
@@ -119,60 +119,20 @@ def tagged(rows: DataFrame, batch: int) -> DataFrame:
 
 def for_tables(rows: DataFrame) -> DataFrame:
     """Makes what every sink but Kafka's gets: they share the batch's tasks, since their view is the same function."""
-    batch = "cast(split(value, ' ')[0] as bigint) as batch"
-    return rows.selectExpr("key as id", batch, "substr(key, -2) as ending", "1 as amount")
-
-
-def as_events(rows: DataFrame) -> DataFrame:
-    """Makes what Pravega gets: the batch and the id as the value, under the id's ending."""
-    return rows.selectExpr("concat_ws(' ', value, key) as value", "substr(key, -2) as key")
-
-
-def totals(rows: DataFrame) -> DataFrame:
-    """Makes a row of each ending, which says how many rows there are of it, and of which batch."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
-
-    grouped = for_tables(rows).groupBy("ending").agg(F.sum("amount").alias("amount"), F.max("batch").alias("batch"))
-    return grouped.selectExpr("ending", "amount", "concat(batch, ':', amount, ';') as seen")
+    return rows.selectExpr("key as id", "cast(split(value, ' ')[0] as bigint) as batch")
 
 
 def make_sinks(config: Config) -> Sinks:
-    import sparkonce
-
-    views: dict[Any, Callable[[DataFrame], DataFrame] | None] = {}
-    for kind, given in config.sinks.items():
-        more = dict(given)
-        if kind == KAFKA:
-            settings = {"bootstrap.servers": config.bootstrap, **more.get("settings", {})}
-            more = {"topic": config.target, **more, "settings": settings}
-        if "guarantee" in more:
-            more["guarantee"] = sparkonce.Guarantee[more["guarantee"]]
-        slots = more.pop("slots", 0)
-        sink = gated(config, getattr(sparkonce, kind)(**more))
-        fewer = partial(in_fewer_slots, slots=slots)
-        own = {"DeltaSink": totals, "PravegaSink": as_events}.get(kind, for_tables)
-        views[sink] = None if kind == KAFKA else fewer if slots else own
-    return views
-
-
-def letters_of(config: Config, sinks: Sinks) -> dict[TwoPhaseCommitSink, TwoPhaseCommitSink] | None:
-    """Makes a sink of dead letters for each sink: their views differ."""
-    from sparkonce import FilesSink
-
-    folders = {sink: f"refused-{sink.name}" for sink in sinks} if config.letters else {}
     return {
-        sink: gated(config, FilesSink(f"{config.letters}/{name}", name=name)) for sink, name in folders.items()
-    } or None
+        gated(config, SYSTEMS[name].build(given)): None if name == KAFKA else for_tables
+        for name, given in config.sinks.items()
+    }
 
 
 def gated(config: Config, sink: TwoPhaseCommitSink) -> GatedSink:
     from striking.gated import GatedSink
 
     return GatedSink(sink, partial(come_to, config.gate), config.points)
-
-
-def in_fewer_slots(rows: DataFrame, slots: int) -> DataFrame:
-    return for_tables(rows).coalesce(slots)
 
 
 def main(texts: Sequence[str]) -> int:
@@ -226,14 +186,8 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
         begun.set()
         listen(config, phase, batch)
 
-    sinks = make_sinks(config)
     exactly_once = ExactlyOnce(
-        sinks,
-        checkpoint=config.checkpoint,
-        dead_letters=letters_of(config, sinks),
-        listener=begin,
-        display=False,
-        **config.query,
+        make_sinks(config), checkpoint=config.checkpoint, listener=begin, display=False, **config.query
     )
 
     def run_batch(rows: DataFrame, batch: int) -> None:

@@ -38,9 +38,3 @@ def distinct(spark: SparkSession, config: Config) -> DataFrame:
 def moody(spark: SparkSession, config: Config) -> DataFrame:
     """Rows that are others each time that they are computed."""
     return distinct(spark, config).withColumn("value", F.expr("uuid()"))
-
-
-def from_files(spark: SparkSession, config: Config) -> DataFrame:
-    """The rows of two files in a batch, which come to several slots."""
-    rows = spark.readStream.schema("id string").option("maxFilesPerTrigger", 2).json(config.files)
-    return rows.withColumnRenamed("id", "key").repartition(config.slots)

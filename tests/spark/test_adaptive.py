@@ -45,7 +45,7 @@ def new_job(broker: Cluster, folder: Path, source: str, *, is_lost: bool) -> Job
         slots=SLOTS,
         plan="spark.plans_of_files:shuffled",
         files=str(folder / "input") if source == "files" else "",
-        kafka={"settings": {"transaction.timeout.ms": TIMEOUT_MS}} if is_lost else {},
+        settings={"transaction.timeout.ms": TIMEOUT_MS} if is_lost else {},
         sql=SPLIT,
         points=(HALFWAY,),
     )

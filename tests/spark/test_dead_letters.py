@@ -13,19 +13,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from postgres_witness import ask, needs_postgres, server_fixture
+from shared_servers import needs_postgres
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import FilesSink, PostgresSink
 from sparkonce.errors import PrepareError, TransactionLostError
 from sparkonce.files import whole_batches
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 
 pytestmark = MARKS
-
-server = server_fixture()
 
 IDS = [f"{number}" for number in range(400)]
 LARGE = [one for one in IDS if int(one) % 50 == 0]
@@ -57,15 +55,14 @@ def without(refused: list[str]) -> list[str]:
 @needs_postgres
 @pytest.mark.parametrize("commit", [pytest.param("staged", marks=pytest.mark.slow), "two_phase"])
 def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
-    spark: SparkSession, kafka: Cluster, tmp_path: Path, server: PostgresServer, commit: str
+    spark: SparkSession, kafka: Cluster, tmp_path: Path, postgres: PostgresSystem, commit: str
 ) -> None:
-    ask(server, "DROP TABLE IF EXISTS liked")
-    ask(server, "CREATE TABLE liked (key text, value varchar(100), CHECK (key::int % 70 <> 3))")
+    postgres.ask("CREATE TABLE liked (key text, value varchar(100), CHECK (key::int % 70 <> 3))")
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
     letters = tmp_path / "refused"
 
     def run(**more: Any) -> Any:
-        table = PostgresSink(server.conninfo(), table="liked", commit=commit)
+        table = PostgresSink(postgres.server.conninfo(), table="liked", commit=commit)
         dead = FilesSink(letters, name="refused")
         return stream.run(plan, rows_per_batch=100, sinks=lambda to: [to, table], dead_letters=dead, **more)
 
@@ -73,7 +70,7 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
         with pytest.raises(CrashError):
             run(listener=crash_at(phase, batch))
     run()
-    table = sorted((key for (key,) in ask(server, "SELECT key FROM liked")), key=int)
+    table = sorted((key for (key,) in postgres.ask("SELECT key FROM liked")), key=int)
     found = in_files(letters)
     assert sorted(stream.keys(), key=int) == without(LARGE)
     assert refused_by("kafka", found) == LARGE

@@ -19,7 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from rich.console import Console
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
@@ -35,7 +34,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 
 @pytest.fixture(autouse=True, scope="module")
 def _this_module_travels() -> Iterator[None]:
-    with travelling(folder_sink, sys.modules[__name__]):
+    with travelling(sys.modules[__name__]):
         yield
 
 

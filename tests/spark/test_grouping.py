@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
-from spark.in_process import MARKS, ended, travelling
+from spark.in_process import MARKS, ended
 from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.ownership import Token
@@ -26,12 +25,6 @@ from sparkonce.spark.work import SparkWork
 pytestmark = MARKS
 
 PARTITIONS, SLOTS, ROWS = 12, 3, 1200
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _folder_sink_travels() -> Iterator[None]:
-    with travelling(folder_sink):
-        yield
 
 
 def by_slot(rows: DataFrame) -> list[list[tuple[int, int]]]:

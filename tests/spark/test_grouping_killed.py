@@ -39,7 +39,7 @@ def new_job(kafka: Cluster, folder: Path, plan: str, slots: int, timeout_ms: int
         again=False,
         plan=plan,
         slots=slots,
-        kafka={"settings": {"transaction.timeout.ms": timeout_ms}},
+        settings={"transaction.timeout.ms": timeout_ms},
         query={"rows_per_slot": ROWS_PER_SLOT},
         points=(HALFWAY,),
     )

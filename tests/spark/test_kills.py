@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from postgres_witness import needs_postgres, running
+from shared_servers import needs_postgres, postgres_server
 from spark.harness import Job, start_together
 from spark.kills import Cell, Sight, strike
 from spark.pipeline import ENDED, KAFKA, REFUSED
-from spark.targets import Files, Postgres
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.lab.systems.base import VerifiedSystem
+from sparkonce.lab.systems.files import FilesSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision
 from sparkonce.rig.kafka import Cluster
@@ -32,7 +34,7 @@ from striking.points import BEFORE_CONCLUDE, HALFWAY, IN_DRIVER, PREPARED, WRITT
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800), needs_postgres]
 
 ROWS, ROWS_PER_BATCH = 1_200, 200
-SYSTEMS = (KAFKA, "PostgresSink", "FilesSink")
+SYSTEMS = (KAFKA, "postgres", "files")
 
 KILLS: Sequence[tuple[Cell, Cell]] = (
     # The second kill meets what the first has left. Only a decided batch is replayed.
@@ -81,7 +83,13 @@ class Killed:
 def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
     folder = tmp_path_factory.mktemp("killed")
     with ExitStack() as stack:
-        server = stack.enter_context(running())
+
+        def new_systems() -> Iterator[VerifiedSystem]:
+            for system in (PostgresSystem(commit="staged", server=postgres_server()), FilesSystem(folder)):
+                stack.callback(system.stop)
+                system.start(folder)
+                system.place("id text", "batch bigint")
+                yield system
 
         def new_job(name: str, **config: Any) -> Job:
             every = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "keep_batches": 2}
@@ -92,7 +100,7 @@ def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         jobs = [
             new_job(
                 f"unit-{number}",
-                targets=[Postgres(server, f"unit_{number}"), Files(folder / f"files-{number}")],
+                systems=list(new_systems()),
                 plan=f"spark.plans:{'distinct' if number in STATEFUL else 'stateless'}",
                 again=number in STATEFUL,
             )
@@ -100,7 +108,7 @@ def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ]
         settings = {"transaction.timeout.ms": LOST_TIMEOUT_MS}
         losing = {
-            name: new_job(f"losing-{number}", plan=plan, kafka={"settings": settings})
+            name: new_job(f"losing-{number}", plan=plan, settings=settings)
             for number, (name, (plan, _)) in enumerate(LOST.items())
         }
         first = {job: kills[0] for job, kills in zip(jobs, KILLS, strict=True)}
@@ -150,7 +158,7 @@ def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed
 
     assert [one.told["failed"] for one in job.gate.at(ENDED)] == [""], "only the last run has ended on its own"
     found = job.visible()
-    assert found[KAFKA] == found["PostgresSink"] == found["FilesSink"], "the systems differ in a batch"
+    assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
     assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
     assert job.open() == {kind: [] for kind in SYSTEMS}
     # The process ends right after its queries, which nobody closes.

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mar
 
 
 def test_a_driver_that_is_killed_while_it_heals_leaves_the_next_one_to_heal(kafka: Cluster, tmp_path: Path) -> None:
-    soon = {"settings": {"transaction.timeout.ms": 10_000}}
-    with Job(kafka.bootstrap, tmp_path, rows=3_000, rows_per_batch=1_000, kafka=soon, points=(HALFWAY,)) as job:
+    soon = {"transaction.timeout.ms": 10_000}
+    with Job(kafka.bootstrap, tmp_path, rows=3_000, rows_per_batch=1_000, settings=soon, points=(HALFWAY,)) as job:
         for phase in (HALFWAY, "JUDGING", "WRITING", "DECIDING"):
             hold = hold_at(phase, job, lambda batch: batch == 1)
             run = job.start()

@@ -13,20 +13,21 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventually import eventually
-from rabbit_queues import all_messages, new_queue, publish, settings_of
 from shared_servers import rabbit_server
 from spark.in_process import LIMIT_S, SPARK, stopped
 from sparkonce import ExactlyOnce, FilesSink, read_rabbitmq_queue
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
-from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem
 
 pytestmark = SPARK
 
 
-@pytest.fixture(scope="module")
-def server() -> RabbitServer:
-    return rabbit_server()
+@pytest.fixture
+def rabbit(tmp_path: Path) -> RabbitQueueSystem:
+    system = RabbitQueueSystem(server=rabbit_server())
+    system.start(tmp_path)
+    return system
 
 
 class Reading:
@@ -39,12 +40,12 @@ class Reading:
         given: Of `read_rabbitmq_queue`.
     """
 
-    def __init__(self, spark: SparkSession, server: RabbitServer, folder: Path, **given: Any) -> None:
+    def __init__(self, spark: SparkSession, rabbit: RabbitQueueSystem, folder: Path, **given: Any) -> None:
         self.checkpoint, self.out = folder / "checkpoint", folder / "out"
-        self._spark, self._server, self._given = spark, server, given
+        self._spark, self._rabbit, self._given = spark, rabbit, given
 
     def rows(self) -> DataFrame:
-        settings = settings_of(self._server)
+        settings = self._rabbit.settings()
         found = read_rabbitmq_queue(self._spark, settings, checkpoint=self.checkpoint, **self._given)
         return found.selectExpr("cast(value as string) as value")
 
@@ -89,25 +90,27 @@ def numbered(first: int, end: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.slow)])
 def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
-    spark: SparkSession, server: RabbitServer, tmp_path: Path, kind: str
+    spark: SparkSession, rabbit: RabbitQueueSystem, tmp_path: Path, kind: str
 ) -> None:
-    queue = new_queue(server, kind)
-    publish(server, queue, numbered(0, 100))
-    reading = Reading(spark, server, tmp_path, queue=queue, max_rows_per_batch=40)
+    queue = rabbit.declare(kind)
+    rabbit.publish(queue, numbered(0, 100))
+    reading = Reading(spark, rabbit, tmp_path, queue=queue, max_rows_per_batch=40)
     reading.crash_in(1)
     assert reading.found() == Counter(numbered(0, 40))
     planned = json.loads((reading.checkpoint / "offsets" / "1").read_text().splitlines()[-1])
-    publish(server, queue, numbered(100, 120))
+    rabbit.publish(queue, numbered(100, 120))
     assert reading.run(lambda found: len(found) >= 120) == Counter(numbered(0, 120))
     assert planned == json.loads((reading.checkpoint / "offsets" / "1").read_text().splitlines()[-1])
-    again = Reading(spark, server, tmp_path, queue=queue)
-    publish(server, queue, numbered(120, 125))
+    again = Reading(spark, rabbit, tmp_path, queue=queue)
+    rabbit.publish(queue, numbered(120, 125))
     assert again.run(lambda found: len(found) >= 125) == Counter(numbered(0, 125))
-    publish(server, queue, ["last"])
+    rabbit.publish(queue, ["last"])
     again.run(lambda found: "last" in found)
-    assert all_messages(server, queue) <= 1, "the last batch is acknowledged if the query still runs then"
+    assert len(rabbit.peek(queue)) <= 1, "the last batch is acknowledged if the query still runs then"
 
 
-def test_a_queue_that_is_missing_refuses_the_start(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
+def test_a_queue_that_is_missing_refuses_the_start(
+    spark: SparkSession, rabbit: RabbitQueueSystem, tmp_path: Path
+) -> None:
     with pytest.raises(PreflightError, match="no queue 'no-such'"):
-        read_rabbitmq_queue(spark, settings_of(server), queue="no-such", checkpoint=tmp_path)
+        read_rabbitmq_queue(spark, rabbit.settings(), queue="no-such", checkpoint=tmp_path)

@@ -10,10 +10,9 @@ from pyspark.sql import SparkSession
 
 from shared_servers import USES_RABBIT, rabbit_server
 from spark.in_process import MARKS, crash_at
-from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink, explain
-from sparkonce.lab.systems.rabbitmq import StreamClient
+from sparkonce import ExactlyOnce, Guarantee, explain
+from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.rabbitmq.connection import PublisherConnection
 from sparkonce.sinks.rabbitmq.messages import Frame
 from tryout.bulk import make_orders
@@ -28,10 +27,9 @@ class Query:
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
-        server = rabbit_server()
-        self.witness = StreamClient(HOST, server.stream_port)
-        self.stream = self.witness.create()
-        self.server = RabbitMQ(host=HOST, stream_port=server.stream_port)
+        self.rabbit = RabbitStreamSystem(server=rabbit_server())
+        self.rabbit.start(folder)
+        self.rabbit.place()
         self.sent = make_orders(folder / "orders", files=8)
 
     def run(self, crash: Phase | None = None) -> None:
@@ -39,7 +37,7 @@ class Query:
         rows = (
             self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(self.folder / "orders"))
         )
-        sink = RabbitMQStreamSink(self.server, stream=self.stream, body="raw")
+        sink = self.rabbit.sink(folder=None)
         listener = None if crash is None else crash_at(crash, 1)
         once = ExactlyOnce(sink, checkpoint=str(self.folder / "checkpoint"), listener=listener, display=False)
         query = once.start(rows.selectExpr("cast(id as string) as value"), trigger={"availableNow": True})
@@ -51,16 +49,13 @@ class Query:
         finally:
             query.stop()
 
-    def visible(self) -> list[int]:
-        return sorted(int(body) for body in self.witness.messages(self.stream))
-
 
 def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path) -> None:
     query = Query(spark, tmp_path)
     for phase in PHASES:
         query.run(phase)
     query.run()
-    assert query.visible() == query.sent
+    assert sorted(query.rabbit.visible()) == query.sent
 
 
 @pytest.mark.slow
@@ -79,13 +74,13 @@ def test_a_query_that_loses_its_connection_after_each_frame(
     monkeypatch.setattr(PublisherConnection, "publish", lose)
     query = Query(spark, tmp_path)
     query.run()
-    assert query.visible() == query.sent
+    assert sorted(query.rabbit.visible()) == query.sent
     assert sum(map(bool, lost)) >= 4
 
 
 def test_explain_names_the_conditions(spark: SparkSession, tmp_path: Path) -> None:
     query = Query(spark, tmp_path)
-    sink = RabbitMQStreamSink(query.server, stream=query.stream)
+    sink = query.rabbit.sink(folder=None)
     rows = spark.readStream.schema("id bigint").json(str(tmp_path / "orders")).selectExpr("'x' as value")
     told = explain(rows, ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint")))
     assert told.part("sink").level is Guarantee.EXACTLY_ONCE

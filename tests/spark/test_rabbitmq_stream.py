@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventually import eventually
-from rabbit_streams import end_of, new_stream, publish, settings_of
 from shared_servers import rabbit_server
 from spark.in_process import LIMIT_S, SPARK, ended, stopped
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain, read_rabbitmq_stream
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
+from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem
 from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sources.rabbitmq.asking import StreamAsker
 
@@ -29,9 +30,11 @@ Seen = dict[int, list[tuple[str, int, bytes]]]
 """The stream, the offset and the value of each row, by batch."""
 
 
-@pytest.fixture(scope="module")
-def server() -> RabbitServer:
-    return rabbit_server()
+@pytest.fixture
+def rabbit(tmp_path: Path) -> RabbitStreamSystem:
+    system = RabbitStreamSystem(server=rabbit_server())
+    system.start(tmp_path)
+    return system
 
 
 def numbered(first: int, end: int) -> list[bytes]:
@@ -48,9 +51,9 @@ class Reading:
         given: Of `read_rabbitmq_stream`.
     """
 
-    def __init__(self, spark: SparkSession, server: RabbitServer, folder: Path, **given: Any) -> None:
+    def __init__(self, spark: SparkSession, rabbit: RabbitStreamSystem, folder: Path, **given: Any) -> None:
         self.checkpoint = folder / "checkpoint"
-        self._spark, self._server, self._given = spark, server, given
+        self._spark, self._rabbit, self._given = spark, rabbit, given
 
     def run(self, *, crash_in: int | None = None) -> Seen:
         """Runs until all is read and recorded as done, or until it crashes in a batch, after it has read it."""
@@ -62,7 +65,7 @@ class Reading:
             if batch == crash_in:
                 raise KeyError(batch)
 
-        rows = read_rabbitmq_stream(self._spark, settings_of(self._server), **{"body": "raw", **self._given})
+        rows = read_rabbitmq_stream(self._spark, self._rabbit.settings(), **{"body": "raw", **self._given})
         query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(self.checkpoint)).start()
         try:
             if crash_in is None:
@@ -85,42 +88,44 @@ def values(seen: Seen) -> list[bytes]:
 
 @pytest.mark.slow
 def test_a_crashed_batch_has_the_same_rows_again_and_the_next_one_goes_on(
-    spark: SparkSession, server: RabbitServer, tmp_path: Path
+    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
 ) -> None:
-    one, two = new_stream(server), new_stream(server)
-    publish(server, one, numbered(0, 400), at_once=64)
-    publish(server, two, numbered(400, 500), at_once=64)
-    reading = Reading(spark, server, tmp_path, streams=[one, two], max_rows_per_batch=200)
+    one, two = rabbit.client.create(), rabbit.client.create()
+    rabbit.client.publish(one, numbered(0, 400), at_once=64)
+    rabbit.client.publish(two, numbered(400, 500), at_once=64)
+    reading = Reading(spark, rabbit, tmp_path, streams=[one, two], max_rows_per_batch=200)
     crashed = reading.run(crash_in=1)
     assert {batch: len(rows) for batch, rows in crashed.items()} == {0: 200, 1: 200}
     planned = reading.ends(1)
-    publish(server, one, numbered(500, 600))
+    rabbit.client.publish(one, numbered(500, 600))
     again = reading.run()
     assert again[1] == crashed[1]
     assert reading.ends(1) == planned
     assert sorted(values(crashed) + values({**again, 1: []}), key=int) == numbered(0, 600)
     assert all(len(rows) <= 200 for rows in again.values())
-    publish(server, two, numbered(600, 610))
+    rabbit.client.publish(two, numbered(600, 610))
     assert values(reading.run()) == numbered(600, 610), "after a restart without a crash"
 
 
 @pytest.mark.slow
-def test_a_crashed_first_batch_begins_where_it_began(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 100))
-    reading = Reading(spark, server, tmp_path, streams=stream, starting="latest", offset_name="job")
+def test_a_crashed_first_batch_begins_where_it_began(
+    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
+) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 100))
+    reading = Reading(spark, rabbit, tmp_path, streams=stream, starting="latest", offset_name="job")
     assert values(reading.run()) == []
-    publish(server, stream, numbered(100, 150))
+    rabbit.client.publish(stream, numbered(100, 150))
     crashed = reading.run(crash_in=1)
     (reading.checkpoint / "offsets" / "0").unlink()
     (reading.checkpoint / "commits" / "0").unlink()
     (reading.checkpoint / "offsets" / "1").rename(reading.checkpoint / "offsets" / "0")
     for hidden in reading.checkpoint.rglob(".*.crc"):
         hidden.unlink()
-    publish(server, stream, numbered(150, 160))
+    rabbit.client.publish(stream, numbered(150, 160))
     again = reading.run()
     assert [again[0], values(again)] == [crashed[1], numbered(100, 160)], "latest is another place by now"
-    asker = StreamAsker(settings_of(server), patience_s=30)
+    asker = StreamAsker(rabbit.settings(), patience_s=30)
     stored = asker._connection(stream).query_offset(stream, "job")
     asker.close()
     assert stored >= 149, "the offset of a finished batch is stored"
@@ -128,29 +133,29 @@ def test_a_crashed_first_batch_begins_where_it_began(spark: SparkSession, server
 
 @pytest.mark.slow
 def test_a_stream_that_is_added_is_read_from_its_beginning(
-    spark: SparkSession, server: RabbitServer, tmp_path: Path
+    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
 ) -> None:
-    one, two = new_stream(server), new_stream(server)
-    publish(server, one, numbered(0, 10))
-    publish(server, two, numbered(10, 20))
-    assert values(Reading(spark, server, tmp_path, streams=[one]).run()) == numbered(0, 10)
-    publish(server, one, numbered(20, 30))
-    both = Reading(spark, server, tmp_path, streams=[one, two]).run()
+    one, two = rabbit.client.create(), rabbit.client.create()
+    rabbit.client.publish(one, numbered(0, 10))
+    rabbit.client.publish(two, numbered(10, 20))
+    assert values(Reading(spark, rabbit, tmp_path, streams=[one]).run()) == numbered(0, 10)
+    rabbit.client.publish(one, numbered(20, 30))
+    both = Reading(spark, rabbit, tmp_path, streams=[one, two]).run()
     assert sorted(values(both), key=int) == numbered(10, 30)
 
 
 @pytest.mark.slow
 def test_messages_that_are_gone_stop_the_query_by_name(
-    spark: SparkSession, server: RabbitServer, tmp_path: Path
+    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
 ) -> None:
-    stream = new_stream(server, arguments={"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000})
-    publish(server, stream, [b"x" * 500] * 10)
-    reading = Reading(spark, server, tmp_path, streams=stream)
+    stream = rabbit.client.create(**{"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000})
+    rabbit.client.publish(stream, [b"x" * 500] * 10)
+    reading = Reading(spark, rabbit, tmp_path, streams=stream)
     reading.run()
-    asker = StreamAsker(settings_of(server), patience_s=30)
+    asker = StreamAsker(rabbit.settings(), patience_s=30)
 
     def first() -> int:
-        publish(server, stream, [b"x" * 500] * 20, at_once=10)
+        rabbit.client.publish(stream, [b"x" * 500] * 20, at_once=10)
         return asker.begin(stream, "earliest")["offset"]
 
     eventually(lambda: first() > 10, "retention deletes messages")
@@ -161,20 +166,20 @@ def test_messages_that_are_gone_stop_the_query_by_name(
     assert f"The stream '{stream}' has no messages 10 to {there - 1}, and its first message is {there}" in str(
         failed.value
     )
-    accepting = Reading(spark, server, tmp_path, streams=stream, accept_lost={stream: there})
+    accepting = Reading(spark, rabbit, tmp_path, streams=stream, accept_lost={stream: there})
     assert min(offset for _, offset, _ in accepting.run()[1]) == there
 
 
-def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 300), at_once=64)
-    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream, max_rows_per_batch=None, body="raw")
+def test_a_query_of_ours_reads_it_exactly_once(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 300), at_once=64)
+    rows = read_rabbitmq_stream(spark, rabbit.settings(), streams=stream, max_rows_per_batch=None, body="raw")
     for end in (300, 350):
         once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
         ended(once.start(rows.selectExpr("cast(value as string) as value"), trigger={"availableNow": True}))
         found = [one for path in whole_batches(tmp_path / "out") for one in read_values(path)]
         assert sorted(found, key=int) == [str(number) for number in range(end)]
-        publish(server, stream, numbered(300, 350))
+        rabbit.client.publish(stream, numbered(300, 350))
 
 
 def read_values(path: Any) -> Iterator[str]:
@@ -185,19 +190,22 @@ def read_values(path: Any) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_ends_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    with RabbitServer(tmp_path / "data") as own:
-        first, stream = new_stream(own), new_stream(own)
-        publish(own, stream, numbered(0, 100))
-        rows = read_rabbitmq_stream(spark, settings_of(own), streams=[first, stream], body="raw")
+    with RabbitServer(tmp_path / "data") as server:
+        own = RabbitStreamSystem(server=server)
+        own.start(tmp_path)
+        first, stream = own.client.create(), own.client.create()
+        own.client.publish(stream, numbered(0, 100))
+        rows = read_rabbitmq_stream(spark, own.settings(), streams=[first, stream], body="raw")
         out = tmp_path / "out"
         once = ExactlyOnce(FilesSink(out), checkpoint=str(tmp_path / "checkpoint"), display=False)
         query = once.start(rows.selectExpr("cast(value as string) as value"))
         try:
             eventually(lambda: found_in(out) == 100, "what was there is written")
-            own.kill()
-            own.start()
-            assert end_of(own, stream) == 100
-            publish(own, stream, numbered(100, 150))
+            server.kill()
+            server.start()
+            with closing(StreamAsker(own.settings(), patience_s=30)) as asker:
+                assert asker.ends((stream,))[stream]["offset"] == 100
+            own.client.publish(stream, numbered(100, 150))
             eventually(lambda: not query.isActive or found_in(out) == 150, "what came later is written")
             assert query.exception() is None
         finally:
@@ -211,17 +219,19 @@ def found_in(folder: Path) -> int:
     return sum(len(list(read_values(path))) for path in whole_batches(folder))
 
 
-def test_explain_knows_the_source(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
-    stream = new_stream(server)
-    publish(server, stream, numbered(0, 10))
-    rows = read_rabbitmq_stream(spark, settings_of(server), streams=stream)
+def test_explain_knows_the_source(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:
+    stream = rabbit.client.create()
+    rabbit.client.publish(stream, numbered(0, 10))
+    rows = read_rabbitmq_stream(spark, rabbit.settings(), streams=stream)
     (source,) = [part for part in explain(rows.select("value"), FilesSink(tmp_path)).parts if part.role is Role.SOURCE]
     assert (source.name, source.level) == (f"rabbitmq_stream: {stream}", Guarantee.EXACTLY_ONCE)
     assert "guest" not in rows._jdf.queryExecution().toString()
 
 
-def test_a_stream_that_is_missing_refuses_the_start(spark: SparkSession, server: RabbitServer, tmp_path: Path) -> None:
-    rows = read_rabbitmq_stream(spark, settings_of(server), streams="no-such")
+def test_a_stream_that_is_missing_refuses_the_start(
+    spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path
+) -> None:
+    rows = read_rabbitmq_stream(spark, rabbit.settings(), streams="no-such")
     once = ExactlyOnce(FilesSink(tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     with pytest.raises(PreflightError, match="The stream 'no-such', which this query reads, does not exist"):
         once.start(rows.select("value"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.classic import dataframe
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
-from spark.in_process import LIMIT_S, MARKS, ended, travelling
+from spark.in_process import LIMIT_S, MARKS, ended
 from sparkonce import ExactlyOnce
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
@@ -22,12 +20,6 @@ from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
 
 pytestmark = MARKS
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _folder_sink_travels() -> Iterator[None]:
-    with travelling(folder_sink):
-        yield
 
 
 def test_a_file_url_leads_spark_and_the_log_to_one_folder(spark: SparkSession, tmp_path: Path) -> None:

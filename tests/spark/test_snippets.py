@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from postgres_witness import needs_postgres
-from shared_servers import postgres_server
+from shared_servers import needs_postgres, postgres_server
 from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,16 +16,16 @@ import pyarrow.dataset as ds
 import pytest
 
 from eventually import eventually
-from postgres_witness import ask, needs_postgres, prepared, running, staging_tables
+from shared_servers import needs_postgres
 from spark.harness import AnyJob
 from spark.processes import path_of_tests
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
 from sparkonce.files import read_manifests
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce.rig.child import Child
 from sparkonce.rig.kafka import Cluster
 from sparkonce.rig.process import last_lines
-from sparkonce.rig.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 
@@ -62,12 +61,12 @@ Figures = Mapping[str, int]
 class Soaked(AnyJob):
     """A query with little to do, that goes on."""
 
-    def __init__(self, kafka: Cluster, server: PostgresServer, folder: Path, mutant: str = "") -> None:
+    def __init__(self, kafka: Cluster, postgres: PostgresSystem, folder: Path, mutant: str = "") -> None:
         super().__init__(kafka.bootstrap, folder, sources=0)
-        self._server = server
+        self._postgres = postgres
         self._files = folder / "files"
         self._mutant = mutant
-        ask(server, "DROP TABLE IF EXISTS soaked; CREATE TABLE soaked (key text, value text)")
+        postgres.ask("CREATE TABLE soaked (key text, value text)")
 
     def run(self, measure: Sequence[int]) -> Iterator[Figures]:
         """Starts it, and gives what it and its servers hold after each of these batches."""
@@ -75,7 +74,7 @@ class Soaked(AnyJob):
         soak = Soak(
             spark=asdict(self.config),
             topic=self.config.target,
-            conninfo=self._server.conninfo(),
+            conninfo=self._postgres.server.conninfo(),
             files=str(self._files),
             measure=measure,
             mutant=self._mutant,
@@ -108,27 +107,21 @@ class Soaked(AnyJob):
         }
         return {
             "transactional_ids": len(self.transactions()),
-            "staging_tables": len(staging_tables(self._server)),
+            "staging_tables": len(self._postgres.stages()),
             "held_files": sum(path.is_file() for path in (self._files / ".sparkonce").rglob("*")),
             "manifests": sum(1 for _ in (self._files / "_manifest").iterdir()),
-            **{name: int(ask(self._server, query)[0][0]) for name, query in counts.items()},
+            **{name: self._postgres.column(query)[0] for name, query in counts.items()},
         }
 
     def check_rows(self) -> None:
         """Asks each reader for every row of every decided batch, once."""
         expected = Counter(str(number) for number in range((self.decided() + 1) * ROWS))
         assert Counter((record.key or b"").decode() for record in self.records()) == expected
-        assert Counter(key for (key,) in ask(self._server, "SELECT key FROM soaked")) == expected
+        assert Counter(self._postgres.column("SELECT key FROM soaked")) == expected
         paths = [self._files / file.path for one in read_manifests(self._files) for file in one.files]
         assert Counter(ds.dataset(paths, format="parquet").to_table()["key"].to_pylist()) == expected
-        assert not prepared(self._server)
+        assert not self._postgres.prepared()
         assert not self.transactions("Ongoing")
-
-
-@contextmanager
-def soaking(kafka: Cluster, folder: Path, mutant: str = "") -> Iterator[Soaked]:
-    with running() as server, Soaked(kafka, server, folder, mutant) as job:
-        yield job
 
 
 def grown(first: Figures, last: Figures) -> list[str]:
@@ -143,10 +136,10 @@ def told(say: Callable[[str], None], found: Sequence[Figures]) -> None:
 
 @pytest.mark.timeout(LIMIT_S)
 def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
-    kafka: Cluster, tmp_path: Path, say: Callable[[str], None]
+    kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     found = []
-    with soaking(kafka, tmp_path / "job") as job:
+    with Soaked(kafka, postgres, tmp_path / "job") as job:
         for figures in job.run(range(WARM, MANY + 1, WARM)):
             say(str(figures))
             found.append(figures)
@@ -164,9 +157,9 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
     [("", set()), *zip(MUTANTS, ({"python_bytes", "log_files", "log_bytes"}, {"transactional_ids"}), strict=True)],
 )
 def test_what_grows_is_seen(
-    kafka: Cluster, tmp_path: Path, say: Callable[[str], None], mutant: str, wanted: set[str]
+    kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None], mutant: str, wanted: set[str]
 ) -> None:
-    with soaking(kafka, tmp_path / "job", mutant) as job:
+    with Soaked(kafka, postgres, tmp_path / "job", mutant) as job:
         found = list(job.run((300, 800)))
         told(say, found)
     more = grown(*found)

@@ -12,10 +12,9 @@ from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from eventually import eventually
-from spark.in_process import MARKS, CrashError, Stream, crash_at, ended, travelling
+from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
 from sparkonce import ExactlyOnce, read_kafka
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
@@ -106,7 +105,7 @@ def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(
         files = (tmp_path / "sink" / "committed").iterdir()
         return sorted(int(line) for file in files for line in file.read_text().split())
 
-    with travelling(folder_sink), cluster:
+    with cluster:
         create_topic(cluster.bootstrap, "source", 1)
         send(10)
         run()

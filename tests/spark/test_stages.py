@@ -17,13 +17,12 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from eventually import eventually
-from postgres_witness import ask, needs_postgres, prepared, server_fixture
+from shared_servers import needs_postgres
 from spark.in_process import LIMIT_S, MARKS, travelling
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
-from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.sink import SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.testing.forwarding import ForwardingSink, ForwardingWriter
 from tryout.bulk import make_orders
@@ -33,12 +32,10 @@ pytestmark = MARKS
 SLOTS, HELD = 3, (0, 1)
 """Of three slots on two cores the third has not read its rows when the first two have written theirs."""
 
-server = server_fixture()
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _sinks_travel() -> Iterator[None]:
-    with travelling(folder_sink, sys.modules[__name__]):
+    with travelling(sys.modules[__name__]):
         yield
 
 
@@ -125,24 +122,21 @@ def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(
 
 @needs_postgres
 def test_a_copy_whose_stage_was_run_again_leaves_nothing_behind(
-    spark: SparkSession, server: PostgresServer, tmp_path: Path
+    spark: SparkSession, postgres: PostgresSystem, tmp_path: Path
 ) -> None:
     """Slot 0 has written, and is still held when another copy of it has won and the batch is committed."""
     sent = make_orders(tmp_path / "orders", files=2)
-    ask(server, "CREATE TABLE numbers (number bigint)")
-    table = PostgresSink(server.conninfo(), table="numbers", commit="two_phase")
+    postgres.ask("CREATE TABLE numbers (number bigint)")
+    table = PostgresSink(postgres.server.conninfo(), table="numbers", commit="two_phase")
     files = FilesSink(tmp_path / "files")
     held = _HeldSink(table, tmp_path)
     with shuffle_files_lost(spark, tmp_path, files, held) as finish:
         finish()
         assert len(list(tmp_path.glob("copy 0 *.0"))) == 2, "Spark has not run a stage again"
         for _ in range(2):
-            assert sorted(number for (number,) in ask(server, "SELECT number FROM numbers")) == sent
+            assert sorted(number for (number,) in postgres.ask("SELECT number FROM numbers")) == sent
             assert sorted(ds.dataset(files.path).to_table()["number"].to_pylist()) == sent
-            assert prepared(server) == []
+            assert postgres.prepared() == []
             assert list((Path(files.path) / ".sparkonce" / "held").iterdir()) == []
             (tmp_path / "go-0").touch()
-            eventually(lambda: not ask(server, SESSIONS), "the loser is gone")
-
-
-SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'sparkonce%' AND xact_start IS NOT NULL"
+            eventually(lambda: not postgres.left_open(), "the losing copy is gone")

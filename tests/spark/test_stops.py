@@ -16,7 +16,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, travelling
@@ -34,7 +33,7 @@ WAITING, SWEPT = "waiting", "swept"
 
 @pytest.fixture(autouse=True, scope="module")
 def _folder_sink_travels() -> Iterator[None]:
-    with travelling(folder_sink, sys.modules[__name__]):
+    with travelling(sys.modules[__name__]):
         yield
 
 

@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from conformance import folder_sink
 from conformance.folder_sink import FolderSink
 from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
@@ -35,7 +34,7 @@ IDS = [f"{number:05d}" for number in range(1_000)]
 
 @pytest.fixture(autouse=True, scope="module")
 def _folder_sink_travels() -> Iterator[None]:
-    with travelling(folder_sink, sys.modules[__name__]):
+    with travelling(sys.modules[__name__]):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from postgres_witness import needs_postgres
+from shared_servers import needs_postgres
 from sparkonce.lab.clock import find_faketime
 from sparkonce.lab.faults import Fault
 from sparkonce.lab.history import Kind

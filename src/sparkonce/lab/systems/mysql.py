@@ -147,6 +147,11 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         self.start_proxy((self._direct["host"], self._port), {} if cipher else self.REQUESTS[self.commit])
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """PyMySQL's settings of how to connect to the database, past the proxy."""
+        return {**self._direct, "database": self.database}
+
+    @property
     def _port(self) -> int:
         return int(self._direct.get("port", 3306))
 
@@ -163,13 +168,19 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         """See `System.place`. Without a unique key, a row that is written twice is there twice."""
         import pymysql
 
-        self.database, self.table = f"sparkonce_verify_{secrets.token_hex(5)}", "verified"
+        self.table = "verified"
         try:
-            self.ask(f"CREATE DATABASE {self.database} CHARACTER SET utf8mb4")
-            self._made = True
+            self.new_database()
             self.ask(f"CREATE TABLE {self.database}.{self.table} ({', '.join(columns or _COLUMNS)}) ENGINE=InnoDB")
         except pymysql.Error as error:
             raise self._refused(error) from None
+
+    def new_database(self, name: str = "") -> None:
+        """Makes an empty database, by default with a name that nobody has. Statements are for it from now on."""
+        name = name or f"sparkonce_verify_{secrets.token_hex(5)}"
+        self.ask(f"CREATE DATABASE {quote(name)} CHARACTER SET utf8mb4")
+        self.database, self._made = name, True
+        self.close()  # the next connection is to the database
 
     def drop_place(self) -> None:
         """Rolls back what is prepared, and drops the database."""
@@ -187,7 +198,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         """See `System.arguments`. With the user's password, if there is one."""
-        to = {**self._direct, "database": self.database, "connect_timeout": _CONNECTS_WITHIN_S}
+        to = {**self.settings, "connect_timeout": _CONNECTS_WITHIN_S}
         if self.proxy is not None:
             to |= {"host": HOST, "port": self.proxy.port}
         return {"settings": to, "table": self.table, "commit": self.commit, "prefix": self.database, **options}
@@ -260,7 +271,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         """Lists the prepared transactions. The branch of a transaction's id begins with its prefix."""
         rows = [(*numbers, data if isinstance(data, bytes) else data.encode()) for *numbers, data in self.ask(_RECOVER)]
         start = b"" if self._alone else f"{self.database}.".encode()
-        return [found for row in rows if (found := PreparedBranch(*row)).data[found.gtrid :].startswith(start)]
+        return sorted(found for row in rows if (found := PreparedBranch(*row)).data[found.gtrid :].startswith(start))
 
     def stages(self) -> list[str]:
         """Lists the sink's staging tables."""
@@ -290,7 +301,8 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         """Opens another connection, with more settings."""
         import pymysql
 
-        return pymysql.connect(**{**self._direct, **self._limits, **more}, autocommit=True)
+        settings = self.settings if self.database else self._direct
+        return pymysql.connect(**{**settings, **self._limits, **more}, autocommit=True)
 
     @contextmanager
     def connected(self, **more: Any) -> Iterator[Any]:

@@ -41,7 +41,7 @@ _NAME = "sparkonce-witness"
 _PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE pg_catalog.starts_with(gid, %s) ORDER BY gid"
 _STAGES = """
 SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname ~ '^sparkonce_[0-9a-f]{12}_'
+WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname ~ '^sparkonce_[0-9a-f]{12}_' ORDER BY c.relname
 """
 _OPEN = """
 SELECT pid || ' ' || application_name FROM pg_catalog.pg_stat_activity
@@ -315,7 +315,8 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         import psycopg
 
         limits = {"connect_timeout": _CONNECTS_WITHIN_S, "application_name": _NAME}
-        return psycopg.connect(self._direct, autocommit=True, **limits)  # type: ignore[arg-type]
+        # Plans are not kept: tables change under this connection.
+        return psycopg.connect(self._direct, autocommit=True, prepare_threshold=None, **limits)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """See `ServerSystem.close`."""

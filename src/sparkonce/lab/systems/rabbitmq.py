@@ -6,7 +6,8 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -18,12 +19,16 @@ from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER
 
 if TYPE_CHECKING:
+    from pika.adapters.blocking_connection import BlockingChannel
+
     from sparkonce.protocol.handles import Handle
     from sparkonce.rig.proxy import Request
     from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ
 
 _Answer = TypeVar("_Answer")
 _ANSWERS_WITHIN_S = 60.0
+_AT_ONCE = 1000
 _CREDIT = 20
 _SUBSCRIPTION = 0
 _FRAME_MAX = 1 << 20
@@ -83,10 +88,20 @@ class RabbitSystem(ServerSystem):
         self.rabbit.settle()
         return super().restart()
 
+    @property
+    def address(self) -> dict[str, Any]:
+        """Where the server is, past the proxy, as arguments of `sparkonce.RabbitMQ`."""
+        return {"host": HOST, "port": self.rabbit.port, "stream_port": self.rabbit.stream_port}
+
+    def settings(self, **changed: Any) -> RabbitMQ:
+        """Returns how to reach the server, past the proxy."""
+        from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+        return RabbitMQ(**{**self.address, **changed})
+
     def arguments(self, **options: Any) -> dict[str, Any]:
         """See `System.arguments`."""
-        to = {"host": HOST, "port": self.rabbit.port, "stream_port": self.rabbit.stream_port, "timeout_s": 2.0}
-        return {"server": to, "folder": str(self.folder), **options}
+        return {"server": {**self.address, "timeout_s": 2.0}, "folder": str(self.folder), **options}
 
     def expire(self, handle: Handle) -> bool:
         """See `expire_rows`."""
@@ -169,12 +184,47 @@ class RabbitQueueSystem(RabbitSystem):
 
     def place(self, *columns: str) -> None:
         """See `System.place`."""
+        super().place(*columns)
+        self.queue = self.declare()
+
+    @contextmanager
+    def channel(self) -> Iterator[BlockingChannel]:
+        """Opens a channel on another connection."""
         import pika
 
-        super().place(*columns)
-        self.queue = f"queue-{secrets.token_hex(4)}"
         with pika.BlockingConnection(pika.URLParameters(self.rabbit.url)) as connection:
-            connection.channel().queue_declare(self.queue, durable=True, arguments={"x-queue-type": "classic"})
+            yield connection.channel()
+
+    def declare(self, kind: str = "classic", **arguments: Any) -> str:
+        """Makes a durable queue with a new name, and returns the name."""
+        name = f"queue-{secrets.token_hex(4)}"
+        given = {key.replace("_", "-"): value for key, value in arguments.items()}
+        with self.channel() as channel:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind, **given})
+        return name
+
+    def publish(self, queue: str, names: Iterable[str], **properties: Any) -> None:
+        """Publishes messages whose bodies and ids are their names, and returns when all are confirmed."""
+        import pika
+
+        with self.channel() as channel:
+            channel.confirm_delivery()
+            for name in names:
+                sent = pika.BasicProperties(**{"message_id": name, "delivery_mode": 2, **properties})
+                channel.basic_publish("", queue, name.encode(), sent, mandatory=True)
+
+    def ready(self, queue: str) -> int:
+        """Counts the messages that wait for a consumer."""
+        with self.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+    def peek(self, queue: str) -> list[tuple[Any, bytes]]:
+        """Returns the properties and bodies of the messages that no consumer has. They stay there."""
+        found = []
+        with self.channel() as channel:
+            while (one := channel.basic_get(queue))[0] is not None:
+                found.append((one[1], one[2]))
+        return found
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         """See `System.arguments`."""
@@ -193,13 +243,7 @@ class RabbitQueueSystem(RabbitSystem):
 
     def visible(self, *columns: str) -> list[Any]:  # noqa: ARG002 - messages have none
         """See `System.visible`."""
-        import pika
-
-        found = []
-        with pika.BlockingConnection(pika.URLParameters(self.rabbit.url)) as connection:
-            channel = connection.channel()
-            while (one := channel.basic_get(self.queue))[0] is not None:
-                found.append((one[1].headers[DEDUPLICATION_HEADER], int(one[2])))
+        found = [(about.headers[DEDUPLICATION_HEADER], int(body)) for about, body in self.peek(self.queue)]
         return [*dict(found).values()] if self._deduplicates else [number for _, number in found]
 
 
@@ -256,16 +300,18 @@ class StreamClient:
         found: int = self.ask(lambda client: client.query_publisher_sequence(stream, publisher))
         return found
 
-    def publish(self, stream: str, bodies: Sequence[bytes], publisher: str = "", first_id: int = 1) -> None:
-        """Publishes messages, and returns when all are confirmed."""
-        self.ask(lambda client: _publish(client, stream, bodies, publisher, first_id))
+    def publish(
+        self, stream: str, bodies: Sequence[bytes], publisher: str = "", first_id: int = 1, at_once: int = _AT_ONCE
+    ) -> None:
+        """Publishes messages, so many in a frame, and returns when all are confirmed."""
+        self.ask(lambda client: _publish(client, stream, bodies, publisher, first_id, at_once))
 
     def publish_as(self, stream: str, publishers: Sequence[str], body: bytes) -> None:
         """Publishes one message under each of these names."""
 
         async def each(client: Any) -> None:
             for publisher in publishers:
-                await _publish(client, stream, [body], publisher, 1)
+                await _publish(client, stream, [body], publisher, 1, 1)
                 await client.delete_publisher(0)
 
         self.ask(each)
@@ -301,10 +347,12 @@ class StreamClient:
             time.sleep(_POLL_S)
 
 
-async def _publish(client: Any, stream: str, bodies: Sequence[bytes], publisher: str, first_id: int) -> None:
+async def _publish(
+    client: Any, stream: str, bodies: Sequence[bytes], publisher: str, first_id: int, at_once: int
+) -> None:
     from rstream import schema
 
-    left = len(bodies)
+    left = 0
     done = asyncio.Event()
 
     def confirmed(frame: Any) -> None:
@@ -315,9 +363,13 @@ async def _publish(client: Any, stream: str, bodies: Sequence[bytes], publisher:
 
     client.add_handler(schema.PublishConfirm, confirmed)
     await client.declare_publisher(stream, publisher, 0)
-    messages = [schema.Message(first_id + at, None, body) for at, body in enumerate(bodies)]
-    await client.send_publish_frame(schema.Publish(0, messages))
-    await done.wait()
+    for first in range(0, len(bodies), at_once):
+        some = bodies[first : first + at_once]
+        left = len(some)
+        done.clear()
+        messages = [schema.Message(first_id + first + at, None, body) for at, body in enumerate(some)]
+        await client.send_publish_frame(schema.Publish(0, messages))
+        await done.wait()
 
 
 async def _read(client: Any, stream: str, end: bytes) -> list[bytes]:

@@ -1,0 +1,40 @@
+"""What the tests of MariaDB's sink share: rows of one number, and what MySQL does otherwise than MariaDB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import TransactionName
+from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
+from sparkonce.testing.hooks import SinkHooks
+
+NOT_BULK = property(lambda _: False, lambda _self, _: None)
+"""Instead of `Link.takes_bulk`: rows go to MariaDB as they go to MySQL."""
+_FATAL = "XAER_RMERR: Fatal error occurred in the transaction branch - check your data for consistency"
+MAY_NOT_RECOVER = replace(
+    MARIADB,
+    recover=f"SIGNAL SQLSTATE 'XAE03' SET MYSQL_ERRNO = 1401, MESSAGE_TEXT = '{_FATAL}'",
+    recover_right=MYSQL.recover_right,
+)
+"""MariaDB asks for no right to ``XA RECOVER``. Here it says what MySQL does to a user without XA_RECOVER_ADMIN."""
+
+
+class Numbers(SinkHooks):
+    """Rows of one column, ``number``."""
+
+    def make_rows(self, start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"number": list(range(start, start + count))})
+
+
+def name_of(handle: Handle) -> TransactionName:
+    name = TransactionName.parse(str(handle["transaction"]))
+    assert name is not None
+    return name
+
+
+def visible(mariadb: MySQLSystem) -> list[int]:
+    return sorted(number for (number,) in mariadb.ask("SELECT number FROM target"))

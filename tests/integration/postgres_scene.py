@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+from typing import Any
+
+from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce.sinks.postgres.sink import PostgresSink
+
+
+def new_sink(postgres: PostgresSystem, table: str = "t", *, user: str = "postgres", **more: Any) -> PostgresSink:
+    return PostgresSink(postgres.server.conninfo(user=user), table=table, **more)
