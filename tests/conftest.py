@@ -12,6 +12,7 @@ from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.producer_pool import this_worker
 
 if TYPE_CHECKING:
+    from integration.kafka_witness import Witness
     from sparkonce.lab.systems.mysql import MySQLSystem
     from sparkonce.lab.systems.postgres import PostgresSystem
 
@@ -85,6 +86,14 @@ def broker() -> Iterator[Cluster]:
     """A Kafka cluster of one node, the same for all tests: use topics and ids of your own."""
     with Cluster(overrides={"auto.create.topics.enable": "false"}) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def witness(broker: Cluster) -> Witness:
+    """Another client of the cluster of all tests."""
+    from integration.kafka_witness import Witness
+
+    return Witness(broker.bootstrap)
 
 
 @pytest.fixture

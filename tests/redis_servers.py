@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import redis
 
+from one_run import open_writer, prepare
 from shared_servers import redis_cluster
 from sparkonce.lab.systems.redis import RedisSystem
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.rig.servers.redis import RedisCluster, RedisServer
-from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
+from sparkonce.sink import Owner, SinkCommitter, SinkWriter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.sink import RedisSink
 
@@ -79,20 +81,8 @@ class Query:
         self.facts = sink.preflight(self.query, None)
         self.owner = Owner(query=self.query, token=Token(7, secrets.token_hex(4)), facts=self.facts)
         self.committer: SinkCommitter = sink.committer()
-
-    def open(self, *batches: pa.RecordBatch, batch: int = 0, slot: int = 0) -> SinkWriter:
-        writer = self.sink.writer(WriterContext(owner=self.owner, batch=batch, slot=slot, copy="1.1.0"))
-        writer.begin()
-        for rows in batches:
-            writer.write(rows.select(list(self.sink.columns(rows.schema))))
-        return writer
-
-    def prepare(self, *batches: pa.RecordBatch, batch: int = 0, slot: int = 0) -> Handle:
-        writer = self.open(*batches, batch=batch, slot=slot)
-        fields = writer.prepare()
-        writer.close()
-        rows = sum(one.num_rows for one in batches)
-        return Handle(sink=self.sink.name, slot=slot, rows=rows, transaction=transaction_fields(fields))
+        self.open: Callable[..., SinkWriter] = partial(open_writer, sink, run=self.owner)
+        self.prepare: Callable[..., Handle] = partial(prepare, sink, run=self.owner)
 
     def commit(self, *handles: Handle) -> list[Outcome]:
         return [answer.outcome for answer in self.committer.commit(handles)]

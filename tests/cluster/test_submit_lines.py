@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from typing_extensions import Self
 
-from cluster.kubernetes import Kubernetes
 from cluster.submit import PROGRAM
-from cluster.yarn import Yarn
 from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED
@@ -23,9 +27,145 @@ from spark.processes import kill, path_of_tests
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.child import session_of
 from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.jars import spark_jars_folder
+from sparkonce.rig.kafka.jars import find_java, resolve, spark_jars_folder
+from sparkonce.rig.servers.hdfs import Hdfs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+_JARS = (
+    "org.bouncycastle:bcpkix-jdk18on:1.78.1",
+    "javax.xml.bind:jaxb-api:2.3.1",
+    "org.glassfish.jaxb:jaxb-runtime:2.3.9",
+)
+
+_MAIN = """
+import java.io.FileOutputStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.apache.hadoop.yarn.conf.YarnConfiguration;
+import org.apache.hadoop.yarn.server.MiniYARNCluster;
+
+public class TestYarn {
+    public static void main(String[] given) throws Exception {
+        YarnConfiguration conf = new YarnConfiguration();
+        conf.setInt("yarn.nodemanager.resource.memory-mb", 6144);
+        conf.setInt("yarn.nodemanager.resource.cpu-vcores", 8);
+        conf.setInt("yarn.scheduler.minimum-allocation-mb", 128);
+        conf.set("yarn.nodemanager.vmem-check-enabled", "false");
+        conf.set("yarn.nodemanager.pmem-check-enabled", "false");
+        conf.set("yarn.nodemanager.disk-health-checker.enable", "false");
+        conf.set("yarn.nodemanager.delete.debug-delay-sec", "3600");
+        conf.set("yarn.resourcemanager.am.max-attempts", "4");
+        conf.setClass("yarn.resourcemanager.scheduler.class",
+            org.apache.hadoop.yarn.server.resourcemanager.scheduler.fifo.FifoScheduler.class,
+            org.apache.hadoop.yarn.server.resourcemanager.scheduler.ResourceScheduler.class);
+        MiniYARNCluster cluster = new MiniYARNCluster("yarn", 1, 1, 1);
+        cluster.init(conf);
+        cluster.start();
+        if (!cluster.waitForNodeManagersToConnect(60000)) {
+            throw new IllegalStateException("no node manager");
+        }
+        Path site = Path.of(given[0], "conf", "yarn-site.xml");
+        Files.createDirectories(site.getParent());
+        try (FileOutputStream out = new FileOutputStream(site.toFile())) {
+            cluster.getConfig().writeXml(out);
+        }
+        Files.writeString(Path.of(given[0], "up-" + ProcessHandle.current().pid()), "");
+        Thread.currentThread().join();
+    }
+}
+"""
+
+
+class Yarn(Hdfs):
+    """See `Server`. Its settings for clients are in `conf`."""
+
+    up_within_s = 300.0
+
+    @property
+    def conf(self) -> Path:
+        """For ``HADOOP_CONF_DIR``."""
+        return self.folder / "conf"
+
+    def initialise(self) -> None:
+        super().initialise()
+        (self.folder / "TestYarn.java").write_text(_MAIN)
+
+    def env(self) -> Mapping[str, str]:
+        """With Java for its containers."""
+        return {**os.environ, "JAVA_HOME": str(Path(find_java()).resolve().parents[1])}
+
+    def containers(self, words: str) -> list[int]:
+        """Returns the processes that run in containers and have these words in their command line."""
+        running = psutil.process_iter(["cwd", "cmdline"])
+        return [
+            one.pid
+            for one in running
+            if str(one.info["cwd"]).startswith(f"{self.folder}/") and words in " ".join(one.info["cmdline"] or ())
+        ]
+
+    def command(self) -> Sequence[str]:
+        jars = ":".join([str(self.folder), *map(str, [*self._jars, *resolve(_JARS)])])
+        flags = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Dtest.build.data={self.folder}")
+        modules = ("--add-opens", "java.base/java.lang=ALL-UNNAMED")
+        return [self._java, *flags, *modules, "-cp", jars, str(self.folder / "TestYarn.java"), str(self.folder)]
+
+
+class Kubernetes:
+    """A server on loopback. Use as a context manager.
+
+    Attributes:
+        url: For Spark's ``master``, after ``k8s://``.
+        sent: The objects that were sent, in order, each with the ``path`` that it was sent to.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        taken = self.sent
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                taken.append({**sent, "path": self.path})
+                sent["metadata"]["uid"] = f"{len(taken)}"
+                self._answer(201, sent)
+
+            do_PATCH = do_PUT = do_POST  # noqa: N815 - named by the server's base
+
+            def do_GET(self) -> None:
+                self._answer(404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404})
+
+            def _answer(self, code: int, body: dict[str, Any]) -> None:
+                text = json.dumps(body).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """Returns the last object of a kind."""
+        return next(one for one in reversed(self.sent) if one["kind"] == kind)
+
 
 PAGE = Path(__file__).parents[2] / "docs" / "submitting.md"
 PACKAGES = """--packages "$(python -c 'import sparkonce; print(sparkonce.spark_packages())')\""""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from typing_extensions import Self
 
 from conformance.checkpoint_suite import CheckpointSuite, raced
 from eventually import LIMIT_S, eventually
-from hdfs_pair import HdfsPair
 from jvm import bare_jvm, hadoop_files
 from shared_servers import USES_HDFS
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
@@ -21,8 +24,187 @@ from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.durable import is_outage
 from sparkonce.errors import SparkonceError
+from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce.rig.servers.process import HOST, free_port
 
 pytestmark = [USES_HDFS, pytest.mark.slow]
+
+
+SERVICE = "pair"
+
+_MAIN = """
+import com.sun.net.httpserver.HttpServer;
+import java.io.File;
+import java.net.InetSocketAddress;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.ha.HAServiceProtocol.RequestSource;
+import org.apache.hadoop.ha.HAServiceProtocol.StateChangeRequestInfo;
+import org.apache.hadoop.hdfs.qjournal.server.JournalNode;
+import org.apache.hadoop.hdfs.server.datanode.DataNode;
+import org.apache.hadoop.hdfs.server.namenode.NameNode;
+import org.apache.hadoop.metrics2.lib.DefaultMetricsSystem;
+
+public class TestHdfs {
+    public static void main(String[] given) throws Exception {
+        DefaultMetricsSystem.setMiniClusterMode(true);  // several servers in one process
+        Configuration conf = new Configuration();
+        for (int at = 2; at < given.length; at += 2) {
+            conf.set(given[at], given[at + 1]);
+        }
+        if (given[1].equals("storage")) {
+            JournalNode journal = new JournalNode();
+            journal.setConf(conf);
+            journal.start();
+            DataNode.createDataNode(new String[0], conf);
+        } else {
+            conf.set("dfs.ha.namenode.id", given[1]);
+            if (given[1].equals("nn1") && !new File(given[0], "name").exists()) {
+                NameNode.format(conf);
+            }
+            NameNode node = NameNode.createNameNode(new String[0], conf);
+            HttpServer control = HttpServer.create(
+                new InetSocketAddress("127.0.0.1", conf.getInt("test.control", 0)), 0);
+            control.createContext("/", asked -> {
+                byte[] answer = "done".getBytes();
+                int status = 200;
+                try {
+                    StateChangeRequestInfo request = new StateChangeRequestInfo(RequestSource.REQUEST_BY_USER);
+                    if (asked.getRequestURI().getPath().equals("/active")) {
+                        node.getRpcServer().transitionToActive(request);
+                    } else if (asked.getRequestURI().getPath().equals("/standby")) {
+                        node.getRpcServer().transitionToStandby(request);
+                    } else {
+                        answer = String.valueOf(node.isInSafeMode()).getBytes();
+                    }
+                } catch (Throwable error) {
+                    error.printStackTrace();
+                    answer = error.toString().getBytes();
+                    status = 500;
+                }
+                asked.sendResponseHeaders(status, answer.length);
+                asked.getResponseBody().write(answer);
+                asked.close();
+            });
+            control.start();
+        }
+        Files.writeString(Path.of(given[0], "up-" + ProcessHandle.current().pid()), "");
+        Thread.currentThread().join();
+    }
+}
+"""
+
+
+class _Node(Hdfs):
+    """One of the processes."""
+
+    def __init__(self, folder: Path, role: str, settings: Mapping[str, str], port: int) -> None:
+        super().__init__(folder, port)
+        self.role = role
+        self._settings = settings
+
+    def initialise(self) -> None:
+        super().initialise()
+        (self.folder / "TestHdfs.java").write_text(_MAIN)
+
+    def command(self) -> Sequence[str]:
+        command = list(super().command())
+        program = command.index(str(self.folder / "TestHdfs.java"))
+        own = {
+            "dfs.namenode.name.dir": f"file://{self.folder}/name",
+            "dfs.journalnode.edits.dir": f"{self.folder}/journal",
+            "dfs.datanode.data.dir": f"file://{self.folder}/blocks",
+            "test.control": str(self.port),
+        }
+        settings = [text for pair in {**self._settings, **own}.items() for text in pair]
+        return [*command[: program + 1], str(self.folder), self.role, *settings]
+
+    def ask(self, what: str) -> str:
+        """Tells the name node to become ``active`` or ``standby``, or asks whether it is in safe ``mode``."""
+        with urllib.request.urlopen(f"http://{self.address}/{what}", timeout=60) as answer:
+            return bytes(answer.read()).decode()
+
+
+class HdfsPair:
+    """Use as a context manager. The first name node is the active one then.
+
+    Attributes:
+        url: ``hdfs://NAME_SERVICE``.
+        settings: Those of its clients.
+    """
+
+    url = f"hdfs://{SERVICE}"
+
+    def __init__(self, folder: Path) -> None:
+        journal, storage, ports = free_port(), free_port(), {"nn1": free_port(), "nn2": free_port()}
+        provider = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
+        self.settings = {
+            "dfs.nameservices": SERVICE,
+            f"dfs.ha.namenodes.{SERVICE}": ",".join(ports),
+            f"dfs.client.failover.proxy.provider.{SERVICE}": provider,
+            **{f"dfs.namenode.rpc-address.{SERVICE}.{name}": f"{HOST}:{port}" for name, port in ports.items()},
+        }
+        of_servers = {
+            **self.settings,
+            "fs.defaultFS": self.url,
+            **{f"dfs.namenode.http-address.{SERVICE}.{name}": f"{HOST}:{free_port()}" for name in ports},
+            "dfs.ha.standby.checkpoints": "false",
+            "dfs.namenode.shared.edits.dir": f"qjournal://{HOST}:{journal}/{SERVICE}",
+            "dfs.journalnode.rpc-address": f"{HOST}:{journal}",
+            "dfs.journalnode.http-address": f"{HOST}:0",
+            "dfs.datanode.address": f"{HOST}:0",
+            "dfs.datanode.http.address": f"{HOST}:0",
+            "dfs.datanode.ipc.address": f"{HOST}:0",
+            "dfs.replication": "1",
+            "dfs.heartbeat.interval": "1",
+            "dfs.ha.tail-edits.period": "1",
+            "dfs.namenode.safemode.extension": "0",
+            "dfs.namenode.file.close.num-committed-allowed": "1",
+        }
+        self._storage = _Node(folder / "storage", "storage", of_servers, storage)
+        self._nodes = [_Node(folder / name, name, of_servers, free_port()) for name in ports]
+
+    @property
+    def active(self) -> _Node:
+        """The name node that is active, unless it was killed."""
+        return self._nodes[0]
+
+    def fail_over(self) -> None:
+        """Makes the active name node the standby, and the standby the active."""
+        self.active.ask("standby")
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Makes the standby the active, whatever the active does: the journal fences it."""
+        self._nodes.reverse()
+        self.active.ask("active")
+
+    def restart_other(self) -> None:
+        """Starts the other name node again, as the standby."""
+        self._nodes[1].restart()
+
+    def __enter__(self) -> Self:
+        try:
+            first, second = self._nodes
+            with ThreadPoolExecutor(1) as pool:
+                storage = pool.submit(self._storage.start)
+                # The first one formats the journal, for which it waits.
+                first.start()
+                storage.result()
+            shutil.copytree(first.folder / "name", second.folder / "name")
+            (second.folder / "name" / "in_use.lock").unlink(missing_ok=True)
+            second.start()
+            first.ask("active")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in (*self._nodes, self._storage):
+            node.kill()
+
 
 TESTS = str(Path(__file__).parents[1])
 EVERY_S = 3.0

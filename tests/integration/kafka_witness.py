@@ -1,4 +1,4 @@
-"""What the tests of the driver half do and ask for without the code under test."""
+"""What the tests of Kafka's driver half do and ask without the code under test."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
-from kafka.admin import KafkaAdminClient
-from kafka.errors import RetriableError
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from kafka_transactions import await_markers
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.testing.kafka import create_topic, describe_transactions, read_committed
 
 LIMIT_S = 60.0
 
@@ -96,25 +94,16 @@ class Prepared:
 
 
 class Witness:
-    """A second client of the same cluster."""
+    """Another client of the same cluster."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-        self._transactions: KafkaAdminClient | None = None
-
-    def close(self) -> None:
-        if self._transactions is not None:
-            self._transactions.close()
-        self._transactions = None
 
     def create_topic(self, partitions: int = 2, replicas: int = 1, name: str = "", **config: str) -> str:
-        """Waits until clients are told of it."""
         name = name or new_name()
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        for done in self.admin.create_topics([NewTopic(name, partitions, replicas, config=settings)]).values():
-            done.result(LIMIT_S)
-        eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, bool)
+        create_topic(self.bootstrap, name, partitions, settings, replicas=replicas, timeout_s=LIMIT_S)
         return name
 
     def delete_topic(self, name: str) -> None:
@@ -133,47 +122,14 @@ class Witness:
             return list(pool.map(lambda value: self.prepare(topic, value), values))
 
     def state(self, *handles: Handle) -> set[str]:
-        """The states that these transactions are in; a broker that has just started may not say yet, and why."""
-        if self._transactions is None:
-            self._transactions = KafkaAdminClient(bootstrap_servers=self.bootstrap)
-        try:
-            found = self._transactions.describe_transactions([str(handle["transactional_id"]) for handle in handles])
-        except RetriableError as error:
-            return {type(error).__name__}
-        return {str(one.state.value) for one in found.values()}
+        """The states that these transactions are in."""
+        names = [str(handle["transactional_id"]) for handle in handles]
+        return {one.state for one in describe_transactions(self.bootstrap, names, timeout_s=LIMIT_S).values()}
 
     def await_state(self, state: str, *handles: Handle) -> None:
         eventually(lambda: self.state(*handles), lambda states: states == {state})
 
     def committed(self, topic: str) -> list[str]:
-        """Reads what a read_committed reader sees once the broker has written the markers of what it answered."""
+        """The values that a read_committed reader sees once the broker has written the markers of what it answered."""
         await_markers(self.bootstrap)
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "group.id": new_name("g"),
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "log_level": 0,
-            }
-        )
-        with closing(consumer):
-            partitions = [
-                TopicPartition(topic, number, 0)
-                for number in consumer.list_topics(topic, LIMIT_S).topics[topic].partitions
-            ]
-            consumer.assign(partitions)
-            values: list[str] = []
-            ends: set[int] = set()
-            deadline_s = time.monotonic() + LIMIT_S
-            while len(ends) < len(partitions):
-                assert time.monotonic() < deadline_s, "the topic has no end"
-                message = consumer.poll(0.2)
-                if message is None:
-                    continue
-                if message.error() is None:
-                    values.append(message.value().decode())
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    ends.add(message.partition())
-            return sorted(values)
+        return sorted((one.value or b"").decode() for one in read_committed(self.bootstrap, topic, timeout_s=LIMIT_S))

@@ -23,12 +23,6 @@ NOBODY = "127.0.0.1:1"
 QUERY = "0123456789ab"
 
 
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
-
-
 @pytest.fixture
 def topic(witness: Witness) -> str:
     return witness.create_topic()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.stalled_rows import TopicLookup
 from sparkonce.testing.kafka import list_transactions
@@ -25,12 +23,6 @@ pytestmark = pytest.mark.kafka
 WARNING = "was deleted and made again since this query's last run"
 FAST = {"topic.metadata.propagation.max.ms": 500}
 """How long librdkafka waits for a topic that is not there to appear; 30 s unless told."""
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 class Scene:

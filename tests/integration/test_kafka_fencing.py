@@ -49,9 +49,8 @@ def cluster(request: pytest.FixtureRequest, broker: Cluster) -> Iterator[Cluster
 
 
 @pytest.fixture
-def witness(cluster: Cluster) -> Iterator[Witness]:
-    with closing(Witness(cluster.bootstrap)) as opened:
-        yield opened
+def witness(cluster: Cluster) -> Witness:
+    return Witness(cluster.bootstrap)
 
 
 @pytest.fixture

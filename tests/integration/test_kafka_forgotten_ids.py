@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,8 +27,8 @@ FORGETFUL = {
 
 @pytest.fixture(scope="module")
 def witness() -> Iterator[Witness]:
-    with Cluster(overrides=FORGETFUL) as cluster, closing(Witness(cluster.bootstrap)) as opened:
-        yield opened
+    with Cluster(overrides=FORGETFUL) as cluster:
+        yield Witness(cluster.bootstrap)
 
 
 def rows(batch: int, slot: int) -> pa.RecordBatch:

@@ -29,12 +29,6 @@ QUERY = "0123456789ab"
 USED_TO_MORE_S = 3600.0
 
 
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
-
-
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout_module, "PATIENCE_S", 0.0)

@@ -10,14 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import one_run
 from integration.kafka_witness import Witness, until_final
 from sparkonce.errors import PreflightError
 from sparkonce.lab.clock import FakeClock, find_faketime
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.rig.kafka import Cluster
-from sparkonce.sink import Facts, Owner, WriterContext
+from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.settings import NEVER_MS
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -40,9 +41,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def witness(cluster: Cluster) -> Iterator[Witness]:
-    with closing(Witness(cluster.bootstrap)) as opened:
-        yield opened
+def witness(cluster: Cluster) -> Witness:
+    return Witness(cluster.bootstrap)
 
 
 def sink_on(cluster: Cluster, topic: str, timeout: object = None) -> tuple[KafkaSink, Facts]:
@@ -53,13 +53,8 @@ def sink_on(cluster: Cluster, topic: str, timeout: object = None) -> tuple[Kafka
 
 def prepare(cluster: Cluster, topic: str, timeout: object) -> Handle:
     sink, facts = sink_on(cluster, topic, timeout)
-    owner = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
-    writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="0"))
-    writer.begin()
-    writer.write(pa.record_batch({"value": [str(timeout)]}))
-    fields = writer.prepare()
-    writer.close()
-    return Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields))
+    run = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
+    return one_run.prepare(sink, pa.record_batch({"value": [str(timeout)]}), run=run)
 
 
 def restart_later(cluster: Cluster, seconds: int, library: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from integration.kafka_witness import LIMIT_S, Witness
 from kafka_transactions import await_markers
 from small_job import SmallJob
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import read_committed
 
@@ -23,12 +21,6 @@ pytestmark = pytest.mark.kafka
 
 ROWS, KEYS = 60, 3
 """Of a slot in a batch, and to which keys they go in turn; no two slots have a key in common."""
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 def rows(batch: int, slot: int) -> pa.RecordBatch:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,17 +11,10 @@ from typer.testing import CliRunner
 from integration.kafka_witness import Witness, new_name
 from sparkonce.cli.main import app
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 
 QUERY = "0123456789ab"
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 def listed(bootstrap: str, *more: str) -> list[dict[str, Any]]:

@@ -28,9 +28,8 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def witness(cluster: Cluster) -> Iterator[Witness]:
-    with closing(Witness(cluster.bootstrap)) as opened:
-        yield opened
+def witness(cluster: Cluster) -> Witness:
+    return Witness(cluster.bootstrap)
 
 
 @pytest.fixture
@@ -136,7 +135,8 @@ def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCo
 
 @pytest.mark.slow
 def test_coordinators_that_move_are_found_again() -> None:
-    with Cluster(nodes=3) as three, closing(Witness(three.bootstrap)) as witness:
+    with Cluster(nodes=3) as three:
+        witness = Witness(three.bootstrap)
         topic = witness.create_topic(partitions=1, replicas=3)
         settings = {"bootstrap.servers": three.bootstrap}
         with closing(KafkaCommitter(settings, "kafka", attempt_timeout_s=5.0)) as committer:

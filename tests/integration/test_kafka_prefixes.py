@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,17 +13,10 @@ from small_job import SmallJob
 from sparkonce.errors import StaleLogError
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 class Scene:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -24,12 +23,6 @@ QUERY = "0123456789ab"
 FIFTEEN_MINUTES_MS = 900_000
 
 Check = Callable[..., Facts]
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 @pytest.fixture

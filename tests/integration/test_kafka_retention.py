@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,6 @@ from sparkonce.testing.kafka import read_committed
 pytestmark = pytest.mark.kafka
 
 SLOTS = 3
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 class Job:
@@ -169,7 +163,8 @@ def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest
 def test_retention_itself(tmp_path: Path) -> None:
     """Time alone deletes rows of open transactions."""
     overrides = {"log.retention.check.interval.ms": 200, "log.initial.task.delay.ms": 200}
-    with Cluster(overrides=overrides) as cluster, closing(Witness(cluster.bootstrap)) as witness:
+    with Cluster(overrides=overrides) as cluster:
+        witness = Witness(cluster.bootstrap)
         short = Job(tmp_path, cluster.bootstrap, witness, retention_ms="1000")
         short.job.kill(0, Phase.FINISHING)
         eventually(

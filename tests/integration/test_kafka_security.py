@@ -76,9 +76,8 @@ def cluster(keys: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def witness(cluster: Cluster) -> Iterator[Witness]:
-    with closing(Witness(cluster.bootstrap)) as opened:
-        yield opened
+def witness(cluster: Cluster) -> Witness:
+    return Witness(cluster.bootstrap)
 
 
 @pytest.fixture(scope="module")

@@ -57,8 +57,7 @@ class Place:
         self._move(self.folder / "saved", self.cluster.folder)
 
     def visible(self) -> list[str]:
-        with closing(Witness(self.bootstrap)) as witness:
-            return witness.committed(TOPIC)
+        return Witness(self.bootstrap).committed(TOPIC)
 
     def _move(self, source: Path, target: Path) -> None:
         self.cluster.close()
@@ -71,8 +70,7 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     with made.cluster:
-        with closing(Witness(made.bootstrap)) as witness:
-            witness.create_topic(name=TOPIC)
+        Witness(made.bootstrap).create_topic(name=TOPIC)
         yield made
 
 
@@ -111,8 +109,7 @@ def test_another_cluster_in_its_place_is_taken_when_it_is_named(place: Place, ca
     old = place.cluster.cluster_id
     with Cluster() as other:
         place.bootstrap = other.bootstrap
-        with closing(Witness(other.bootstrap)) as witness:
-            witness.create_topic(name=TOPIC)
+        Witness(other.bootstrap).create_topic(name=TOPIC)
         for named in ({}, {"former_cluster_id": other.cluster_id}):
             place.sink = named
             with pytest.raises(PreflightError) as caught:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from small_job import Killed, SmallJob
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.testing.forwarding import ForwardingCommitter
@@ -23,12 +21,6 @@ from sparkonce.testing.kafka import list_transactions
 pytestmark = pytest.mark.kafka
 
 PARTITIONS = 4
-
-
-@pytest.fixture
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 class KilledHalfway(ForwardingCommitter):

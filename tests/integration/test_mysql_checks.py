@@ -8,9 +8,10 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
+import one_run
 from sparkonce.errors import PrepareError
 from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql.names import stage_table
@@ -35,17 +36,8 @@ def scene(mariadb: MySQLSystem) -> Iterator[Scene]:
 
 
 def prepare(scene: Scene, *ids: int, j: str = "{}", odd: str = "x") -> Handle:
-    writer = scene.new_writer()
     rows = {"id": pa.array(ids, pa.int64()), "j": [j] * len(ids), "od`d": [odd] * len(ids)}
-    try:
-        writer.begin()
-        writer.write(pa.record_batch(rows))
-        fields = writer.prepare()
-    except BaseException:
-        writer.abort()
-        raise
-    writer.close()
-    return Handle(sink=scene.sink.name, slot=0, rows=len(ids), transaction=transaction_fields(fields))
+    return one_run.prepare(scene.sink, pa.record_batch(rows), run=scene.owner)
 
 
 @pytest.mark.parametrize(

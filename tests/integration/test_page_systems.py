@@ -20,16 +20,9 @@ from sparkonce.operate.systems import OperatorFile, read_file
 from sparkonce.page.alarms import alarms_of
 from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
-from sparkonce.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 LIMIT_S = 120
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 class Held:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,7 +27,8 @@ def job_into(cluster: Cluster, topic: str, folder: Path) -> SmallJob:
 
 def test_a_rolling_restart_under_a_run_and_under_a_decided_batch(tmp_path: Path) -> None:
     """One broker is restarted while a batch is written, one before its decision, one before its commits."""
-    with Cluster(nodes=3) as cluster, closing(Witness(cluster.bootstrap)) as witness:
+    with Cluster(nodes=3) as cluster:
+        witness = Witness(cluster.bootstrap)
         topic = witness.create_topic(partitions=3, replicas=3)
         job = job_into(cluster, topic, tmp_path)
         due = dict(zip((Phase.WRITING, Phase.VALIDATING, Phase.FINISHING), cluster.brokers, strict=True))
@@ -47,13 +47,15 @@ def test_a_rolling_restart_under_a_run_and_under_a_decided_batch(tmp_path: Path)
 @pytest.mark.parametrize("before", ["3.9.1", "4.0.0"])
 def test_a_broker_is_updated_under_a_decided_batch(before: str, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    with Cluster(folder=folder, version=before) as old, closing(Witness(old.bootstrap)) as witness:
+    with Cluster(folder=folder, version=before) as old:
+        witness = Witness(old.bootstrap)
         topic = witness.create_topic()
         job = job_into(old, topic, tmp_path)
         job.run(0)
         job.kill(1, Phase.FINISHING)
         decided = job.decision(1).handles
-    with Cluster(folder=folder) as new, closing(Witness(new.bootstrap)) as witness:
+    with Cluster(folder=folder) as new:
+        witness = Witness(new.bootstrap)
         job_now = job_into(new, topic, tmp_path)
         job_now.query = job.query
         witness.await_state("Ongoing", *decided)

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -283,9 +282,8 @@ def cluster(keys: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def witness(cluster: Cluster) -> Iterator[Witness]:
-    with closing(Witness(cluster.bootstrap)) as opened:
-        yield opened
+def witness(cluster: Cluster) -> Witness:
+    return Witness(cluster.bootstrap)
 
 
 def set_password(witness: Witness, user: str, password: str) -> None:

@@ -21,7 +21,6 @@ from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
@@ -30,12 +29,6 @@ from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.testing.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 # --- each system -----------------------------------------------------------------------------------------------------

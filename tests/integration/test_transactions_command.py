@@ -23,7 +23,6 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.protocol.records import Claim, Commit
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.kafka
 
 QUERY = "7f6e5d4c-0000-4000-8000-00000000000a"
 OLDER, NEWEST = Token(0, "00000001"), Token(1, "00000002")
-
-
-@pytest.fixture(scope="module")
-def witness(broker: Cluster) -> Iterator[Witness]:
-    with closing(Witness(broker.bootstrap)) as opened:
-        yield opened
 
 
 class Scene:

@@ -9,19 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import one_run
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
+from one_run import QUERY
 from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.protocol.ownership import Token
-from sparkonce.sink import Owner, SinkWriter, WriterContext
+from sparkonce.sink import Owner, SinkWriter
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.write_ahead import Applies, ApplyToken
 
-QUERY = "7f6e5d4c0000"
 LIMIT_S = 60.0
 TARGETS: dict[Applies, type[Target]] = {
     Applies.TRANSACTIONAL: SqliteTarget,
@@ -58,18 +58,11 @@ def numbers(batch: int, slots: Sequence[int]) -> list[int]:
 
 
 def open_writer(sink: WriteAheadSink, batch: int = 0, slot: int = 0) -> SinkWriter:
-    owner = Owner(query=QUERY, token=Token(3, "0" * 8), facts=sink.preflight(QUERY, None))
-    writer = sink.writer(WriterContext(owner=owner, batch=batch, slot=slot, copy="1.1.0"))
-    writer.begin()
-    writer.write(pa.record_batch({"number": numbers(batch, [slot])}))
-    return writer
+    return one_run.open_writer(sink, pa.record_batch({"number": numbers(batch, [slot])}), batch=batch, slot=slot)
 
 
 def prepare(sink: WriteAheadSink, batch: int = 0, slot: int = 0) -> Handle:
-    writer = open_writer(sink, batch, slot)
-    fields = transaction_fields(writer.prepare())
-    writer.close()
-    return Handle(sink=sink.name, slot=slot, rows=3, transaction=fields)
+    return one_run.prepare(sink, pa.record_batch({"number": numbers(batch, [slot])}), batch=batch, slot=slot)
 
 
 def commit(sink: WriteAheadSink, *handles: Handle) -> list[Outcome]:
@@ -94,7 +87,7 @@ def files(sink: WriteAheadSink) -> dict[str, int]:
 
 
 def owner() -> Owner:
-    return Owner(query=QUERY, token=Token(3, "0" * 8))
+    return Owner(query=QUERY, token=one_run.RUN)
 
 
 def kill_in_commit(

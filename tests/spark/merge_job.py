@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from eventually import eventually
+from one_run import prepare
 from spark.harness import new_name
 from spark.table_job import KilledError, TableJob, killed
 from sparkonce import DeltaSink, IcebergSink
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.delta import _DeltaTable
 from sparkonce.spark.tables.iceberg import _IcebergTable
@@ -100,14 +100,9 @@ class MergeJob(TableJob):
     def prepared(
         self, rows: Sequence[tuple[Any, ...]], batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW
     ) -> Handle:
-        sink = self.sink()
-        writer = sink.writer(WriterContext(owner=self.owner(), batch=batch, slot=slot, copy="1.1.0"))
-        writer.begin()
         columns = {name: [row[place] for row in rows] for place, name in enumerate(schema.names)}
-        writer.write(pa.record_batch(columns, schema=schema))
-        fields = transaction_fields(writer.prepare())
-        writer.close()
-        return Handle(sink=sink.name, slot=slot, rows=len(rows), transaction=fields)
+        given = pa.record_batch(columns, schema=schema)
+        return prepare(self.sink(), given, run=self.owner(), batch=batch, slot=slot)
 
     def merge(
         self, rows: Sequence[tuple[Any, ...]], *, batch: int = 0, schema: pa.Schema = ARROW, **settings: Any

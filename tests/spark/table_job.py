@@ -12,13 +12,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from one_run import prepare
 from spark.in_process import crash_at, ended
 from sparkonce import ExactlyOnce
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.sink import Owner, SinkCommitter, WriterContext
+from sparkonce.sink import Owner, SinkCommitter
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.sink import TableSink
 from tryout.bulk import make_orders
@@ -89,14 +90,9 @@ class TableJob(abc.ABC):
         return Owner(query=QUERY, token=token, facts=self.facts)
 
     def prepare(self, batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW) -> Handle:
-        sink = self.sink()
-        writer = sink.writer(WriterContext(owner=self.owner(), batch=batch, slot=slot, copy="1.1.0"))
-        writer.begin()
         rows = {"number": [100 * batch + slot], "word": [None]}
-        writer.write(pa.record_batch({name: rows[name] for name in schema.names}, schema=schema))
-        fields = transaction_fields(writer.prepare())
-        writer.close()
-        return Handle(sink=sink.name, slot=slot, rows=1, transaction=fields)
+        given = pa.record_batch({name: rows[name] for name in schema.names}, schema=schema)
+        return prepare(self.sink(), given, run=self.owner(), batch=batch, slot=slot)
 
     def commit(self, *handles: Handle) -> list[Outcome]:
         return [answer.outcome for answer in self.sink().committer().commit(handles)]

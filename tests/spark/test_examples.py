@@ -1,8 +1,7 @@
 """The examples' programs, each as the process that its user starts; the ETL is killed (SIGKILL, with JVM and workers).
 
 What must come out is worked out by ``examples/tryout`` from the sources and from what Spark has written down about its
-batches. `test_state` kills the plans of all examples. Each program with each of its clocks at every point, which takes
-half an hour::
+batches. Each program with each of its clocks at every point, which takes half an hour::
 
     pytest -m slow -s tests/spark/test_examples.py
 """
@@ -11,23 +10,149 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typing_extensions import Self
 
-from spark.example_job import EXAMPLES, Program, ProgramJob, delete_topics
-from spark.kills import POINTS
+from eventually import LIMIT_S, eventually
+from spark.harness import AnyJob
+from spark.kills import POINTS, hold_at
+from spark.processes import Run
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.kafka import read_committed, read_uncommitted
 from sparkonce.testing.registry import RegistryServer
-from striking.gate import Arrival
 from tryout import EnrichmentSample, EtlSample, SumSample, run
 from tryout.sample import Sample
-from tryout.trial import Count
+from tryout.trial import Count, Trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+WITH_TRANSACTIONS = (Phase.FINISHING, Phase.SWEEPING_OWN, Phase.RAISING_FLOOR, Phase.TIDYING, Phase.IDLE)
+"""Phases of a batch that is decided."""
+
+LAST_BATCHES = 5
+"""How many batches, at least, the last run makes of what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One way to run an example.
+
+    Attributes:
+        name: What it is called.
+        script: The example's file.
+        sample: Makes its input.
+        options: Of the example.
+        chunk: How many records it reads in a batch.
+    """
+
+    name: str
+    script: str
+    sample: Callable[[], Sample]
+    options: tuple[str, ...]
+    chunk: int
+
+
+class ProgramJob(AnyJob):
+    """An example with its sample on the shared broker, in topics that are gone when it is over.
+
+    Args:
+        bootstrap: The broker.
+        folder: A new one.
+        program: What to run.
+        registry: The schema registry's URL.
+        config: More of `spark.pipeline.Config`.
+    """
+
+    def __init__(self, bootstrap: str, folder: Path, program: Program, registry: str, **config: Any) -> None:
+        sample = program.sample()
+        super().__init__(bootstrap, folder, target=sample.target, **config)
+        self.config = replace(self.config, sources=tuple(sample.sources))
+        self._program, self._registry = program, registry if sample.registry else None
+        self.trial = Trial(sample, bootstrap=bootstrap, checkpoint=self.checkpoint, registry=self._registry)
+        self._messages = self.trial.messages()
+
+    def __enter__(self) -> Self:
+        self.trial.make_topics()
+        super().__enter__()
+        self.trial.send(self._messages)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        delete_topics(self.bootstrap, [*self.config.sources, self.config.target])
+
+    def launch(self, chunk: int, point: str = "") -> Run:
+        """Starts the example on its checkpoint."""
+        program = [str(EXAMPLES / self._program.script), *self._program.options, "--bootstrap", self.bootstrap]
+        program += ["--checkpoint", self.config.checkpoint, "--max-offsets", str(chunk)]
+        program += ["--registry", self._registry] if self._registry else []
+        points = (point,) if point not in Phase.__members__ else ()
+        config = replace(self.config, points=points, program=tuple(program))
+        # Each core more is a worker, which takes time to start.
+        env = run.spark_environment(Path(config.temporary), cores=1, java=config.jvm_flags)
+        self.runs.append(Run([config], self.folder / f"run-{len(self.runs)}.log", env))
+        return self.runs[-1]
+
+    @contextmanager
+    def killed_at(self, point: str) -> Iterator[None]:
+        """Starts the example, waits until it is there with rows under way, and kills it at the end."""
+        before = self.decided()
+
+        def has_rows(batch: int) -> bool:
+            if point == Phase.DECIDING.name:
+                return bool(self.transactions("Ongoing"))
+            return Phase[point] not in WITH_TRANSACTIONS or (batch > before and bool(self.last_rows()[1]))
+
+        hold = hold_at(point, self, has_rows if point in Phase.__members__ else None)
+        started = self.launch(self._program.chunk, point)
+        hold.wait(started.check)
+        yield
+        started.kill()
+
+    def finish(self) -> Count:
+        """Starts it once more, and waits until all has come out."""
+        started = self.launch(max(1, len(self._messages) // LAST_BATCHES))
+        count = run._wait(self.trial, started._process)
+        started.check()
+        started.kill()
+        return count
+
+    def left_open(self) -> list[str]:
+        """Asks for the transactions that are still open, of any run but the newest."""
+        tokens = {name: TransactionalId.parse(name).token for name in self.transactions()}  # type: ignore[union-attr]
+        newest = max(tokens.values())
+        return [name for name in self.transactions("Ongoing") if tokens.get(name, newest) != newest]
+
+    def last_rows(self) -> tuple[int, tuple[Handle, ...]]:
+        """Reads the transactions of the last batch that is decided and has any."""
+        log = self.log()
+        for batch in range(self.decided(), -1, -1):
+            decision = log.decision(batch)
+            handles = tuple(handle for handle in decision.handles if handle.transaction) if decision else ()
+            if handles:
+                return batch, handles
+        return -1, ()
+
+
+def delete_topics(bootstrap: str, topics: list[str]) -> None:
+    """Deletes them, and waits until the broker knows them no more."""
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    for done in admin.delete_topics(topics).values():
+        done.result(LIMIT_S)
+    eventually(lambda: not admin.list_topics(timeout=LIMIT_S).topics.keys() & set(topics), f"{topics} are gone")
+
 
 FAST = ("--checkpoint-every", "0")
 PROCESSING = (*FAST, "--clock", "processing", "--window", "2 seconds", "--lateness", "0 seconds")
@@ -70,9 +195,6 @@ PROGRAMS = (
 )
 ETL = PROGRAMS[0]
 
-UNDECIDED = Phase.DECIDING.name
-"""All is prepared and nothing decided."""
-
 
 @pytest.fixture
 def registry() -> Iterator[str]:
@@ -83,9 +205,31 @@ def registry() -> Iterator[str]:
 @pytest.mark.slow
 def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka: Cluster, tmp_path: Path, registry: str) -> None:
     with ProgramJob(kafka.bootstrap, tmp_path, ETL, registry) as job:
-        job.kill_at(UNDECIDED, see_nothing)
-        judge(job, job.finish())
-        see_the_log(job)
+        # All is prepared and nothing decided: all of the batch is in the topic, and a reader sees none of it.
+        with job.killed_at("DECIDING"):
+            target = job.trial.sample.target
+            opened = job.transactions("Ongoing")
+            assert len(opened) == 5
+            assert {one.timeout_ms for one in opened.values()} == {600_000}
+            assert len(read_uncommitted(job.bootstrap, target)) > 0 == len(read_committed(job.bootstrap, target))
+
+        count = job.finish()
+        assert count.is_done, count
+        assert job.left_open() == []
+
+        # The example's own output names the batch, and each transaction as the broker knows it.
+        batch, handles = job.last_rows()
+        lines = re.findall(
+            rf"batch={batch} sink=kafka slot=(\d+) committed rows=\d+ "
+            r"epoch=(\d+) producer_id=(\d+) transactional_id=(\S+): ok",
+            job.runs[-1].log.read_text(),
+        )
+        assert len(lines) == len(handles) > 0
+        known = job.transactions("PrepareCommit", "CompleteCommit")  # the coordinator may still write its markers
+        for slot, epoch, producer_id, transactional_id in lines:
+            assert transactional_id.startswith("identify-etl."), slot
+            assert known[transactional_id].producer_id == int(producer_id)
+            assert known[transactional_id].producer_epoch == int(epoch)
 
 
 @pytest.mark.parametrize(
@@ -126,37 +270,9 @@ def test_every_program_at_every_point(
 ) -> None:
     with ProgramJob(kafka.bootstrap, tmp_path, program, registry, keep_batches=3) as job:
         for point in POINTS:
-            job.kill_at(point)
+            with job.killed_at(point):
+                pass
         count = job.finish()
         say(f"{program.name}, killed at each of {', '.join(POINTS)}: {count}")
-        judge(job, count)
-
-
-def see_nothing(job: ProgramJob, _: Arrival) -> None:
-    """All of the batch stands in the topic, and a reader sees none of it."""
-    target = job.trial.sample.target
-    opened = job.transactions("Ongoing")
-    assert len(opened) == 5
-    assert {one.timeout_ms for one in opened.values()} == {600_000}
-    assert len(read_uncommitted(job.bootstrap, target)) > 0 == len(read_committed(job.bootstrap, target))
-
-
-def see_the_log(job: ProgramJob) -> None:
-    """The example's own output names the batch, and each transaction as the broker knows it."""
-    batch, handles = job.last_rows()
-    lines = re.findall(
-        rf"batch={batch} sink=kafka slot=(\d+) committed rows=\d+ "
-        r"epoch=(\d+) producer_id=(\d+) transactional_id=(\S+): ok",
-        job.runs[-1].log.read_text(),
-    )
-    assert len(lines) == len(handles) > 0
-    known = job.transactions("PrepareCommit", "CompleteCommit")  # the coordinator may still write its markers
-    for slot, epoch, producer_id, transactional_id in lines:
-        assert transactional_id.startswith("identify-etl."), slot
-        assert known[transactional_id].producer_id == int(producer_id)
-        assert known[transactional_id].producer_epoch == int(epoch)
-
-
-def judge(job: ProgramJob, count: Count) -> None:
-    assert count.is_done, count
-    assert job.left_open() == []
+        assert count.is_done, count
+        assert job.left_open() == []

@@ -56,23 +56,20 @@ def test_a_job_that_is_killed_after_its_decision_writes_each_row_once(
     spark: SparkSession, tmp_path: Path, case: str
 ) -> None:
     register(spark)
-    system = SYSTEMS[case](tmp_path / "out")
-    system.start(tmp_path)
-    system.place("number bigint", "amount int")
-    name, options = case.partition(",")[0], options_of(system.arguments())
     rows = spark.range(90, numPartitions=2).selectExpr("id number", "1 amount")
+    with SYSTEMS[case](tmp_path / "out").placed(tmp_path, "number bigint", "amount int") as system:
+        name, options = case.partition(",")[0], options_of(system.arguments())
 
-    def write(job: str, name: str = f"sparkonce-{name}", **more: str) -> None:
-        writer = rows.write.format(name).mode("append").options(**options, **more)
-        writer.options(job=job, log=str(tmp_path / "log")).save()
+        def write(job: str, name: str = f"sparkonce-{name}", **more: str) -> None:
+            writer = rows.write.format(name).mode("append").options(**options, **more)
+            writer.options(job=job, log=str(tmp_path / "log")).save()
 
-    with pytest.raises(Py4JJavaError):
-        write("one", f"struck-{name}", strike=f"{AFTER} 0 {tmp_path / 'struck'}")
-    assert sorted(system.visible()) == list(range(90))
-    for _ in range(2):
-        write("one")
+        with pytest.raises(Py4JJavaError):
+            write("one", f"struck-{name}", strike=f"{AFTER} 0 {tmp_path / 'struck'}")
         assert sorted(system.visible()) == list(range(90))
-    write("two")
-    assert sorted(system.visible()) == sorted([*range(90)] * 2)
-    assert system.left_open() == []
-    system.stop()
+        for _ in range(2):
+            write("one")
+            assert sorted(system.visible()) == list(range(90))
+        write("two")
+        assert sorted(system.visible()) == sorted([*range(90)] * 2)
+        assert system.left_open() == []

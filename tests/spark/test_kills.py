@@ -86,10 +86,7 @@ def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
         def new_systems() -> Iterator[VerifiedSystem]:
             for system in (PostgresSystem(commit="staged", server=postgres_server()), FilesSystem(folder)):
-                stack.callback(system.stop)
-                system.start(folder)
-                system.place("id text", "batch bigint")
-                yield system
+                yield stack.enter_context(system.placed(folder, "id text", "batch bigint"))
 
         def new_job(name: str, **config: Any) -> Job:
             every = {"rows": ROWS, "rows_per_batch": ROWS_PER_BATCH, "slots": 2, "keep_batches": 2}

@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventually import eventually
+from one_run import prepare
 from pravega_witness import SCOPE, PravegaWitness
 from shared_servers import pravega_server
 from simulation.sheets import TRANSACTIONS, transaction_answers
@@ -28,10 +29,9 @@ from sparkonce import ExactlyOnce, FilesSink, Guarantee, Pravega, PravegaSink, e
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.files import whole_batches
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.pravega.client import PravegaStream
 from sparkonce.spark.pravega.notes import TransactionNotes
@@ -95,14 +95,9 @@ class PravegaJob(TableJob):
         return sorted(int(event) for event in self.witness.events(self.stream))
 
     def prepare(self, batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW, rows: int = 1) -> Handle:
-        sink = self.sink()
-        writer = sink.writer(WriterContext(owner=self.owner(), batch=batch, slot=slot, copy="1.1.0"))
-        writer.begin()
         values = [str(100 * batch + 10 * slot + row) for row in range(rows)]
-        writer.write(pa.record_batch({"value": values, "key": [f"k{slot}"] * rows}, schema=schema))
-        fields = transaction_fields(writer.prepare())
-        writer.close()
-        return Handle(sink=sink.name, slot=slot, rows=rows, transaction=fields)
+        given = pa.record_batch({"value": values, "key": [f"k{slot}"] * rows}, schema=schema)
+        return prepare(self.sink(), given, run=self.owner(), batch=batch, slot=slot)
 
     def notes(self) -> list[str]:
         ledger = self.sink().folder().ledger.files

@@ -19,18 +19,17 @@ import pytest
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import DataFrame, SparkSession
 
+from one_run import finish, outcomes, prepare
 from spark.harness import new_name
 from spark.in_process import SPARK, call_at
 from spark.table_job import ARROW, QUERY, TableJob
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import COMMITTED, Outcome
-from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
 from sparkonce.spark.tables.errors import is_final
@@ -238,16 +237,12 @@ def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp
     path = str(tmp_path / "table")
     tables.createDataFrame([], "xs array<struct<a: bigint>>").write.format("delta").save(path)
     sink = DeltaSink(path, folder=tmp_path / "rows")
-    owner = Owner(query=QUERY, token=Token(3, "0" * 8), facts=sink.preflight(QUERY, None))
     never = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.int64(), nullable=False)]), nullable=False))
     schema = pa.schema([("xs", never)])
+    sink.preflight(QUERY, None)
     assert sink.columns(schema) == ["xs"]
-    writer = sink.writer(WriterContext(owner=owner, batch=0, slot=0, copy="1.1.0"))
-    writer.begin()
-    writer.write(pa.record_batch({"xs": [[{"a": 7}]]}, schema=schema))
-    handle = Handle(sink=sink.name, slot=0, rows=1, transaction=transaction_fields(writer.prepare()))
-    writer.close()
-    assert [answer.outcome for answer in sink.committer().commit([handle])] == [Outcome.COMMITTED]
+    handle = prepare(sink, pa.record_batch({"xs": [[{"a": 7}]]}, schema=schema))
+    assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
     assert tables.read.format("delta").load(path).selectExpr("xs[0].a").collect() == [(7,)]
     wrong = pa.list_(pa.field("element", pa.struct([pa.field("a", pa.string(), nullable=False)]), nullable=False))
     with pytest.raises(SchemaError, match="field 'a' of an element of column 'xs' is string in the rows, and bigint"):

@@ -61,6 +61,7 @@ def create_topic(
     partitions: int = 1,
     config: Mapping[str, str] | None = None,
     *,
+    replicas: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Makes a topic, unless there is one of this name, and waits until each partition has a leader.
@@ -70,6 +71,7 @@ def create_topic(
         name: The topic.
         partitions: How many.
         config: The topic's own settings.
+        replicas: Of each partition; by default as many as the broker chooses.
         timeout_s: For each step, in seconds.
 
     Raises:
@@ -80,7 +82,8 @@ def create_topic(
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({**_connecting(bootstrap), "log_level": _LOG_LEVEL})
-    topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
+    copies = {} if replicas is None else {"replication_factor": replicas}
+    topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}), **copies)
     try:
         admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
     except KafkaException as error:

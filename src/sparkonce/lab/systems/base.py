@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ from sparkonce.lab.faults import Fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
     from sparkonce.protocol.handles import Handle
     from sparkonce.rig.proxy import Request
@@ -71,14 +73,11 @@ class System(Strikable):
 
     ::
 
-        system = PostgresSystem()
-        system.start(folder)
-        system.place("number bigint")
-        sink = system.sink(commit="staged")
-        ...
-        assert system.visible() == [1, 2, 3]
-        assert not system.left_open()
-        system.stop()
+        with PostgresSystem().placed(folder, "number bigint") as system:
+            sink = system.sink(commit="staged")
+            ...
+            assert system.visible() == [1, 2, 3]
+            assert not system.left_open()
 
     Attributes:
         REQUESTS: By way of committing, then by name (``prepare``, ``commit``, ``abort``): how a fault proxy recognizes
@@ -110,6 +109,16 @@ class System(Strikable):
 
         May be called again, and after a `start` that failed.
         """
+
+    @contextmanager
+    def placed(self, folder: Path, *columns: str) -> Iterator[Self]:
+        """Starts, makes a place, and stops in the end. See `start` and `place`."""
+        try:
+            self.start(folder)
+            self.place(*columns)
+            yield self
+        finally:
+            self.stop()
 
     # `place` and `visible` take what differs from server to server: columns, partitions, patterns of keys.
 
