@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,126 +37,88 @@ class PravegaWitness:
             config = config.credentials(jvm.io.pravega.shared.security.auth.DefaultCredentials(password, user))
         self.config = config.build()
 
+    def _manager(self) -> closing[Any]:
+        return closing(self._pravega.admin.StreamManager.create(self.config))
+
+    @contextmanager
+    def _controller(self) -> Iterator[Any]:
+        impl = self._pravega.control.impl
+        with closing(self._pravega.connection.impl.SocketConnectionFactoryImpl(self.config)) as pool:
+            settings = impl.ControllerImplConfig.builder().clientConfig(self.config).build()
+            with closing(impl.ControllerImpl(settings, pool.getInternalExecutor())) as controller:
+                yield controller
+
     def create(self, stream: str, segments: int = 2) -> None:
         with_segments = self._pravega.stream.ScalingPolicy.fixed(segments)
         settings = self._pravega.stream.StreamConfiguration.builder().scalingPolicy(with_segments).build()
-        manager = self._pravega.admin.StreamManager.create(self.config)
-        try:
+        with self._manager() as manager:
             manager.createScope(SCOPE)
             assert manager.createStream(SCOPE, stream, settings)
-        finally:
-            manager.close()
 
     def delete(self, stream: str) -> None:
-        manager = self._pravega.admin.StreamManager.create(self.config)
-        try:
-            assert manager.sealStream(SCOPE, stream)
+        self.seal(stream)
+        with self._manager() as manager:
             assert manager.deleteStream(SCOPE, stream)
-        finally:
-            manager.close()
 
     def write(self, stream: str, events: Sequence[str], key: Callable[[str], str] = lambda event: event[-1]) -> None:
         """Writes events, by default with their last character as the routing key."""
-        client = self._pravega.EventStreamClientFactory.withScope(SCOPE, self.config)
         settings = self._pravega.stream.EventWriterConfig.builder().build()
-        try:
+        with closing(self._pravega.EventStreamClientFactory.withScope(SCOPE, self.config)) as client:
             writer = client.createEventWriter(stream, self._pravega.stream.impl.ByteBufferSerializer(), settings)
             for event in events:
                 writer.writeEvent(key(event), self._jvm.java.nio.ByteBuffer.wrap(event.encode()))
             writer.flush()
             writer.close()
-        finally:
-            client.close()
 
     def tail(self, stream: str) -> Any:
         """The stream cut behind its last event."""
-        manager = self._pravega.admin.StreamManager.create(self.config)
-        try:
+        with self._manager() as manager:
             return manager.fetchStreamInfo(SCOPE, stream).get().getTailStreamCut()
-        finally:
-            manager.close()
 
     def truncate(self, stream: str, cut: Any) -> None:
-        manager = self._pravega.admin.StreamManager.create(self.config)
-        try:
+        with self._manager() as manager:
             assert manager.truncateStream(SCOPE, stream, cut)
-        finally:
-            manager.close()
 
     def seal(self, stream: str) -> None:
-        manager = self._pravega.admin.StreamManager.create(self.config)
-        try:
+        with self._manager() as manager:
             assert manager.sealStream(SCOPE, stream)
-        finally:
-            manager.close()
 
     def scale(self, stream: str, sealed: Sequence[int], into: Mapping[float, float]) -> None:
         """Ends segments, and puts others in their place, by the ranges of their keys."""
-        impl, java, lang = self._pravega.control.impl, self._jvm.java.util, self._jvm.java.lang
-        threads = java.concurrent.Executors.newScheduledThreadPool(1)
-        settings = impl.ControllerImplConfig.builder().clientConfig(self.config).build()
-        controller = impl.ControllerImpl(settings, threads)
+        java, lang = self._jvm.java.util, self._jvm.java.lang
         array, ranges = lang.reflect.Array.newInstance(lang.Long.TYPE, len(sealed)), java.TreeMap()
         for number, one in enumerate(sealed):
             array[number] = one  # py4j would make a list of Integer
         ids = java.Arrays.stream(array).boxed().collect(java.stream.Collectors.toList())
         for low, high in into.items():
             ranges.put(low, high)
+        threads = java.concurrent.Executors.newScheduledThreadPool(1)
         try:
-            of = self._pravega.stream.Stream.of(SCOPE, stream)
-            assert controller.scaleStream(of, ids, ranges, threads).getFuture().get()
+            with self._controller() as controller:
+                of = self._pravega.stream.Stream.of(SCOPE, stream)
+                assert controller.scaleStream(of, ids, ranges, threads).getFuture().get()
         finally:
-            controller.close()
             threads.shutdownNow()
 
     def status(self, stream: str, transaction: str) -> str:
         """The status of a transaction. A writer that is asked for it would renew the lease."""
-        impl = self._pravega.control.impl
-        pool = self._pravega.connection.impl.SocketConnectionFactoryImpl(self.config)
-        settings = impl.ControllerImplConfig.builder().clientConfig(self.config).build()
-        controller = impl.ControllerImpl(settings, pool.getInternalExecutor())
-        try:
+        with self._controller() as controller:
             of = self._pravega.stream.impl.StreamImpl(SCOPE, stream)
             number = self._jvm.java.util.UUID.fromString(transaction)
             return str(controller.checkTransactionStatus(of, number).get().toString())
-        finally:
-            controller.close()
-            pool.close()
 
     def segments(self, stream: str) -> list[list[str]]:
         """The events of each segment, in order."""
-        client = self._pravega.BatchClientFactory.withScope(SCOPE, self.config)
-        cut = self._pravega.stream.StreamCut.UNBOUNDED
-        text = self._jvm.java.nio.charset.StandardCharsets.UTF_8
-        found = []
-        try:
+        cut, text = self._pravega.stream.StreamCut.UNBOUNDED, self._jvm.java.nio.charset.StandardCharsets.UTF_8
+        found: list[list[str]] = []
+        with closing(self._pravega.BatchClientFactory.withScope(SCOPE, self.config)) as client:
             ranges = client.getSegments(self._pravega.stream.Stream.of(SCOPE, stream), cut, cut).getIterator()
             while ranges.hasNext():
-                events = client.readSegment(ranges.next(), self._pravega.stream.impl.ByteBufferSerializer())
                 found.append([])
-                while events.hasNext():
-                    found[-1].append(str(text.decode(events.next()).toString()))
-                events.close()
-        finally:
-            client.close()
-        return found
-
-    def offsets(self, stream: str) -> dict[int, list[int]]:
-        """The offset of each event in its segment, by the segment's id."""
-        client = self._pravega.BatchClientFactory.withScope(SCOPE, self.config)
-        cut, found = self._pravega.stream.StreamCut.UNBOUNDED, {}
-        try:
-            ranges = client.getSegments(self._pravega.stream.Stream.of(SCOPE, stream), cut, cut).getIterator()
-            while ranges.hasNext():
-                one = ranges.next()
-                events = client.readSegment(one, self._pravega.stream.impl.ByteBufferSerializer())
-                offsets = found[int(one.getSegmentId())] = []
-                while events.hasNext():
-                    offsets.append(int(events.getOffset()))
-                    events.next()
-                events.close()
-        finally:
-            client.close()
+                serializer = self._pravega.stream.impl.ByteBufferSerializer()
+                with closing(client.readSegment(ranges.next(), serializer)) as events:
+                    while events.hasNext():
+                        found[-1].append(str(text.decode(events.next()).toString()))
         return found
 
     def events(self, stream: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
@@ -74,53 +73,41 @@ class Daemon:
             self._process.kill()
             self._process = None
 
-    def decommission(self) -> None:
-        """Tells a worker that its machine will go (SIGPWR): Spark moves on, and it takes no executor any more."""
-        assert self._process is not None
-        self._process.signal(signal.SIGPWR)
-
 
 class Standalone:
     """A master, and a worker for each of so many hosts. Use as a context manager.
 
     Args:
         folder: For all that it leaves behind.
-        workers: How many workers.
-        cores: Of each.
-        memory: Of each.
+        workers: How many workers, each with one core.
 
     Attributes:
         url: For Spark's ``master``.
         workers: The workers.
     """
 
-    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+    def __init__(self, folder: Path, *, workers: int = 2) -> None:
         self.url = ""
         self.workers: list[Daemon] = []
         self._folder = folder
-        self._each = ("--cores", str(cores), "--memory", memory)
         self._hosts = [f"127.0.0.{number}" for number in range(2, 2 + workers)]
         ports = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         self._master = Daemon(folder / "master", "master.Master", r"Starting Spark master at (spark://\S+)", *ports)
 
     def __enter__(self) -> Standalone:
         self.url = self._master.start()
-        for host in self._hosts:
-            self.add_worker(host)
+        for number, host in enumerate(self._hosts):
+            folder = self._folder / f"worker-{number}"
+            where = ("--host", host, "--port", "0", "--webui-port", "0", "--work-dir", str(folder / "work"))
+            size = ("--cores", "1", "--memory", "1g")
+            worker = Daemon(folder, "worker.Worker", "(Successfully registered)", *where, *size, self.url)
+            self.workers.append(worker)
+            worker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for daemon in (*self.workers, self._master):
             daemon.kill()
-
-    def add_worker(self, host: str) -> Daemon:
-        """Starts a worker on another host."""
-        folder = self._folder / f"worker-{len(self.workers)}"
-        more = ("--host", host, "--port", "0", "--webui-port", "0", "--work-dir", str(folder / "work"))
-        worker = Daemon(folder, "worker.Worker", "(Successfully registered)", *more, *self._each, self.url)
-        self.workers.append(worker)
-        worker.start()
-        return worker
 
     def executors(self) -> list[int]:
         """Returns the processes of all executors."""

@@ -7,7 +7,7 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,19 +65,11 @@ class Submitted(Run):
         log: What it prints.
         machine: Where.
         command: What is typed there.
-        env: More of its environment.
     """
 
-    def __init__(
-        self,
-        temporary: str,
-        log: Path,
-        machine: Machine,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, temporary: str, log: Path, machine: Machine, command: Sequence[str]) -> None:
         arguments = [json.dumps(asdict(machine)), *command]
-        own = {**path_of_tests(), "SPARK_HOME": "", "SPARK_LOCAL_IP": machine.host, **(env or {})}
+        own = {**path_of_tests(), "SPARK_HOME": "", "SPARK_LOCAL_IP": machine.host}
         Child.__init__(self, arguments, log=log, temporary=Path(temporary), module="cluster.submit", env=own)
 
 

@@ -13,20 +13,7 @@ from crashes.verdict import Late, Verdict
 Result = tuple[str, Cell, Verdict]
 PROPERTY = "cell"
 """A test records its result under this name: pytest's reports carry it from xdist's workers."""
-
-HEAD = (
-    "sink",
-    "fault",
-    "cells",
-    "runs",
-    "stopped",
-    "missing",
-    "doubled",
-    "unexpected",
-    "early",
-    "lingering",
-    "seconds",
-)
+COUNTED = ("runs", "stopped", "missing", "doubled", "unexpected", "early", "lingering", "seconds")
 
 
 def encode(target: str, cell: Cell, verdict: Verdict) -> str:
@@ -48,36 +35,28 @@ def reported(reports: Iterable[object]) -> list[Result]:
 
 def table(results: Sequence[Result]) -> str:
     """One line for each sink and fault, and one for all of a sink."""
-    lines = [HEAD, tuple("---" for _ in HEAD)]
+    lines = [("sink", "fault", "cells", *COUNTED)]
     for name in dict.fromkeys(name for name, _, _ in results):
         own = [(cell, verdict) for target, cell, verdict in results if target == name]
-        for fault in (*AT_POINTS, *AT_REQUESTS):
-            some = [verdict for cell, verdict in own if cell.fault == fault]
-            if some:
-                lines.append(_line(name, fault, some))
-        lines.append(_line(name, "**all**", [verdict for _, verdict in own]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        for fault in (*AT_POINTS, *AT_REQUESTS, "**all**"):
+            if some := [asdict(verdict) for cell, verdict in own if fault in (cell.fault, "**all**")]:
+                counts = [
+                    sum(len(one[key]) if isinstance(one[key], Sequence) else one[key] for one in some)
+                    for key in COUNTED
+                ]
+                lines.append((name, fault, str(len(some)), *(f"{count:.0f}" for count in counts)))
+    return _as_table(lines)
 
 
 def late_table(results: Sequence[Result]) -> str:
     """What the requests did that were delivered late, one line for each sink and kind of request."""
-    lines = [("sink", "late request", *Late), tuple("---" for _ in range(2 + len(Late)))]
+    lines = [("sink", "late request", *Late)]
     counts = Counter((name, cell.point, verdict.late) for name, cell, verdict in results)
     for name, point in dict.fromkeys((name, cell.point) for name, cell, verdict in results if verdict.late):
         lines.append((name, point, *(str(counts[name, point, late]) for late in Late)))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _as_table(lines)
 
 
-def _line(name: str, fault: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    counts = (
-        len(verdicts),
-        sum(verdict.runs for verdict in verdicts),
-        sum(len(verdict.stopped) for verdict in verdicts),
-        sum(verdict.missing for verdict in verdicts),
-        sum(verdict.doubled for verdict in verdicts),
-        sum(verdict.unexpected for verdict in verdicts),
-        sum(verdict.early for verdict in verdicts),
-        sum(len(verdict.lingering) for verdict in verdicts),
-        round(sum(verdict.seconds for verdict in verdicts)),
-    )
-    return (name, fault, *map(str, counts))
+def _as_table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rest))

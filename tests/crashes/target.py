@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def plain_rows(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"number": pa.array(range(start, start + count), pa.int64())})
 
 
+@dataclass(eq=False)
 class Target:
     """A sink and its system. The cells of a target share the system; each job has a table or topic to itself in it.
 
@@ -50,42 +52,29 @@ class Target:
         gone_within_s: How long what was aborted may take to be gone.
     """
 
-    while_s = 0.75
+    name: str
+    make: Callable[[], System]
+    columns: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    server: str = ""
+    preload: Sequence[str] = ()
+    requests: Mapping[str, Request] = field(default_factory=dict)
+    marks: Sequence[pytest.MarkDecorator] = ()
+    cannot: Collection[str] = ()
+    ends_sessions: Collection[str] = ()
+    changes_late: Collection[str] = ()
+    faults: Collection[str] = ()
+    choice: str = "core"
+    rows: Callable[[int, int], pa.RecordBatch] = plain_rows
+    while_s: float = 0.75
+    waits: Mapping[str, int] = field(default_factory=dict)
+    run_within_s: float = LIMIT_S
+    shows_within_s: float = 0.5
+    gone_within_s: float = 5.0
+    system: Any = field(default=None, init=False)
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], System],
-        *columns: str,
-        options: Mapping[str, Any] | None = None,
-        server: str = "",
-        preload: Sequence[str] = (),
-        requests: Mapping[str, Request] | None = None,
-        marks: Sequence[pytest.MarkDecorator] = (),
-        cannot: Collection[str] = (),
-        ends_sessions: Collection[str] = (),
-        changes_late: Collection[str] = (),
-        faults: Collection[str] = (),
-        choice: str = "core",
-        rows: Callable[[int, int], pa.RecordBatch] = plain_rows,
-        waits: Mapping[str, int] | None = None,
-        run_within_s: float = LIMIT_S,
-        shows_within_s: float = 0.5,
-        gone_within_s: float = 5.0,
-    ) -> None:
-        self.name, self.make, self.columns = name, make, columns
-        self.options = dict(options or {})
-        self.server = server or name
-        self.preload = preload
-        self.requests = dict(requests or {})
-        self.marks = marks
-        self.cannot, self.faults = cannot, faults
-        self.ends_sessions, self.changes_late = ends_sessions, changes_late
-        self.choice = choice
-        self.rows = rows
-        self.waits = dict(waits or {})
-        self.run_within_s, self.shows_within_s, self.gone_within_s = run_within_s, shows_within_s, gone_within_s
-        self.system: Any = None
+    def __post_init__(self) -> None:
+        self.server = self.server or self.name
 
     def missing(self) -> str:
         """Why it cannot be run on this machine; empty if it can."""
@@ -113,17 +102,15 @@ class Target:
     def new_place(self) -> None:
         """Makes an empty table, topic, folder: what `make_sink`, `visible` and `lingering` mean from now on."""
         if self.proxy is not None:
-            self.proxy.requests = dict(self.requests)
+            self.proxy.requests = self.requests
         self.system.place(*self.columns)
 
     def make_sink(self) -> TwoPhaseCommitSink:
-        sink: TwoPhaseCommitSink = self.system.sink(**self.options)
-        return sink
+        return self.system.sink(**self.options)
 
     def visible(self) -> Sequence[int]:
         """The numbers that a reader sees now. May raise."""
-        found: Sequence[int] = self.system.visible()
-        return found
+        return self.system.visible()
 
     def glance(self) -> Sequence[int]:
         """What the reader sees who reads all the time; may be a little behind `visible`."""
@@ -131,8 +118,7 @@ class Target:
 
     def lingering(self) -> Sequence[str]:
         """What is open of any run."""
-        found: Sequence[str] = self.system.left_open()
-        return found
+        return self.system.left_open()
 
     def state(self) -> object:
         """What a request that arrives late may have changed."""

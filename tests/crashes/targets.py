@@ -12,7 +12,7 @@ import pytest
 from conformance.write_ahead_targets import WriteAheadSystem
 from crashes.cells import CUT, HOLE, KILL, LATE, PAUSE, REPLY_LOST, RESTART, ZOMBIE
 from crashes.target import ABORT, DISK_FULL, MEMORY_FULL, PREPARE, Target, plain_rows
-from crashes.toy import ToyTarget
+from crashes.toy import toy
 from jvm import jars_beside_spark
 from kafka_transactions import await_markers
 from plain_store import PlainStore
@@ -179,7 +179,7 @@ def database(name: str, commit: str, *columns: str, kind: type[Target] = Target,
         "ends_sessions": {PREPARE} if commit == "two_phase" else set(requests),
         **given,
     }
-    return kind(name, make, *columns, options=options, **given)
+    return kind(name, make, columns, options=options, **given)
 
 
 def full_disk(name: str, commit: str) -> Target:
@@ -349,7 +349,7 @@ PRAVEGA = PravegaTarget(
 )
 
 TARGETS: list[Target] = [
-    ToyTarget(),
+    toy(),
     KAFKA,
     *DATABASES,
     *FILES,

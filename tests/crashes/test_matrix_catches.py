@@ -9,8 +9,8 @@ import pytest
 from conformance.folder_sink import FolderCommitter, FolderWriter
 from crashes.cells import CUT, HALVED, KILL, LATE, ORPHAN, REPLY_LOST, Cell
 from crashes.started import StartedTargets
-from crashes.target import COMMIT
-from crashes.toy import REQUESTS, ToyTarget
+from crashes.target import COMMIT, Target
+from crashes.toy import REQUESTS, toy
 from crashes.verdict import DoesNotRecover, Late
 from sparkonce.errors import PreflightError
 from sparkonce.lab.faults import Fault
@@ -102,18 +102,18 @@ CAUGHT = [
 ]
 
 
-def broken(half: type) -> ToyTarget:
-    return ToyTarget(half, preload=[__name__])
+def broken(half: type) -> Target:
+    return toy(half, preload=[__name__])
 
 
 @pytest.fixture(scope="module")
-def targets() -> dict[type, ToyTarget]:
+def targets() -> dict[type, Target]:
     return {}
 
 
 @pytest.mark.parametrize(("kind", "cell", "seen"), CAUGHT)
 def test_a_broken_sink_is_caught(
-    started: StartedTargets, targets: dict[type, ToyTarget], kind: type, cell: Cell, seen: str
+    started: StartedTargets, targets: dict[type, Target], kind: type, cell: Cell, seen: str
 ) -> None:
     verdict = started.strike(targets.setdefault(kind, broken(kind)), cell)
     assert verdict.missed == ""
@@ -126,7 +126,7 @@ def test_a_late_request_that_changes_something_is_told_from_others(started: Star
     assert "doubled: 4" in verdict.violations
 
 
-class EndsConnections(ToyTarget):
+class EndsConnections(Target):
     """Once the next run has recovered."""
 
     def state(self) -> object:
@@ -136,13 +136,13 @@ class EndsConnections(ToyTarget):
 
 
 def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -> None:
-    verdict = started.strike(EndsConnections(), Cell(COMMIT, LATE))
+    verdict = started.strike(toy(kind=EndsConnections), Cell(COMMIT, LATE))
     assert verdict.late is Late.ENDED
     assert "found its connection ended" in verdict.missed
 
 
 def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
-    verdict = started.strike(ToyTarget(requests={**REQUESTS, "commit": b"something else"}), Cell(COMMIT, LATE))
+    verdict = started.strike(toy(requests={**REQUESTS, "commit": b"something else"}), Cell(COMMIT, LATE))
     assert verdict.late is None
     assert verdict.missed == "there was no request to commit"
 

@@ -124,10 +124,7 @@ class ToySystem(ServerSystem):
             connection.close()
 
 
-class ToyTarget(Target):
-    while_s = 1.5
-    """Longer than `DEADLINE_S`, so that a client gives up in the meantime."""
-
-    def __init__(self, half: type | None = None, **more: Any) -> None:
-        given = {"requests": REQUESTS, "options": {"half": half}, "cannot": (DISK_FULL, MEMORY_FULL), **more}
-        super().__init__("toy", ToySystem, gone_within_s=0.5, **given)
+def toy(half: type | None = None, *, kind: type[Target] = Target, **more: Any) -> Target:
+    """A target. A fault lasts longer than `DEADLINE_S`, so that a client gives up in the meantime."""
+    given = {"requests": REQUESTS, "options": {"half": half}, "cannot": (DISK_FULL, MEMORY_FULL), **more}
+    return kind("toy", ToySystem, gone_within_s=0.5, while_s=1.5, **given)

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forwarding_store
 import sparkonce
+from forwarding_store import ForwardingStore
 from spark.in_process import travelling
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
@@ -22,7 +23,7 @@ from sparkonce.spark.formats.stores import session_settings
 BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
 
 
-class StrikingStore(LogStore):
+class StrikingStore(ForwardingStore):
     """Strikes once, at the decision of one batch.
 
     Args:
@@ -33,38 +34,22 @@ class StrikingStore(LogStore):
     """
 
     def __init__(self, store: LogStore, when: str, batch: int, struck: Path) -> None:
-        self._store = store
+        super().__init__(store)
         self._when, self._batch, self._struck = when, batch, struck
 
     def put(self, position: int, data: bytes) -> Landed | Taken:
         record = codec.decode_record(data)
         if not isinstance(record, Commit) or record.batch != self._batch or self._struck.exists():
-            return self._store.put(position, data)
+            return super().put(position, data)
         self._struck.touch()
         if self._when == DEPOSED:
             claim = Claim(nonce="0" * 8, run=str(uuid.uuid4()), query=record.query, location=self.location)
-            self._store.put(position, codec.encode_record(claim, at_ms=0))
-            return self._store.put(position, data)
+            super().put(position, codec.encode_record(claim, at_ms=0))
+            return super().put(position, data)
         if self._when == AFTER:
-            self._store.put(position, data)
+            super().put(position, data)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("this process is dead")
-
-    def read(self, position: int) -> Sequence[bytes]:
-        return self._store.read(position)
-
-    def floor(self) -> bytes | None:
-        return self._store.floor()
-
-    def raise_floor(self, position: int, data: bytes) -> None:
-        self._store.raise_floor(position, data)
-
-    def delete_below(self, position: int) -> None:
-        self._store.delete_below(position)
-
-    @property
-    def location(self) -> str:
-        return self._store.location
 
 
 class Struck(FormatSource):
@@ -89,6 +74,6 @@ class Struck(FormatSource):
 def register(spark: Any) -> None:
     """Registers the formats and those that strike in a session, with its settings of stores."""
     sparkonce.register(spark)
-    with travelling(sys.modules[__name__]):
+    with travelling(sys.modules[__name__], forwarding_store):
         for source in sources(session_settings(spark)):
             spark.dataSource.register(type(source.__name__, (Struck, source), {}))

@@ -236,25 +236,16 @@ class Job(AnyJob):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        if self.config.files:
-            self._write_files()
-        else:
-            self.send([(each.encode(), None) for each in (sent(self.ids) if self._again else self.ids)])
-        return self
-
-    def feed(self, rows: int) -> None:
-        """Sends new ids."""
-        new = [f"{number:08d}" for number in range(len(self.ids), len(self.ids) + rows)]
-        self.ids += new
-        self.send([(each.encode(), None) for each in new])
-
-    def _write_files(self) -> None:
-        """Writes the ids to files, of which two are a batch."""
+        ids = list(sent(self.ids) if self._again else self.ids)
+        if not self.config.files:
+            self.send([(each.encode(), None) for each in ids])
+            return self
         Path(self.config.files).mkdir()
-        rows = self.config.rows_per_batch // 2
-        for first in range(0, len(self.ids), rows):
-            lines = [json.dumps({"id": each}) for each in self.ids[first : first + rows]]
+        rows = self.config.rows_per_batch // 2  # two files are a batch
+        for first in range(0, len(ids), rows):
+            lines = [json.dumps({"id": each}) for each in ids[first : first + rows]]
             Path(self.config.files, f"{first:08d}.json").write_text("\n".join(lines))
+        return self
 
     def row(self, record: Record) -> Row:
         """Its id."""

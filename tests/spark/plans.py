@@ -26,7 +26,10 @@ def records(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:
 
 
 def stateless(spark: SparkSession, config: Config) -> DataFrame:
-    """Each row as it comes, in the source's own partitions or as many as there are slots."""
+    """Each row as it comes, in the source's own partitions. Of files, which need no connector, two are a batch."""
+    if config.files:
+        rows = spark.readStream.schema("id string").option("maxFilesPerTrigger", 2).json(config.files)
+        return rows.withColumnRenamed("id", "key")
     return records(spark, config).select(F.col("key").cast("string").alias("key"))
 
 
@@ -38,3 +41,8 @@ def distinct(spark: SparkSession, config: Config) -> DataFrame:
 def moody(spark: SparkSession, config: Config) -> DataFrame:
     """Rows that are others each time that they are computed."""
     return distinct(spark, config).withColumn("value", F.expr("uuid()"))
+
+
+def shuffled(spark: SparkSession, config: Config) -> DataFrame:
+    """Rows behind a shuffle without a number of partitions, which adaptive execution may merge."""
+    return stateless(spark, config).repartition("key")

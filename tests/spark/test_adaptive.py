@@ -43,7 +43,7 @@ def new_job(broker: Cluster, folder: Path, source: str, *, is_lost: bool) -> Job
         again=False,
         rows_per_batch=ROWS_PER_BATCH,
         slots=SLOTS,
-        plan="spark.plans_of_files:shuffled",
+        plan="spark.plans:shuffled",
         files=str(folder / "input") if source == "files" else "",
         settings={"transaction.timeout.ms": TIMEOUT_MS} if is_lost else {},
         sql=SPLIT,

@@ -8,7 +8,6 @@ log, the commit log and the state store's checkpoint. With another version of Sp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.harness import Job, sent, start_together
+from spark.harness import Job, start_together
 from spark.kills import Sight, check_points, strike
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.kafka import Cluster
@@ -45,26 +44,16 @@ NEWEST = {
 """Formats that some version does not write by itself. A version takes no notice of what it does not know."""
 
 
-class FilesJob(Job):
-    """A job that reads files, in which every fifth id comes again."""
-
-    def _write_files(self) -> None:
-        Path(self.config.files).mkdir()
-        lines = [json.dumps({"id": each}) for each in (sent(self.ids) if self.config.sql else self.ids)]
-        size = self.config.rows_per_batch // 2
-        for first in range(0, len(lines), size):
-            Path(self.config.files, f"{first:08d}.json").write_text("\n".join(lines[first : first + size]))
-
-
-def new_job(broker: Cluster, folder: Path, *, stateful: bool) -> FilesJob:
-    return FilesJob(
+def new_job(broker: Cluster, folder: Path, *, stateful: bool) -> Job:
+    return Job(
         broker.bootstrap,
         folder,
         rows=ROWS,
+        again=stateful,
         rows_per_batch=ROWS_PER_BATCH,
         slots=2,
         files=str(folder / "input"),
-        plan=f"spark.plans_of_files:{'distinct' if stateful else 'files'}",
+        plan=f"spark.plans:{'distinct' if stateful else 'stateless'}",
         sql=NEWEST if stateful else {},
         points=(PREPARED, HALFWAY),
     )

@@ -103,16 +103,8 @@ class PravegaJob(TableJob):
         ledger = self.sink().folder().ledger.files
         return sorted(ledger.names("transactions"))
 
-    def orders(self, listener: Callable[[Phase, int], None] | None = None) -> str:
-        """Writes the orders that there are, in batches of two files. What stopped it, or nothing."""
-        rows = self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2)
-        once = ExactlyOnce(self.sink(), checkpoint=str(self.folder / "query"), listener=listener, display=False)
-        orders = rows.json(str(self.folder / "orders")).selectExpr("cast(id as string) as value")
-        try:
-            ended(once.start(orders, trigger={"availableNow": True}))
-        except StreamingQueryException as error:
-            return str(error)
-        return ""
+    def of_orders(self, orders: DataFrame) -> DataFrame:
+        return orders.selectExpr("cast(number as string) as value")
 
 
 @pytest.fixture
@@ -287,8 +279,8 @@ def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_query_that_crashes(job: PravegaJob) -> None:
     sent = make_orders(job.folder / "orders", files=4)
-    assert "CrashError" in job.orders(crash_at(Phase.FINISHING, 1))
-    assert job.orders() == ""
+    assert "CrashError" in job.query(crash_at(Phase.FINISHING, 1))
+    assert job.query() == ""
     assert job.numbers() == sent
 
 
