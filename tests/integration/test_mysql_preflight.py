@@ -134,9 +134,9 @@ def test_another_server_is_refused(mariadb: MySQLSystem) -> None:
     assert facts["server"] in str(caught.value)
     steps = re.search(r"remove the row '(\w+)' from sparkonce_servers, and set host to '(\S+)'", caught.value.next_step)
     assert steps is not None
-    witness.run("DELETE FROM sparkonce_servers WHERE id = %s", [steps[1]])
-    witness.run("UPDATE sparkonce_servers SET host = %s WHERE id = %s", [steps[2], facts["server"]])
-    assert check(witness, recorded=facts) == facts
+    mariadb.ask("DELETE FROM sparkonce_servers WHERE id = %s", steps[1])
+    mariadb.ask("UPDATE sparkonce_servers SET host = %s WHERE id = %s", steps[2], facts["server"])
+    assert check(mariadb, recorded=facts) == facts
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mariadb_witness import Witness, shared_server
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
+from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
@@ -31,14 +31,13 @@ class Batches(SinkHooks):
 
 
 @pytest.fixture
-def witness() -> Witness:
-    witness = Witness(shared_server())
-    witness.run("CREATE TABLE newest (id BIGINT PRIMARY KEY, at BIGINT, text VARCHAR(9) NOT NULL) ENGINE=InnoDB")
-    return witness
+def mariadb(mariadb: MySQLSystem) -> MySQLSystem:
+    mariadb.ask("CREATE TABLE newest (id BIGINT PRIMARY KEY, at BIGINT, text VARCHAR(9) NOT NULL) ENGINE=InnoDB")
+    return mariadb
 
 
-def upsert(witness: Witness, **rule: Any) -> MySQLSink:
-    return MySQLSink(witness.settings, table="newest", mode="upsert", key_columns=["id"], **rule)
+def upsert(mariadb: MySQLSystem, **rule: Any) -> MySQLSink:
+    return MySQLSink(mariadb.settings, table="newest", mode="upsert", key_columns=["id"], **rule)
 
 
 def write(sink: MySQLSink, batches: list[list[Row]]) -> None:
@@ -51,30 +50,30 @@ def write(sink: MySQLSink, batches: list[list[Row]]) -> None:
 
 
 @pytest.mark.parametrize("rule", [{"order_by": "at"}, {"update_when": "source.at >= target.at"}])
-def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(witness: Witness, rule: dict[str, str]) -> None:
-    write(upsert(witness, **rule), [[(1, 5, "first")], [(1, 3, "late")]])
-    assert witness.one("SELECT text FROM newest") == "first"
-    write(upsert(witness, **rule), [[(1, 5, "again")], [(1, 9, "last")], [(1, 8, "late")]])
-    assert witness.one("SELECT text FROM newest") == "last"
+def test_an_older_row_of_a_later_batch_does_not_replace_a_newer_one(mariadb: MySQLSystem, rule: dict[str, str]) -> None:
+    write(upsert(mariadb, **rule), [[(1, 5, "first")], [(1, 3, "late")]])
+    assert mariadb.ask("SELECT text FROM newest") == [("first",)]
+    write(upsert(mariadb, **rule), [[(1, 5, "again")], [(1, 9, "last")], [(1, 8, "late")]])
+    assert mariadb.ask("SELECT text FROM newest") == [("last",)]
 
 
-def test_the_greatest_row_of_a_batch_wins_in_a_slot_and_across_slots(witness: Witness) -> None:
+def test_the_greatest_row_of_a_batch_wins_in_a_slot_and_across_slots(mariadb: MySQLSystem) -> None:
     slots: list[list[Row]] = [[(1, 7, "b"), (1, 9, "z"), (1, 8, "c")], [(1, 3, "a"), (2, None, "n"), (2, None, "m")]]
-    with closing(Scene(Batches(*slots), upsert(witness, order_by="at"))) as scene:
+    with closing(Scene(Batches(*slots), upsert(mariadb, order_by="at"))) as scene:
         handles = [scene.prepare(slot, 3, slot=slot) for slot in range(2)]
         assert scene.commit(*handles) == [Outcome.COMMITTED] * 2
-    assert witness.rows("SELECT id, text FROM newest ORDER BY id") == [(1, "z"), (2, "m")]
+    assert mariadb.ask("SELECT id, text FROM newest ORDER BY id") == [(1, "z"), (2, "m")]
 
 
-def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(witness: Witness) -> None:
+def test_a_row_without_a_value_deletes_the_tables_row_unless_it_is_older(mariadb: MySQLSystem) -> None:
     first: list[Row] = [(1, 5, "a"), (2, 5, "b"), (3, 5, "c"), (4, 5, None)]
     second: list[Row] = [(1, 4, None), (2, 6, None), (3, 6, "d"), (3, 7, None), (5, 7, None), (5, 8, "e")]
-    write(upsert(witness, order_by="at", delete_when="source.text IS NULL"), [first, second])
-    assert witness.rows("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
+    write(upsert(mariadb, order_by="at", delete_when="source.text IS NULL"), [first, second])
+    assert mariadb.ask("SELECT * FROM newest ORDER BY id") == [(1, 5, "a"), (5, 8, "e")]
 
 
-def test_a_null_that_deletes_nothing_is_refused_before_the_decision(witness: Witness) -> None:
-    sink = upsert(witness, delete_when="source.at < 0")
+def test_a_null_that_deletes_nothing_is_refused_before_the_decision(mariadb: MySQLSystem) -> None:
+    sink = upsert(mariadb, delete_when="source.at < 0")
     with closing(Scene(Batches([(1, -1, None), (2, 1, None)]), sink)) as scene:
         handle = scene.prepare(0)
         with pytest.raises(PrepareError, match="error 1048"):
@@ -83,13 +82,13 @@ def test_a_null_that_deletes_nothing_is_refused_before_the_decision(witness: Wit
 
 @pytest.mark.parametrize("rule", [{"update_when": "source.at > target.gone"}, {"delete_when": "source.at >"}])
 def test_a_condition_that_the_server_does_not_take_is_refused_at_the_start(
-    witness: Witness, rule: dict[str, str]
+    mariadb: MySQLSystem, rule: dict[str, str]
 ) -> None:
-    sink = upsert(witness, **rule)
+    sink = upsert(mariadb, **rule)
     sink.columns(Batches([(1, 1, "a")]).make_rows(0, 1).schema)
     with pytest.raises(PreflightError, match=f"refuses to upsert into table 'newest' with {next(iter(rule))}="):
         sink.preflight("0123456789ab", None)
-    assert witness.rows("SHOW TABLES LIKE 'sparkonce\\_stage%'") == []
+    assert mariadb.ask("SHOW TABLES LIKE 'sparkonce\\_stage%'") == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from sparkonce.sink import WriterContext
 pytestmark = needs_postgres
 
 
-
 HOUR, MINUTE, SECOND = 3_600_000_000, 60_000_000, 1_000_000
 KEPT: list[tuple[str, pa.DataType, int]] = [
     ("interval(0)", pa.duration("us"), SECOND),

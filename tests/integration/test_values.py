@@ -23,10 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mariadb_witness import NOT_BULK, Witness, shared_server
-from postgres_witness import ask, empty_server
+from integration.mysql_scene import NOT_BULK
 from redis_servers import witness
-from shared_servers import postgres_server, redis_server
+from shared_servers import redis_server
 from sparkonce import (
     FilesSink,
     KafkaSink,
@@ -40,6 +39,8 @@ from sparkonce import (
 )
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import SchemaError, SparkonceError
+from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.testing.hooks import SinkHooks
@@ -315,23 +316,23 @@ class Way:
 
 
 class Postgres(Way):
+    system: PostgresSystem
     cell = "postgres"
     commit = "staged"
 
     def prepare(self) -> None:
-        empty_server()
-        ask(postgres_server(), "CREATE TYPE colour AS ENUM ('a', 'it''s')")
-        ask(postgres_server(), "CREATE DOMAIN positive AS integer CHECK (value > 0)")
+        self.system.ask("CREATE TYPE colour AS ENUM ('a', 'it''s')")
+        self.system.ask("CREATE DOMAIN positive AS integer CHECK (value > 0)")
 
     def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
         declared = ", ".join(f"{column} {self.column_type(one)}" for column, one in columns.items())
-        ask(postgres_server(), f"CREATE TABLE {name} (id integer, {declared})")
-        return PostgresSink(postgres_server().conninfo(), table=name, commit=self.commit)
+        self.system.ask(f"CREATE TABLE {name} (id integer, {declared})")
+        return PostgresSink(self.system.server.conninfo(), table=name, commit=self.commit)
 
     def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
         values = ", ".join(self._value(one.arrow, column) for column, one in columns.items())
         query = f"SELECT {values} FROM {name} ORDER BY id"  # noqa: S608 - of this file, as below
-        return by_column(columns, ask(postgres_server(), query))
+        return by_column(columns, self.system.ask(query))
 
     def _value(self, kind: pa.DataType, column: str) -> str:
         if not pa.types.is_list(kind):
@@ -361,19 +362,17 @@ class MariaDB(Way):
     commit = "staged"
     bulk, load = True, True
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.witness = Witness(shared_server())
+    system: MySQLSystem
 
     def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
         declared = ", ".join(f"{column} {self.column_type(one)} NULL" for column, one in columns.items())
-        self.witness.run(f"CREATE TABLE {name} (id int, {declared}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4")
-        return MySQLSink({**self.witness.settings, "local_infile": self.load}, table=name, commit=self.commit)
+        self.system.ask(f"CREATE TABLE {name} (id int, {declared}) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4")
+        return MySQLSink({**self.system.settings, "local_infile": self.load}, table=name, commit=self.commit)
 
     def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
         values = ", ".join(self._form(one.arrow).format(column) for column, one in columns.items())
         query = f"SELECT {values} FROM {name} ORDER BY id"  # noqa: S608
-        found = by_column(columns, self.witness.rows(query))
+        found = by_column(columns, self.system.ask(query))
         for column, one in columns.items():
             if pa.types.is_nested(one.arrow):
                 found[column] = [one and of_text(columns[column].arrow, json.loads(one)) for one in found[column]]
@@ -553,6 +552,10 @@ def refused_by(way: Way) -> Iterator[tuple[str, Case, str]]:
 @pytest.fixture
 def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
     made: Way = request.param(tmp_path)
+    if isinstance(made, Postgres):
+        made.system = request.getfixturevalue("postgres")
+    if isinstance(made, MariaDB):
+        made.system = request.getfixturevalue("mariadb")
     made.prepare()
     if isinstance(made, MariaDB) and not made.bulk:
         monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
