@@ -37,7 +37,7 @@ _WORD = re.compile(r"(?!pip |sparkonce |librdkafka )[a-z]+(?:[ ,]|$)")
 
 ANEW = (
     "start a new query with a new checkpoint. It writes all of its input again, also to sinks that have it, unless it "
-    "starts after the offsets that `sparkonce checkpoint show` names for this one's last batch"
+    "starts after the offsets of this one's last batch, which sparkonce checkpoint show names"
 )
 """The end of a next step, where a query can't go on with its checkpoint."""
 

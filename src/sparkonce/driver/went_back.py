@@ -79,7 +79,7 @@ def check_servers(
             + ". They were committed there: the server went back to an older state (a restored backup, a fail-over to "
             "a replica that lagged, a disk that lost what it had confirmed).",
             next_step="bring the newer state back, if there is one, and start again. Or else look there for the rows "
-            "of these batches (`sparkonce checkpoint batch CHECKPOINT NUMBER` says how many each slot has, and in "
+            "of these batches (sparkonce checkpoint batch CHECKPOINT NUMBER says how many each slot has, and in "
             "which transaction), write by hand those that are missing, and go on with "
             f"ExactlyOnce(..., accept_lost_batches={ {name: batches[-1] for name, batches in missing.items()} }).",
             missing=missing,

@@ -17,7 +17,7 @@ from sparkonce.errors import ANEW, PreflightError
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
-from sparkonce.sinks._shared.upserts import UpsertRules
+from sparkonce.sinks._shared.upserts import NO_RULES, UpsertRules
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, MySQLError, connect, numbered_message
 from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
@@ -74,7 +74,7 @@ class PreflightRequest:
     settings: Mapping[str, Any] = field(repr=False)
     table: str
     key_columns: tuple[str, ...]
-    rules: UpsertRules
+    rules: UpsertRules = NO_RULES
     commit: str
     prefix: str
     schema: pa.Schema | None

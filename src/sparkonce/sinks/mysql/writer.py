@@ -14,7 +14,7 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Refused, SinkWriter, WriterContext
 from sparkonce.sinks._shared.refusing import offered
-from sparkonce.sinks._shared.upserts import UpsertRules
+from sparkonce.sinks._shared.upserts import NO_RULES, UpsertRules
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
 from sparkonce.sinks.mysql.connection import (
@@ -71,7 +71,7 @@ class WriterSettings:
     settings: Mapping[str, Any] = field(repr=False)
     table: str
     key_columns: tuple[str, ...]
-    rules: UpsertRules
+    rules: UpsertRules = NO_RULES
     prefix: str
     server: str
     lock_wait_s: int
