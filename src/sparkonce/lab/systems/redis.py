@@ -315,7 +315,8 @@ class RedisClusterSystem(RedisSystem):
         self.proxy = proxy = FaultProxy((HOST, first.port), self.REQUESTS["staged"])
         ports = [proxy.port, *(proxy.add((HOST, node.port)) for node in others)]
         for node, port in zip(cluster.nodes, ports, strict=True):
-            node.settings |= {"cluster-announce-port": str(port), "cluster-announce-bus-port": str(node.port + 10_000)}
+            bus = node.settings["cluster-port"]
+            node.settings |= {"cluster-announce-port": str(port), "cluster-announce-bus-port": bus}
         proxy.start()
         cluster.start()
         self.watch(*cluster.nodes)
