@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -248,6 +246,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     def read(self) -> pa.Table:
         """See `VerifiedSystem.read`."""
         from sparkonce.lab.systems.observed import COLUMNS, of_csv
+        from sparkonce.sinks.postgres.connection import within
 
         ask = f"COPY (SELECT {', '.join(COLUMNS)} FROM {self.schema}.{self.table}) TO STDOUT (FORMAT csv)"  # noqa: S608 - ours
         with self.connect() as connection, within(connection, _READ_WITHIN_S), connection.cursor().copy(ask) as rows:
@@ -298,7 +297,9 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return [row[0] for row in self.ask(question, *values)]
 
     def ask(self, statement: str | sql.Composable, *values: Any) -> list[Any]:
-        """Runs a statement, on a connection that is kept while it works."""
+        """Runs a statement, on a connection that is kept while it works. It is cut if a paused server never answers."""
+        from sparkonce.sinks.postgres.connection import within
+
         with self._one_asks:
             try:
                 if self._connection is None:
@@ -324,21 +325,3 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         if connection is not None:
             with suppress(Exception):  # it is given up, whatever state it is in
                 connection.close()
-
-
-@contextmanager
-def within(connection: Connection, limit_s: float) -> Iterator[None]:
-    """Cuts the connection after so many seconds, since a paused server never answers."""
-    timer = threading.Timer(limit_s, _cut, [connection])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _cut(connection: Connection) -> None:
-    # A descriptor of its own: the connection may be closed, and its number used again, at this very moment.
-    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as wire:
-        wire.shutdown(socket.SHUT_RDWR)
