@@ -48,7 +48,7 @@ class SinkHooks:
         leaves_traces: Whether ``list_traces`` tells what the system remembers of commits.
         finds_missing: Whether ``missing`` names what is not committed, which is optional.
         lists_open: Whether ``list_lingering`` lists transactions before they are prepared.
-        visible_within_s: How long committed rows may take to be visible.
+        visible_within_s: How long committed rows may take to be visible, and what is aborted to be gone.
         loses_whole_batches: Whether all handles of a commit are lost if one of them was lost before: the sink writes
             the rows of a batch in one piece, and does not write a part of it.
     """

@@ -230,8 +230,10 @@ class Scene:
         self.expect_visible(*starts, _LATER, when=when)
 
     def expect_nothing_lingers(self, when: str, owner: Owner | None = None) -> None:
-        """Asks for what the run left open."""
-        found = self.lingering(owner)
+        """Waits until nothing of the run is open."""
+        give_up_at = time.monotonic() + self.suite.visible_within_s
+        while (found := self.lingering(owner)) and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
         require(not found, f"{when} nothing may linger, and list_lingering found {[one.transaction for one in found]}")
 
     def forget_writers(self) -> None:
