@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from integration.s3_scene import between, bucket, new_store, s3
-from s3_between import CUT_REPLY, GO_ON, Between, Request, damaged, refusal
+from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, damaged, refusal
 from s3_bucket import Bucket, new_name
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.names import file_path
-from sparkonce.sinks.files.s3 import writing
+from sparkonce.sinks.files.s3 import preflight, writing
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import StagedFile
@@ -175,6 +175,26 @@ def test_two_uploads_of_one_key_are_both_listed(bucket: Bucket) -> None:
     for _ in range(3):
         hold(store, name).seal()
     assert len({one.fields["upload_id"] for one in store.list_staged()}) == 3
+
+
+def test_a_store_that_lists_uploads_only_by_whole_keys_or_buckets_is_swept_and_named(
+    bucket: Bucket, between: Between, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As MinIO does."""
+
+    def minio(request: Request) -> str | Reply:
+        is_by_prefix = request.method == "GET" and "uploads" in request.path and "prefix=out" in request.path
+        return Reply(200, b"<ListMultipartUploadsResult/>") if is_by_prefix else GO_ON
+
+    between.act = minio
+    store = new_store(bucket, endpoint_url=between.url)
+    store.check()
+    assert "does not list open uploads by prefix" in caplog.text
+    assert store.timeout_s() == preflight.DAY_S
+    name = new_name()
+    hold(store, name).seal()
+    bucket.client.create_multipart_upload(Bucket=bucket.name, Key="elsewhere")
+    assert [one.name for one in store.list_staged()] == [name]
 
 
 def test_a_listing_that_is_not_answered_is_not_empty(bucket: Bucket, between: Between) -> None:

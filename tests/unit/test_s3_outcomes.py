@@ -66,6 +66,12 @@ def test_what_an_answer_says_by_itself(status: int | None, code: str, outcome: O
     assert finished.reason.startswith("CompleteMultipartUpload: ")
 
 
+def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting() -> None:
+    reason = read(Answer(status=501, code="NotImplemented"), "ListMultipartUploads").reason
+    assert reason.startswith("ListMultipartUploads: NotImplemented")
+    assert "if_none_match" not in reason
+
+
 def test_whatever_boto3_would_repeat_is_asked_again() -> None:
     """A completion is sent once a call: what boto3 repeats for other requests is for the driver to repeat."""
     throttled = ThrottledRetryableChecker._THROTTLED_ERROR_CODES

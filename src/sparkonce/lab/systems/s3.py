@@ -213,7 +213,8 @@ class S3System(ServerSystem, VerifiedSystem):
 
     def uploads(self) -> list[dict[str, Any]]:
         """Lists the uploads that are neither completed nor aborted."""
-        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=self.prefix)
+        # Not by prefix, which MinIO answers for whole keys only.
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket)
         found = [one for page in pages for one in page.get("Uploads", ())]
         return [one for one in found if one["Key"].startswith(self.prefix)]
 

@@ -122,9 +122,7 @@ _MEANINGS = {
     "InvalidPartOrder": Meaning(_UNKNOWN, "The handle's list of parts is damaged."),
     "EntityTooSmall": Meaning(_UNKNOWN, "A part is smaller than the store allows: raise part_size_bytes."),
     "EntityTooLarge": Meaning(_UNKNOWN, "The file is larger than the store allows."),
-    "NotImplemented": Meaning(
-        _UNKNOWN, "The store does not know the request; if it is If-None-Match, set if_none_match=False."
-    ),
+    "NotImplemented": Meaning(_UNKNOWN, "The store does not have this request, or one of its headers."),
 }
 _TABLE = ErrorTable(_MEANINGS)
 _BY_STATUS: Mapping[int, str] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,9 +13,12 @@ from typing import Any
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.files.names import HIDDEN, STALE_S
+from sparkonce.sinks.files.s3.listing import MOST_A_PAGE, list_uploads
 from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import S3Settings
+
+log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
 _FORSAKEN_AFTER_S = STALE_S
@@ -30,6 +34,12 @@ ALWAYS: tuple[str, ...] = (
 _NO_RULE = (
     "no lifecycle rule aborts incomplete multipart uploads here (AbortIncompleteMultipartUpload): what a query leaves "
     "behind that is never started again costs money until it is aborted by hand"
+)
+
+_NOT_LISTED = (
+    "the store does not list open uploads by prefix. MinIO lists those of a whole bucket, forgets them when it is "
+    "restarted, and aborts every upload after 24 h: raise its setting stale_uploads_expiry above the longest time that "
+    "a batch may wait for its commit. What a killed run left before MinIO was restarted stays until then"
 )
 
 _TAKES_DAMAGED = (
@@ -84,14 +94,18 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
     upload = trial.ask("CreateMultipartUpload", Bucket=bucket, Key=key, **settings.object_options())["UploadId"]
     try:
         _try_upload(trial, settings, bucket, key, upload)
-        notes = (_TAKES_DAMAGED,) if _takes_damaged(trial, {"Bucket": bucket, "Key": key, "UploadId": upload}) else ()
+        is_listed = (key, upload) in list_uploads(client, bucket, trials, MOST_A_PAGE)
+        damaged = _takes_damaged(trial, {"Bucket": bucket, "Key": key, "UploadId": upload})
     except BaseException:
         with suppress(PreflightError):  # the first error tells what is wrong
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
     found = look_around(client, bucket, prefix)
-    return Findings(timeout_s=found.timeout_s, notes=(*notes, *found.notes))
+    if not is_listed:
+        log.warning("%s: %s", bucket, _NOT_LISTED)
+        found = Findings(timeout_s=min(found.timeout_s or DAY_S, DAY_S), notes=(_NOT_LISTED, *found.notes))
+    return Findings(timeout_s=found.timeout_s, notes=(*([_TAKES_DAMAGED] if damaged else ()), *found.notes))
 
 
 def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:

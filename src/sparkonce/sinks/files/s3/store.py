@@ -76,9 +76,12 @@ class S3Store(FileStore):
 
         reached = client(self.settings)
         self._findings = check(reached, self.settings, self.bucket, self.prefix)
-        endpoint = str(reached.meta.endpoint_url)  # AWS has one for each region, and bucket names are unique in all
-        own = "aws" if _AWS.fullmatch(endpoint) else endpoint
+        # AWS has an endpoint for each region, and bucket names are unique in all of them.
+        own = "aws" if self._is_aws() else str(reached.meta.endpoint_url)
         return {"endpoint": own, "bucket": self.bucket, "folder": self.prefix}
+
+    def _is_aws(self) -> bool:
+        return bool(_AWS.fullmatch(str(client(self.settings).meta.endpoint_url)))
 
     def doubt(self, folder: str) -> Finished | None:  # noqa: ARG002 - each file's fields name bucket and key
         """See `FileStore.doubt`. A bucket is not unmounted."""
@@ -132,16 +135,20 @@ class S3Store(FileStore):
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
         seen: set[str] = set()
-        for found in list_uploads(client(self.settings), self.bucket, self.prefix, self._page):
-            if isinstance(found, Answer):
-                raise self._unsure("ListMultipartUploads", found)
-            key, upload = found
-            path = key.removeprefix(self.prefix)
-            name = name_in(path)
-            if name is not None and key.startswith(self.prefix) and upload not in seen:
-                seen.add(upload)
-                fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path, "upload_id": upload}
-                yield Staged(name=name, fields=fields)
+        # MinIO shows an upload below its whole key, or in its whole bucket.
+        for prefix in [self.prefix] if self._is_aws() else [self.prefix, ""]:
+            for found in list_uploads(client(self.settings), self.bucket, prefix, self._page):
+                if isinstance(found, Answer):
+                    raise self._unsure("ListMultipartUploads", found)
+                key, upload = found
+                path = key.removeprefix(self.prefix)
+                name = name_in(path)
+                if name is not None and key.startswith(self.prefix) and upload not in seen:
+                    seen.add(upload)
+                    fields = {"bucket": self.bucket, "prefix": self.prefix, "path": path, "upload_id": upload}
+                    yield Staged(name=name, fields=fields)
+            if seen:
+                return
 
     # --- small files --------------------------------------------------------------------------------------------------
 
