@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from other_servers import use
 from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.producer_pool import this_worker
 
@@ -26,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests, for example 2/8")
     parser.addoption("--kafka", metavar="VERSION", help="start brokers of this version of Kafka")
     parser.addoption("--transactions", type=int, metavar="LEVEL", help="their level of transaction.version (KIP-890)")
+    parser.addoption("--server", action="append", default=[], metavar="NAME=VERSION", help="see other_servers.py")
     parser.addoption("--seed", type=int, default=0, help="seed of random tests; 0, the default, is CI's fixed seed")
 
 
@@ -35,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         defaults["version"] = version
     if level := config.getoption("--transactions"):
         defaults["features"] = {"transaction.version": level}
+    for server in config.getoption("--server") if not hasattr(config, "workerinput") else ():  # workers have our PATH
+        use(server)
     _let_hypothesis_draw_the_same(config)
 
 

@@ -465,8 +465,7 @@ def test_the_longest_names_fit_the_limit_of_a_gid(postgres: PostgresSystem) -> N
     finish(given, handle, commit=False)
 
 
-def test_a_nullable_key_whose_nulls_conflict_can_be_upserted(postgres: PostgresSystem) -> None:
-    """``NULLS NOT DISTINCT``, since PostgreSQL 15."""
+def test_a_nullable_key_whose_nulls_conflict_can_be_upserted_since_15(postgres: PostgresSystem) -> None:
     postgres.ask("DROP TABLE t; CREATE TABLE t (id int, text text, UNIQUE NULLS NOT DISTINCT (id))")
     sink = new_sink(postgres, mode="upsert", key_columns=["id"])
     for batch, text in enumerate(["first", "second"]):

@@ -61,9 +61,11 @@ class MariaDBServer(Server):
     def command(self) -> Sequence[str]:
         """See `Server.command`."""
         more = [f"--{name}={value}" for name, value in self.options.items()]
+        program = find_program(PROGRAM) or Path(PROGRAM)
         return [
-            str(find_program(PROGRAM)),
+            str(program),
             "--no-defaults",
+            f"--basedir={_base(program)}",
             f"--user={_user()}",
             f"--datadir={self.folder}",
             f"--tmpdir={self._temporary}",
@@ -73,6 +75,7 @@ class MariaDBServer(Server):
             _LOG_SIZE,
             "--innodb-buffer-pool-size=64M",
             "--skip-name-resolve",
+            "--skip-ssl",  # a certificate turns it on again; without one, 11.4 makes a key at each start, for seconds
             *more,
         ]
 
@@ -87,6 +90,11 @@ class MariaDBServer(Server):
 
 def _user() -> str:
     return "root" if os.geteuid() == 0 else str(os.geteuid())
+
+
+def _base(program: Path) -> Path:
+    """Returns the folder of an installation, whose other files are not always where they were compiled to be."""
+    return program.resolve().parents[1]
 
 
 def _template() -> Path:
@@ -105,6 +113,7 @@ def _template() -> Path:
             [
                 str(find_program(INSTALL)),
                 "--no-defaults",
+                f"--basedir={_base(program)}",
                 f"--user={_user()}",
                 f"--datadir={made}",
                 "--auth-root-authentication-method=normal",

@@ -47,6 +47,7 @@ class PostgresServer(Server):
         port: By default a free one.
         files: Copied into its data folder under these names, readable by the server alone: keys, certificates, and
             ``pg_hba.conf``, which says who may log in and how.
+        programs: The folder with its programs, by default that of the installed ones.
 
     Raises:
         PreflightError: if PostgreSQL is not installed.
@@ -58,8 +59,9 @@ class PostgresServer(Server):
         port: int | None = None,
         *,
         files: Mapping[str, bytes] | None = None,
+        programs: Path | None = None,
     ) -> None:
-        programs = find_postgres()
+        programs = programs or find_postgres()
         if programs is None:
             raise PreflightError(MISSING, next_step=NEXT)
         self._programs = programs
@@ -77,7 +79,7 @@ class PostgresServer(Server):
         """Makes its data, as a copy of what ``initdb`` once made in this process's life."""
         if (self.folder / "PG_VERSION").exists():
             return
-        template = _template_folder()
+        template = _template_folder(self._programs)
         if not (template / "PG_VERSION").exists():
             if self.user is not None:
                 shutil.chown(template, self.user, self.user)
@@ -105,9 +107,12 @@ class PostgresServer(Server):
         return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
     def is_up(self) -> bool:
-        """Tells whether it takes connections."""
-        ready = [str(self._programs / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port), "-d", "postgres"]
-        return subprocess.run(ready, check=False, env=dict(self.env())).returncode == 0
+        """Tells whether it takes connections: it writes so into its own file, as ``pg_ctl`` reads it."""
+        try:
+            said = (self.folder / "postmaster.pid").read_text().split()
+        except OSError:
+            return False
+        return said[:1] == [str(self.pid)] and said[-1] == "ready"
 
     def kill(self) -> None:
         """Ends all of its processes by SIGKILL. It does not start again before the last of them is gone."""
@@ -177,7 +182,7 @@ class PostgresServer(Server):
 
 
 @cache
-def _template_folder() -> Path:
+def _template_folder(programs: Path) -> Path:  # noqa: ARG001 - each version has data of its own
     """Returns the data that ``initdb`` makes once for all servers of this process. They share a system_identifier."""
     parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
     parent.chmod(0o755)

@@ -46,7 +46,7 @@ class RedisServer(Server):
             raise ConfigurationError(
                 "redis-server is not installed.", next_step="Install it (Debian, as root: apt install redis-server)."
             )
-        more = [word for name, value in self.settings.items() for word in (f"--{name}", value)]
+        more = [word for name, value in self.settings.items() for word in (f"--{name}", *(value.split() or [""]))]
         return [str(program), "--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), *more]
 
     def is_up(self) -> bool:
