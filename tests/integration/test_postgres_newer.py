@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-
-from other_servers import programs_of
 from postgres_witness import (
     ask,
     database_fixture,
@@ -18,6 +16,8 @@ from postgres_witness import (
     outcomes,
     prepare,
 )
+
+from other_servers import programs_of
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.postgres import PostgresServer
