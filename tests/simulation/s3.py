@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError, ConnectionError  # noqa: A004
@@ -141,6 +142,7 @@ class Client:
 
     if_none_match = True
     finish_threads = 4
+    meta = SimpleNamespace(endpoint_url="http://s3-gateway")
 
     def __init__(self, bucket: S3) -> None:
         self._bucket, self._ask = bucket, bucket.ask

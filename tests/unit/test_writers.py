@@ -84,7 +84,11 @@ def test_postgres_gets_each_value_as_it_is() -> None:
     rows = pa.record_batch({"number": [-7, 7]})
     sent: list[bytes] = []
     writer: Any = PostgresWriter.__new__(PostgresWriter)
-    writer._copy, writer._rows = SimpleNamespace(write=lambda piece: sent.append(bytes(piece))), 0
+    writer._copy, writer._rows, writer._is_text_read = (
+        SimpleNamespace(write=lambda one: sent.append(bytes(one))),
+        0,
+        False,
+    )
     writer._encoders = [encoder("number", pa.int64(), ServerType(shown="int8", name="int8"))]
     writer._job, writer._connection = SimpleNamespace(limits=SimpleNamespace(slot_s=60.0)), object()
     writer.write(rows)

@@ -206,7 +206,7 @@ def look_around(client: Any, bucket: str, prefix: str) -> Findings:
     """Returns the effect of the bucket's own rules below the prefix. A rule that may not be read is only a note."""
     rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
     if not isinstance(rules, Answer):
-        found = read_rules(rules.get("UpsertRules", ()), prefix)
+        found = read_rules(rules.get("Rules", ()), prefix)
     elif rules.code == "NoSuchLifecycleConfiguration":
         found = read_rules((), prefix)
     else:
