@@ -6,20 +6,20 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import verify_histories as made
 from sparkonce.lab.checkers import judge
 from sparkonce.lab.faults import Fault
-from sparkonce.lab.history import ROWS, Event, History, Kind
+from sparkonce.lab.history import OBSERVED, ROWS, Event, History, Kind
 from sparkonce.lab.report import render, summary, write
 from sparkonce.lab.report.figures import spread
 from sparkonce.lab.report.judgement import EXIT_CODES, WORDS
@@ -89,7 +89,103 @@ def small(*events: Event, finished: bool = True, systems: Sequence[str] = ("kafk
         *events,
     ]
     told += [event(20_000, Kind.FINISHED)] if finished else []
-    return History(events=told, expected=expected, observed={name: made.observed(expected) for name in systems})
+    return History(events=told, expected=expected, observed={name: observed(expected) for name in systems})
+
+
+def observed(expected: pa.Table) -> pa.Table:
+    places = {"batch": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
+    table = expected
+    for name, kind in places.items():
+        table = table.append_column(name, pa.array([0] * len(expected), kind))
+    return table.cast(OBSERVED)
+
+
+def long(faults: int, batches: int) -> History:
+    """A batch a second, and at even distances all faults in turn, each of which another driver survives."""
+    systems = ("kafka", "postgres")
+    struck_by = {
+        (nth * batches) // (faults + 1): step(nth, fault, Phase.WRITING, "kafka" if fault.of_a_system else "")
+        for nth, fault in zip(range(1, faults + 1), cycle(Fault), strict=False)
+    }
+    told = [
+        event(
+            0,
+            Kind.BEGAN,
+            seed=7,
+            systems=list(systems),
+            guarantee="exactly-once",
+            schedule=[*struck_by.values()],
+            versions={"spark": "4.0.0"},
+            limits={"step_s": 120},
+        ),
+        event(500, Kind.START, driver=1, pid=4037, slots=4, master="local[4]"),
+    ]
+    driver = 1
+    for done in range(batches):
+        at = 1_000 * (done + 1)
+        phases = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE)
+        told += [
+            event(at + 200 * place, Kind.PHASE, driver=driver, phase=phase.name, batch=done)
+            for place, phase in enumerate(phases)
+        ]
+        if done in struck_by:
+            fault = struck_by[done]
+            told += [
+                struck(
+                    at + 50,
+                    fault["number"],
+                    Fault(fault["fault"]),
+                    Phase.WRITING,
+                    system=fault["system"],
+                    driver=driver,
+                ),
+                event(at + 60, Kind.LOG, driver=driver, level="WARNING", message="no answer within 500 ms"),
+                event(at + 70, Kind.STOPPED, driver=driver, error="PrepareError", message="reset by its peer"),
+                event(at + 80, Kind.ENDED, driver=driver, code=1),
+                event(at + 90, Kind.START, driver=driver + 1, pid=4037 + driver, slots=4, master="local[4]"),
+                event(at + 100, Kind.OVER, step=fault["number"]),
+                event(at + 900, Kind.RECOVERED, step=fault["number"], driver=driver + 1, batch=done),
+            ]
+            driver += 1
+        told += [event(at + 950, Kind.SEEN, system=system, batch=done, decided=done) for system in systems]
+        told.append(batch(at + 900, driver, done, 0.5, recovered=done in struck_by))
+        if done % 10 == 0:
+            roles = {"driver": 140, "jvm": 900, "worker": 160}
+            told += [
+                event(at, Kind.RESOURCES, driver=driver, role=role, pid=driver, rss_mib=mib + done % 7, handles=40)
+                for role, mib in roles.items()
+            ]
+            told.append(event(at, Kind.FOLDER, name="log", files=20 + done % 5, bytes=40_000))
+    end = 1_000 * (batches + 2)
+    told += [event(end - 500, Kind.FED, rows=6), event(end - 400, Kind.ENDED, driver=driver, code=0)]
+    told += [event(end - 300, Kind.OPEN, system=system, names=[]) for system in systems]
+    told += [event(end - 200, Kind.STATE, disturbed=64, undisturbed=64), event(end, Kind.FINISHED)]
+    told.sort(key=lambda one: one.at_ms)
+    return replace(small(), events=told)
+
+
+OF_THE_RUN = {Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.STUCK, Anomaly.STOPPED, Anomaly.GROWING}
+
+
+def judged(bad: Mapping[tuple[Anomaly, str], tuple[int, Sequence[str]]] | None = None) -> list[Verdict]:
+    """Verdicts on every anomaly, of the whole run or of each system, in which nothing is bad but this."""
+    return [
+        Verdict(anomaly=anomaly, system=system, looked_at=50_192, count=count, examples=tuple(examples))
+        for anomaly in Anomaly
+        for system in ([""] if anomaly in OF_THE_RUN else ["kafka", "postgres"])
+        for count, examples in [(bad or {}).get((anomaly, system), (0, ()))]
+    ]
+
+
+BAD = {
+    (Anomaly.MISSING, "kafka"): (
+        1_204,
+        ["row: key 17, number 2,045, amount 311", "row: key 3, number 2,046, amount -7"],
+    ),
+    (Anomaly.DOUBLED, "postgres"): (3, ["sum: key 5, window 1700000120000: 2 times, by batches 61 and 62"]),
+    (Anomaly.EARLY, "postgres"): (1, ["batch 61 was seen at 01:52.310, when batch 60 was the newest that was decided"]),
+    (Anomaly.STATE_DIFFERS, ""): (1, ["4,321 rows of state; undisturbed: 4,318"]),
+}
 
 
 def looked(system: str = "kafka", *, anomalies: Sequence[Anomaly] = tuple(Anomaly), at: int = 7) -> list[Verdict]:
@@ -203,8 +299,7 @@ def test_a_run_without_anomalies_passes() -> None:
     assert {outcome for outcome, code in EXIT_CODES.items() if code == 0} == {"passed"}
     assert {outcome for outcome, code in EXIT_CODES.items() if code == 1} == {"failed"}
 
-    history = made.run(faults=0, batches=3, rows=100)
-    outcome, sentence = verdict(history, made.verdicts(history))
+    outcome, sentence = verdict(long(faults=0, batches=3), judged())
     assert outcome == "passed"
     assert "No fault was to strike the query" in sentence
 
@@ -327,11 +422,12 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    good, unfinished = made.good(), made.unfinished()
+    good = long(faults=24, batches=200)
+    unfinished = History(events=good.events[: len(good.events) // 2], expected=good.expected, observed={})
     return {
-        "good": render(good, made.verdicts(good)),
-        "bad": render(good, made.verdicts(good, made.BAD)),
-        "unfinished": render(unfinished, made.verdicts(unfinished)),
+        "good": render(good, judged()),
+        "bad": render(good, judged(BAD)),
+        "unfinished": render(unfinished, judged()),
         "small": render(small(), BOTH),
         "nothing": render(History(events=[], expected=ROWS.empty_table(), observed={}), []),
     }
@@ -390,10 +486,7 @@ def test_everything_from_the_history_is_escaped(evil: str) -> None:
 
 @pytest.mark.slow
 def test_an_hour_stays_small() -> None:
-    history = made.big()
-    batches = sum(1 for _ in history.of(Kind.BATCH))
-    assert batches >= 3_000
-    text = render(history, made.verdicts(history))
+    text = render(long(faults=200, batches=3_000), judged())
     assert len(text.encode()) < 3_000_000
     page = Page(text)
     strips = [value for tag, name, value in page.attributes if (tag, name, value) == ("svg", "class", "strip")]
@@ -461,8 +554,7 @@ def test_page_and_numbers_are_written(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == render(history, BOTH)
     assert json.loads(numbers.read_text(encoding="utf-8")) == summary(history, BOTH)
 
-    history = made.good()
-    figures = summary(history, made.verdicts(history, made.BAD))
+    figures = summary(long(faults=24, batches=200), judged(BAD))
     assert json.loads(json.dumps(figures)) == figures
 
 
