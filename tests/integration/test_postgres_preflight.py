@@ -15,7 +15,7 @@ from psycopg import sql
 from integration.postgres_scene import new_sink
 from one_run import QUERY, finish, outcomes, owner, prepare
 from shared_servers import needs_postgres, new_postgres
-from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
+from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.outcomes import Outcome
@@ -113,6 +113,17 @@ def test_what_the_query_itself_has_left_takes_no_room_and_what_fills_up_later_sa
     finish(given, *left, commit=False)
     assert postgres.prepared() == []
     assert postgres.ask("SELECT count(*) FROM t") == [(0,)]
+
+
+def test_columns_that_the_table_lacks_are_named_at_once_and_what_they_may_mean(postgres: PostgresSystem) -> None:
+    postgres.ask('CREATE TABLE mixed ("Id" bigint, text text)')
+    with pytest.raises(SchemaError) as told:
+        new_sink(postgres, "mixed").columns(pa.schema([(name, pa.string()) for name in ("id", "key", "text", "topic")]))
+    assert told.value.message == ("""Table "public"."mixed" has no column 'id', 'key', 'topic'. 'id' is 'Id' there.""")
+    assert told.value.next_step.count("Add") == 1
+    with pytest.raises(PreflightError) as apart:
+        new_sink(postgres, "public.mixed").preflight(QUERY, None)
+    assert apart.value.next_step == "Give schema='public' and table='mixed' apart."
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ START = [
     Mistake("to(FilesSink('/proc/out')).start(rows)", "cannot be written to", PreflightError),
     Mistake("to(DeltaSink(out)).start(rows)", "Delta", PreflightError),
     Mistake("to({sink: lambda df: None}).start(rows)", "returned a NoneType"),
+    Mistake("to({sink: lambda df: rows}).start(rows)", "returned a DataFrame that streams"),
     Mistake("to({sink: lambda df: df.select('amount')}).start(rows)", "The view of sink ['kafka'] cannot be computed"),
     Mistake("to({sink: lambda df: df.where(df.first().value > 'm')}).start(rows)", "gives it a batch without rows"),
     Mistake("to(sink).start(rows.selectExpr('value', 'key as value'))", "'value' appears more than once", SchemaError),
@@ -117,6 +118,7 @@ START = [
 ]
 
 AFTER_START = [
+    Mistake("a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"),
     Mistake("the same `ExactlyOnce` is started a second time", "runs already, as query", run="twice"),
     Mistake("a files sink's folder is deleted, and the checkpoint kept", "was deleted", PreflightError, run="output"),
     Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", "did not answer within", PreflightError),
@@ -240,6 +242,10 @@ class Place:
         once = self.to(self.sink)
         once.start(self.rows)
         return str(once.start(self.rows))
+
+    def named(self) -> str:
+        self.to(self.sink).start(self.rows, query_name="orders")
+        return str(self.to(self.sink).start(self.rows, query_name="orders"))
 
     def output(self) -> str:
         folder, checkpoint = self.folder / "files", str(self.folder / "of-files")

@@ -70,6 +70,13 @@ def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(
     assert ([line for line in shown if line != line.rstrip()], max(map(len, shown)) <= 100) == ([], True)
 
 
+def test_version_and_help_are_commands_too_and_a_folder_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["version"]).stdout == f"sparkonce {sparkonce.__version__}\n"
+    assert "checkpoint" in CliRunner().invoke(app, ["help"]).stdout
+    done = CliRunner().invoke(app, ["checkpoint", "show", str(tmp_path / "gone")])
+    assert (done.exit_code, "does not exist, or is no folder" in done.stderr) == (1, True)
+
+
 def test_the_broker_has_its_old_name_beside_its_new_one() -> None:
     commands = CliRunner().invoke(app, ["--help"]).stdout
     assert " broker " in commands

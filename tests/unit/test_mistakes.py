@@ -49,6 +49,8 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("FilesSink('/out', manifest='no')", "manifest='no' is neither True nor False"),
         Mistake("PostgresSink(5432, table='t')", "conninfo=<int> is not a mapping"),
         Mistake("PostgresSink('host=db datbase=shop', table='t')", "conninfo is not a connection string"),
+        Mistake("PostgresSink('jdbc:postgresql://db/shop', table='t')", "Leave 'jdbc:' out"),
+        Mistake("PostgresSink({'host': 'db', 'database': 'shop'}, table='t')", "Call the database dbname"),
         Mistake("PostgresSink('dbname=shop', table='t', mode='update')", "mode='update' is not known"),
         Mistake("PostgresSink('dbname=shop', table='t', mode='upsert')", "mode='upsert' with key_columns=[]"),
         Mistake(

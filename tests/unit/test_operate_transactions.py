@@ -211,6 +211,9 @@ sinks:
         "redis": "RedisSink",
         "files": "FilesSink",
     }
+    of_another = text.replace("  mysql.two_phase:", "  another.query: {system: db, table: other}\n  mysql.two_phase:")
+    (tmp_path / "systems.yaml").write_text(of_another)
+    assert sinks_of(read_file(str(tmp_path / "systems.yaml"), {}), RECORDED).keys() == made.keys()
     kafka, postgres = made["kafka"], made["postgres.staged"]
     assert isinstance(kafka, KafkaSink)
     assert isinstance(postgres, PostgresSink)

@@ -129,7 +129,8 @@ def _status(status: "CheckpointStatus", wide: bool) -> list[Any]:
         where = f", process {run.process} on {run.host}, sparkonce {run.library}" if run.host else ""
         rows.append(("newest run", f"{run.run}, since {shown_time(run.claimed_ms)}{where}"))
     if status.end:
-        rows.append(("log", f"records {status.floor} to {status.end - 1}; {status.runs} runs"))
+        runs = "1 run" if status.runs == 1 else f"{status.runs} runs"
+        rows.append(("log", f"records {status.floor} to {status.end - 1}; {runs}"))
     if newest is not None:
         rows.append(("newest batch", f"{newest.batch}: {newest.state.value}"))
     if newest is not None and newest.decided_ms is not None:
@@ -140,7 +141,7 @@ def _status(status: "CheckpointStatus", wide: bool) -> list[Any]:
     rows.append(("next start", f"{status.next_start.value}: {status.says}"))
     if status.next_step:
         rows.append(("next step", status.next_step))
-    if wide and newest is not None:
+    if newest is not None:
         rows.extend((f"offsets of source {number}", line) for number, line in enumerate(newest.offsets))
     shown = [pairs(rows)]
     if status.sinks:
@@ -159,9 +160,11 @@ def _count(counts: Mapping[str, int], sink: str) -> str:
     return f"{counts[sink]:,}" if sink in counts else "-"
 
 
-def _counts(counts: Mapping[str, int], wide: bool) -> str:
+def _counts(counts: Mapping[str, int], wide: bool, *, add: bool = True) -> str:
+    """Returns counts by sink, in sum, or one for each number that differs: sinks of a unit get the same rows."""
     if not wide or len(counts) < 2:
-        return f"{sum(counts.values()):,}" if counts else "-"
+        several = [sum(counts.values())] if add and counts else dict.fromkeys(counts.values())
+        return " / ".join(f"{count:,}" for count in several) or "-"
     return "\n".join(f"{sink}: {count:,}" for sink, count in counts.items())
 
 
@@ -175,7 +178,7 @@ def _entries(entries: "list[LogEntry]", wide: bool) -> Any:
             one.kind,
             "-" if one.batch is None else str(one.batch),
             one.run,
-            _counts(one.rows, wide),
+            _counts(one.rows, wide, add=False),
             _counts(one.transactions, wide) + (f", {one.void} void" if one.void else ""),
             *(["\n".join(more)] if wide else []),
         )

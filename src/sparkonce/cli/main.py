@@ -49,6 +49,16 @@ app.command()(ui.ui)
 app.command()(verify.verify)
 
 
+@app.command("version", hidden=True)
+def _version() -> None:
+    typer.echo(f"sparkonce {__version__}")
+
+
+@app.command("help", hidden=True)
+def _help(ctx: typer.Context) -> None:
+    typer.echo(ctx.parent.get_help() if ctx.parent is not None else "")
+
+
 def _tell_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"sparkonce {__version__}")

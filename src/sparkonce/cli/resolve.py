@@ -243,6 +243,7 @@ def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: 
     elif not yes:
         question = "A driver that still runs on this checkpoint is superseded, and stops. Go on?"
     else:
+        _show_plan(console(stderr=True), _listing(files, file).found, _RESOLVE)
         return
     _ask(_listing(files, file), _RESOLVE, question, yes=False)
 
@@ -293,6 +294,8 @@ def _tell(done: "Resolved", left: "Listing", form: OutputFormat) -> None:
     def _table(to: Any, _wide: bool) -> None:
         to.print(pairs(rows))
         _show_left(to, left.found, _RESOLVE)
+        if not left.found and not left.silent and done.is_all:
+            to.print("Next: start the query when it can run. It asks the servers once more, and goes on after this.")
 
     show({**asdict(done), "open": [one.plain() for one in left.found]}, form, _table)
     exit_if_silent(left)

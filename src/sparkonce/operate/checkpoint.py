@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import rows_by_sink
 from sparkonce.driver.resume import ResumePoint
@@ -220,6 +221,11 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
     """
     has_log = any(files.names(f"{FOLDER}/{part}") for part in ("records", "floors"))
     if not has_log:
+        if isinstance(files, LocalFiles) and not files.folder.is_dir():
+            raise ConfigurationError(
+                f"{files.location!r} does not exist, or is no folder.",
+                next_step="Give the folder of the option checkpointLocation; see that its disk is mounted here.",
+            )
         if not SparkCheckpoint(files).exists():
             raise ConfigurationError(
                 f"{files.location!r} is not a checkpoint: it has neither Spark's file `metadata` nor a decision log.",

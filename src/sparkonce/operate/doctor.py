@@ -54,7 +54,10 @@ def check_servers(
         elif name in known:
             yield _check_sink(file, name, short_query(_newest(view)), known[name])
         elif view.newest_run is not None:
-            yield Check(name=shown, ok=False, says="The query never had it.", next_step="Correct its name in the file.")
+            is_wrong = bool(to_finish - file.sinks.keys() - file.systems.keys())
+            says = "The query never had it" + ("." if is_wrong else ": it is of another one, or its name is wrong.")
+            step = "Correct its name in the file." if is_wrong else ""
+            yield Check(name=shown, ok=False if is_wrong else None, says=says, next_step=step)
         elif is_new:
             yield _check_sink(file, name, _NOBODY, None)
         else:

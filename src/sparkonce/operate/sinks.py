@@ -51,15 +51,17 @@ def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]
         view: The query's log.
 
     Raises:
-        ConfigurationError: if an argument is wrong, or the file names a sink that the query never had.
+        ConfigurationError: if an argument is wrong, or the file names a sink that the query never had instead of one
+            that it has.
     """
     known = known_sinks(view)
-    if strangers := sorted(file.sinks.keys() - known.keys()):
+    strangers, named = sorted(file.sinks.keys() - known.keys()), file.sinks.keys() | file.systems.keys()
+    if strangers and sinks_to_finish(view) - named:  # one of them may be a wrong name; else they are of other queries
         raise ConfigurationError(
             f"{file.path!r} has the sinks {strangers}, and the query has {sorted(known)}.",
             next_step="Correct the names, or take out those of other queries.",
         )
-    wanted = file.sinks.keys() | (sinks_to_finish(view) & file.systems.keys())
+    wanted = (file.sinks.keys() & known.keys()) | (sinks_to_finish(view) & file.systems.keys())
     return {name: sink_of(file, name, known[name]) for name in sorted(wanted) if known[name].get("prefix")}
 
 

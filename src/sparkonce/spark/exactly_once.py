@@ -53,7 +53,7 @@ from sparkonce.spark.start.first_batch import (
     warn_of_rows,
     warn_of_slots,
 )
-from sparkonce.spark.start.given import accepted, check_frame, groups, location_of, new_writer
+from sparkonce.spark.start.given import accepted, check_frame, check_name, groups, location_of, new_writer
 from sparkonce.spark.start.slots import SlotAdvice
 from sparkonce.spark.start.streams import needs_of_streams
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
@@ -202,6 +202,7 @@ class ExactlyOnce:
             PreflightError: if a server does not allow the guarantee, or is another one than the log knows.
         """
         self._check_is_not_running()
+        check_name(df, query_name)
         with self._display.starting(query_name):
             return self._start(df, output_mode, trigger, query_name, options)
 

@@ -101,6 +101,11 @@ class Share:
                 f"The view of sink {sorted(self.sinks)} returned a {type(made).__name__}, and must return a DataFrame.",
                 next_step="Return what the sink is to write, for example: lambda df: df.where('amount > 0').",
             )
+        if made.isStreaming:
+            raise ConfigurationError(
+                f"The view of sink {sorted(self.sinks)} returned a DataFrame that streams, and not its batch.",
+                next_step="Use the view's argument, which is the batch: lambda df: df.where('amount > 0').",
+            )
         return made
 
 

@@ -72,8 +72,9 @@ class Table:
             SchemaError: naming every column that does not fit.
         """
         columns = {column.name: column for column in self.columns}
-        found = [_problem(field, columns.get(field.name), target) for field in schema]
-        problems = [problem for problem in found if problem is not None]
+        problems = self._unknown(schema, target)
+        found = [_problem(field, columns[field.name], target) for field in schema if field.name in columns]
+        problems += [problem for problem in found if problem is not None]
         given = set(schema.names)
         missing = [one.name for one in self.columns if one.required and not one.filled and one.name not in given]
         if missing:
@@ -94,6 +95,22 @@ class Table:
             raise SchemaError(" ".join(problem.message for problem in problems), next_step=" ".join(steps))
         target.rules.check_columns(schema.names)
         return tuple(schema.names)
+
+    def _unknown(self, schema: pa.Schema, target: Target) -> list[SchemaError]:
+        """Returns the problem with columns that the table does not have; none if it has all."""
+        there = [column.name for column in self.columns]
+        unknown = [name for name in schema.names if name not in there]
+        if not unknown:
+            return []
+        alike = {name: one for name in unknown for one in there if one.lower() == name.lower()}
+        meant = "".join(f" {name!r} is {one!r} there." for name, one in alike.items())
+        return [
+            SchemaError(
+                f"Table {target} has no column {', '.join(map(repr, unknown))}.{meant}",
+                next_step="Add what is missing to the table, or drop or rename it in the query; names are compared "
+                "exactly.",
+            )
+        ]
 
     def encoders(self, schema: pa.Schema, read: ReadText) -> list[Encode]:
         """Returns the encoder of each column.
@@ -165,7 +182,7 @@ def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Comp
     )
 
 
-def _problem(field: pa.Field, column: Column | None, target: Target) -> SchemaError | None:
+def _problem(field: pa.Field, column: Column, target: Target) -> SchemaError | None:
     try:
         _check_field(field, column, target)
     except SchemaError as error:
@@ -173,12 +190,7 @@ def _problem(field: pa.Field, column: Column | None, target: Target) -> SchemaEr
     return None
 
 
-def _check_field(field: pa.Field, column: Column | None, target: Target) -> None:
-    if column is None:
-        raise SchemaError(
-            f"Table {target} has no column {field.name!r}.",
-            next_step="Add it to the table, or drop or rename it in the query; names are compared exactly.",
-        )
+def _check_field(field: pa.Field, column: Column, target: Target) -> None:
     if column.computed:
         raise SchemaError(
             f"Column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it.",

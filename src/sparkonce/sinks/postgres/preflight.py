@@ -228,9 +228,12 @@ def _check_table(connection: Connection, request: PreflightRequest) -> Table:
     target = request.target
     table = read_table(connection, target)
     if table is None:
+        schema, dot, name = target.table.partition(".")
         raise PreflightError(
             f"There is no table {target} that this role can see.",
-            next_step="Make it, or correct schema and table: each exactly as the catalog has it.",
+            next_step=f"Give schema={schema!r} and table={name!r} apart."
+            if dot and name
+            else "Make it, or correct schema and table: each exactly as the catalog has it.",
             setting="table",
         )
     if table.kind not in _TABLES:

@@ -80,7 +80,7 @@ class Conninfo:
         except psycopg.ProgrammingError:
             raise ConfigurationError(
                 "conninfo is not a connection string that libpq understands, or has a setting that it does not know.",
-                next_step="Give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings.",
+                next_step=_hint(conninfo),
                 setting="conninfo",
             ) from None
         encoding = str(given.get("client_encoding", "UTF8")).upper().replace("-", "")
@@ -91,6 +91,15 @@ class Conninfo:
             )
         whole = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
         return cls(tuple(sorted((name, str(value)) for name, value in whole.items() if value is not None)))
+
+
+def _hint(conninfo: str | Mapping[str, Any]) -> str:
+    """Returns the next step for settings that libpq does not take. Their values are not repeated."""
+    if isinstance(conninfo, str) and conninfo.startswith("jdbc:"):
+        return "Leave 'jdbc:' out: libpq takes the same URL, with user and password in it or as user=… password=…."
+    if not isinstance(conninfo, str) and "database" in conninfo:
+        return "Call the database dbname: that is libpq's name."
+    return "Give 'host=… dbname=… user=…', a postgresql:// URI, or a mapping of libpq's settings."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,23 @@ def new_writer(
     return writer
 
 
+def check_name(df: object, name: object) -> None:
+    """Refuses the name of a query that runs, before anything is asked or written.
+
+    Raises:
+        ConfigurationError: if another query of the session has the name.
+    """
+    if name is None or not isinstance(df, DataFrame):
+        return
+    if running := next((one for one in df.sparkSession.streams.active if one.name == name), None):
+        raise ConfigurationError(
+            f"query_name={name!r}: a query of this name runs already in this session, with the id {running.id}.",
+            next_step="If it is this one, started before, stop it with its query.stop(), then start it again: it "
+            "resumes after its last batch. If it is another one, choose another name.",
+            setting="query_name",
+        )
+
+
 def _trigger(given: object) -> dict[str, Any]:
     known = tuple(inspect.signature(DataStreamWriter.trigger).parameters)[1:]
     trigger = mapping("trigger", given, example=_TRIGGERS)
