@@ -37,6 +37,7 @@ def jvm() -> Iterator[Any]:
         yield started
 
 
+@pytest.mark.slow
 class TestHdfsNative(CheckpointSuite):
     @pytest.fixture
     def files(self) -> CheckpointFiles:

@@ -44,6 +44,7 @@ class TestObjects(CheckpointSuite):
         return f"import base64, pickle\nfiles = pickle.loads(base64.b64decode({b64encode(dumps(files))!r}))"
 
 
+@pytest.mark.slow
 class TestObjectsBehindANetwork(S3Suite):
     @pytest.fixture
     def behind(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behind]:

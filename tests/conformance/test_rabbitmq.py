@@ -26,6 +26,7 @@ class TestSuperStream(TestStream):
         return RabbitStreamSystem(3, server=rabbit_server())
 
 
+@pytest.mark.slow
 class TestQueue(TestStream):
     loses_whole_batches = False
     finds_missing = False

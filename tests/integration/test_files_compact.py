@@ -66,7 +66,7 @@ def assert_settled(folder: Path) -> None:
     assert not list(open_store(str(folder), {}).list_staged())
 
 
-@pytest.mark.parametrize("store", ["disk", "s3", pytest.param("hdfs", marks=USES_HDFS)])
+@pytest.mark.parametrize("store", ["disk", "s3", pytest.param("hdfs", marks=[USES_HDFS, pytest.mark.slow])])
 def test_files_of_old_batches_become_one_in_each_folder(store: str, tmp_path: Path) -> None:
     options: Mapping[str, Any] = {}
     read: Callable[[str], Any]

@@ -55,6 +55,7 @@ def lose(job: SmallJob, bootstrap: str, batch: int, slots: Sequence[int]) -> Non
             Producer({"bootstrap.servers": bootstrap, "transactional.id": name}).init_transactions(LIMIT_S)
 
 
+@pytest.mark.slow
 def test_rows_of_one_key_keep_their_order(witness: Witness, tmp_path: Path) -> None:
     topic = witness.create_topic(partitions=2)
     settings = {"bootstrap.servers": witness.bootstrap}

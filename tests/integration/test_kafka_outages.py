@@ -44,7 +44,6 @@ def committer(cluster_settings: dict[str, str]) -> Iterator[KafkaCommitter]:
 
 
 def settled(witness: Witness, topic: str, state: str, *handles: Handle) -> list[str]:
-    witness.close()
     witness.await_state(state, *handles)
     return witness.committed(topic)
 

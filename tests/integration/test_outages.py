@@ -89,8 +89,7 @@ def test_a_server_that_is_away_while_slots_are_prepared(suite: Any, tmp_path: Pa
 
 @on(
     "postgres-two_phase",
-    "kafka",
-    slow=["postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3", "rabbitmq"],
+    slow=["kafka", "postgres-staged", "mariadb-two_phase", "mariadb-staged", "redis", "s3", "rabbitmq"],
 )
 def test_a_server_that_is_away_while_a_batch_is_finished(suite: Any, tmp_path: Path) -> None:
     query = Query(suite, tmp_path)

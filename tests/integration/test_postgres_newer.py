@@ -6,26 +6,18 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from postgres_witness import (
-    ask,
-    database_fixture,
-    finish,
-    fresh_database,
-    new_sink,
-    open_writer,
-    outcomes,
-    prepare,
-)
 
+from integration.postgres_scene import new_sink
+from one_run import finish, open_writer, outcomes, prepare
 from other_servers import programs_of
+from shared_servers import new_postgres
+from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.rig.servers.postgres import PostgresServer
-
-__all__ = ["emptied"]
+from sparkonce.sinks.postgres.connection import close_all
 
 pytestmark = pytest.mark.slow
-emptied = database_fixture("CREATE TABLE t (id int, text text)")
 
 
 @pytest.fixture(scope="module")
@@ -34,30 +26,38 @@ def server() -> Iterator[PostgresServer]:
         yield newer
 
 
+@pytest.fixture
+def postgres(server: PostgresServer) -> Iterator[PostgresSystem]:
+    system = new_postgres(server)
+    yield system
+    system.stop()
+    close_all()
+
+
 ROWS = pa.record_batch({"id": pa.array([1], pa.int32()), "text": ["one"]})
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_a_roles_timeout_ends_neither_a_long_slot_nor_a_long_commit(server: PostgresServer, commit: str) -> None:
-    ask(
-        server,
+def test_a_roles_timeout_ends_neither_a_long_slot_nor_a_long_commit(postgres: PostgresSystem, commit: str) -> None:
+    postgres.ask("CREATE TABLE t (id int, text text)")
+    postgres.ask(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END'",
     )
-    ask(server, "CREATE TRIGGER slow AFTER INSERT ON t FOR EACH STATEMENT EXECUTE FUNCTION slow()")
-    ask(server, f"CREATE ROLE {commit} SUPERUSER LOGIN")
-    ask(server, f"ALTER ROLE {commit} SET transaction_timeout = '200ms'")
-    sink = new_sink(server, commit=commit, user=commit)
+    postgres.ask("CREATE TRIGGER slow AFTER INSERT ON t FOR EACH STATEMENT EXECUTE FUNCTION slow()")
+    postgres.ask(f"CREATE ROLE {commit} SUPERUSER LOGIN")
+    postgres.ask(f"ALTER ROLE {commit} SET transaction_timeout = '200ms'")
+    sink = new_sink(postgres, commit=commit, user=commit)
     writer = open_writer(sink, ROWS)
-    ask(server, "SELECT pg_sleep(0.4)")
+    postgres.ask("SELECT pg_sleep(0.4)")
     handle = Handle(sink=sink.name, slot=0, rows=1, transaction=transaction_fields(writer.prepare()))
     writer.close()
     assert outcomes(finish(sink, handle)) == [Outcome.COMMITTED]
-    assert ask(server, "SELECT id FROM t") == [(1,)]
+    assert postgres.ask("SELECT id FROM t") == [(1,)]
 
 
 @pytest.mark.parametrize("commit", ["staged", "two_phase"])
-def test_a_check_that_is_not_enforced_refuses_no_row(server: PostgresServer, commit: str) -> None:
-    fresh_database(server, "CREATE TABLE t (id int CHECK (id > 9) NOT ENFORCED, text text)")
-    sink = new_sink(server, commit=commit)
+def test_a_check_that_is_not_enforced_refuses_no_row(postgres: PostgresSystem, commit: str) -> None:
+    postgres.ask("CREATE TABLE t (id int CHECK (id > 9) NOT ENFORCED, text text)")
+    sink = new_sink(postgres, commit=commit)
     assert outcomes(finish(sink, prepare(sink, ROWS))) == [Outcome.COMMITTED]
-    assert ask(server, "SELECT id FROM t") == [(1,)]
+    assert postgres.ask("SELECT id FROM t") == [(1,)]

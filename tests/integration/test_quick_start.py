@@ -86,6 +86,7 @@ def test_the_page_installs_this_version_of_pyspark() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
 
 
+@pytest.mark.slow
 def test_a_first_job_counts_all_orders(shell: Shell) -> None:
     where = shell("python -c 'import sparkonce; print(sparkonce.__version__, sparkonce.__file__)'").stdout
     assert where.startswith(f"{sparkonce.__version__} ")

@@ -114,6 +114,7 @@ def test_stored_messages_are_acknowledged_at_once(rabbit: RabbitQueueSystem, dri
     assert left(rabbit, driver, queue) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_messages_that_come_again_are_kept_once(rabbit: RabbitQueueSystem, kind: str, drivers: Any) -> None:
     queue = rabbit.declare(kind)

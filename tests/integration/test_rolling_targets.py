@@ -28,7 +28,7 @@ from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.testing.kafka import list_transactions
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 # --- each system -----------------------------------------------------------------------------------------------------

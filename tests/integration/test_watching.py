@@ -60,6 +60,7 @@ def port() -> Iterator[int]:
         yield serve_metrics(0)
 
 
+@pytest.mark.slow
 @NEEDS_PROMETHEUS
 def test_a_real_prometheus_takes_all_of_it(port: int, tmp_path: Path) -> None:
     settings = {

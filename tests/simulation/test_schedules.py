@@ -24,10 +24,9 @@ FOUND = [("staged", 0), ("staged", 54), ("staged", 1_096), ("reading", 1), ("ope
 """See docs/found.md."""
 
 UNREACHED = {
-    # Sinks without transactions do not take part, nobody is told positions, and no model of a server objects. A batch
-    # that is too long once all its rows are computed does not come up. A run that has stopped is not asked again.
+    # Sinks without transactions do not take part, nobody is told positions, and no model of a server objects. A run
+    # that has stopped is not asked again.
     (Phase.VALIDATING, on.Objected),
-    (Phase.VALIDATING, on.TooOld),
     (Phase.REPORTING, on.Reported),
     (Phase.DELIVERING, on.Prepared),
     (Phase.DELIVERING, on.PrepareFailed),

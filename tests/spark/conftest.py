@@ -25,10 +25,11 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that use the session go to one of several processes: there is one session, and one broker, for all."""
+    """All tests that use the session share one session and one broker; those of Delta and Iceberg have their own."""
     for item in items:
-        if item.path.is_relative_to(HERE) and "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        used = getattr(item, "fixturenames", ())
+        if item.path.is_relative_to(HERE) and "spark" in used:
+            item.add_marker(pytest.mark.xdist_group("spark tables" if "tables" in used else "spark"))
 
 
 @pytest.fixture(scope="module", autouse=True)

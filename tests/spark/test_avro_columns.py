@@ -97,6 +97,7 @@ def decoded(df: DataFrame, subject: str, registry: SchemaRegistry, **more: Any) 
     return [plain(row["it"]) for row in df.select(column.alias("it")).collect()]
 
 
+@pytest.mark.slow
 def test_every_version_is_read_as_the_latest(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:

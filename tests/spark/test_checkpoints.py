@@ -34,6 +34,7 @@ def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
     return Stream(spark, kafka, tmp_path, IDS)
 
 
+@pytest.mark.slow
 def test_a_deleted_checkpoint_with_its_old_log_is_refused(stream: Stream) -> None:
     stream.run()
     for entry in stream.checkpoint.iterdir():

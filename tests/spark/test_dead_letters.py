@@ -52,6 +52,7 @@ def without(refused: list[str]) -> list[str]:
     return [one for one in IDS if one not in refused]
 
 
+@pytest.mark.slow
 @needs_postgres
 @pytest.mark.parametrize("commit", [pytest.param("staged", marks=pytest.mark.slow), "two_phase"])
 def test_accepted_and_refused_rows_are_the_input_whatever_crashes(

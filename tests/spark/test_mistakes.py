@@ -352,6 +352,7 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
     gc.collect()  # the sockets are not to surface in somebody else's test
 
 
+@pytest.mark.slow
 def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
     rows = []
     for one in AFTER_START:

@@ -109,6 +109,7 @@ def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
     assert len(rabbit.peek(queue)) <= 1, "the last batch is acknowledged if the query still runs then"
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_missing_refuses_the_start(
     spark: SparkSession, rabbit: RabbitQueueSystem, tmp_path: Path
 ) -> None:

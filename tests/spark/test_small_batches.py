@@ -84,6 +84,7 @@ def test_a_view_keeps_its_slots(stream: Stream) -> None:
     assert transactions(stream, sinks=lambda kafka: {kafka: lambda rows: rows.where("true")}) == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream) -> None:
     """Though nothing is known of the rows' size after a restart."""
     crash = crash_at(Phase.FINISHING, 1)

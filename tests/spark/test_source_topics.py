@@ -52,6 +52,7 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
     assert stream.transactions("Ongoing") == {}
 
 
+@pytest.mark.slow
 def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ class _SlowWriter(ForwardingWriter):
         time.sleep(60.0)
 
 
+@pytest.mark.slow
 def test_a_query_that_is_stopped_before_its_job_begins_does_not_wait_for_its_tasks(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, t
         numbers(spark, tmp_path / "source", number)
 
 
+@pytest.mark.slow
 def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: SparkSession, tmp_path: Path) -> None:
     """Not with an error: somebody wanted it, and no alarm is due."""
     once = ExactlyOnce(_CountedSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)

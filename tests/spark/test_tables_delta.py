@@ -163,6 +163,7 @@ def test_names_that_mean_something_to_spark(
     assert job.numbers() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), [("append", _DeltaTable), ("note_done", WriteAheadFolder)])
 def test_a_driver_that_is_killed_before_and_after_the_write(job: DeltaJob, method: str, kind: type) -> None:
     handles = [job.prepare(slot=slot) for slot in range(2)]
@@ -392,6 +393,7 @@ def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: py
     assert "deleted or replaced" in answer.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made_anew", "says"), [(True, "has written to the table"), (False, "reate the table first")])
 def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_anew: bool, says: str) -> None:
     make_orders(job.folder / "orders", files=4)

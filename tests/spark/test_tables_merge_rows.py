@@ -229,6 +229,7 @@ def test_keys_of_all_types_are_compared_as_spark_does(
     schema = pa.schema(list(zip(columns, types, strict=True)))
     days = [datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)]
     rows = [(1, days[0], Decimal("1.50"), 0.0, "é"), (1, days[1], Decimal("1.50"), -0.0, "e")]
+    job.settings = {"merge_on": ["id"]}
     handle = job.prepared(rows, schema=schema)
     for keys, shown in (
         (["id", "day", "word"], ""),

@@ -135,6 +135,7 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     assert sessions(spark) <= before
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_all_of_them_at_the_same_batch(unit: Unit) -> None:
     with pytest.raises(CrashError):
         unit.run(listener=crash_at(Phase.SWEEPING_OWN, 1))
@@ -161,6 +162,7 @@ def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
     assert unit.stream.transactions("Ongoing") == {}
 
 
+@pytest.mark.slow
 def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
     with pytest.raises(CrashError):
         unit.run(listener=crash_at(Phase.FINISHING, 1))
@@ -177,6 +179,7 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
     assert Counter(handle.sink for handle in after.handles) == Counter(handle.sink for handle in before.handles)
 
 
+@pytest.mark.slow
 def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_their_end(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_commit_is_asked_for_thousands_of_times(world: World, clock: Clock) ->
     assert max(clock.slept) <= 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [400, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batches: int) -> None:
     """What the log, the driver and the protocol hold is measured, without what the server in memory holds."""

@@ -119,6 +119,7 @@ def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
     assert [one.outcome for one in store.publish([SEALED])] == [Outcome.ALREADY_COMMITTED]
 
 
+@pytest.mark.slow
 def test_many_files_on_a_slow_cluster_are_published_though_they_take_longer_than_a_deadline() -> None:
     """350 requests of 50 ms, eight at a time, take two seconds: each answers in time, and so all go through."""
     cluster = Cluster(350, takes_s=0.05)
