@@ -23,6 +23,7 @@ from sparkonce.errors import (
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.operate import resolve as resolving
+from sparkonce.operate.checkpoint import read_checkpoint
 from sparkonce.operate.resolve import Resolved, resolve
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView, Run
@@ -109,7 +110,9 @@ def test_all_ends_and_the_query_goes_on(scene: Scene, phase: Phase) -> None:
 
 def test_it_may_be_done_again_and_again(scene: Scene) -> None:
     scene.die_at(Phase.FINISHING)
+    assert "An operator's command" not in read_checkpoint(LocalFiles(scene.checkpoint)).says
     assert [scene.resolve().batch for _ in range(3)] == [BATCH] * 3
+    assert "An operator's command has ended its transactions" in read_checkpoint(LocalFiles(scene.checkpoint)).says
     assert scene.visible() == numbers(0, BATCH)
     scene.done(BATCH)
     assert [scene.resolve().batch for _ in range(2)] == [None] * 2

@@ -22,6 +22,9 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks._shared.orphans import run_of
 
+OPERATOR = "operator-"
+"""Begins the run id of a claim by ``transactions resolve`` or ``sweep``, which are no runs of Spark's."""
+
 _MAY_BE_REFUSED = "Restore the checkpoint and the log together, from one copy that was made while no driver ran."
 
 
@@ -166,7 +169,7 @@ def _status(
         sinks={} if run is None else {name: dict(facts) for name, facts in run.sinks},
         newest=_newest(point, entries),
         next_start=next_start,
-        says=told(error) if error is not None else _said(next_start, point),
+        says=told(error) if error is not None else _said(next_start, point, entries),
         next_step=_MAY_BE_REFUSED if next_start is NextStart.DEPENDS else error.next_step if error is not None else "",
     )
 
@@ -289,13 +292,17 @@ def _decided(decision: Decision, state: BatchState, entries: Sequence[LogEntry])
     )
 
 
-def _said(next_start: NextStart, point: ResumePoint) -> str:
+def _said(next_start: NextStart, point: ResumePoint, entries: Sequence[LogEntry]) -> str:
     if next_start is NextStart.DEPENDS:
         return (
             f"Batch {point.batch + 1} is decided, and Spark's part of the checkpoint does not have it. A start is "
             "refused unless Spark plans it with the same offsets."
         )
-    return point.description() or "Begins with batch 0."
+    claimed_by = next((one.spark_run or "" for one in reversed(entries) if one.kind == "claim"), "")
+    since = ""
+    if next_start is NextStart.COMMITS and claimed_by.startswith(OPERATOR):
+        since = " An operator's command has ended its transactions since, as far as it said: the start asks once more."
+    return f"{point.description()}{since}" or "Begins with batch 0."
 
 
 def _next_start(point: ResumePoint) -> NextStart:

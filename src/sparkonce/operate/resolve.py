@@ -21,7 +21,7 @@ from sparkonce.driver.went_back import check_accepted
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
-from sparkonce.operate.checkpoint import settled
+from sparkonce.operate.checkpoint import OPERATOR, settled
 from sparkonce.operate.sinks import known_sinks, sinks_to_finish
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.state import State
@@ -138,7 +138,7 @@ def _tried(
     _check_sinks(point, sinks, decided=decided)
     log = DecisionLog(log_store(files))  # readers make no folders; a run may need them
     run = OperatorRun(
-        run=str(uuid.uuid4()),
+        run=f"{OPERATOR}{uuid.uuid4()}",
         query=str(point.checkpoint.query_id()),
         sinks=sinks,
         log=log,
