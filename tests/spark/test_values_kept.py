@@ -233,6 +233,16 @@ def test_all_else_is_refused_by_column(tables: SparkSession, tmp_path: Path, way
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", [Postgres, MariaDB, Redis, Parquet, Json, Csv, Arrow], indirect=True)
+def test_types_that_arrow_lacks_are_refused_by_column(tables: SparkSession, tmp_path: Path, way: Way) -> None:
+    text = {"c0": Case("string", pa.string(), [b"{}"], {"postgres": "jsonb", "mariadb": "json"})}
+    for name, value in {"variant": "parse_json(c0)", "months": "make_ym_interval(1, 2)", "nothing": "array()"}.items():
+        with pytest.raises((SparkonceError, StreamingQueryException)) as refused:
+            run(tables, way.sink(name, text), tmp_path / name, text, "id", f"{value} as c0")
+        assert re.search(r"\bc0\b", str(refused.value)), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [Kafka, Stream], indirect=True)
 def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, tmp_path: Path, way: Way) -> None:
     for column, one in kept_by(way).items():
