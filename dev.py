@@ -6,7 +6,7 @@
     python3 dev.py test --all [--shard 2/8] [--seed N]    every test, which takes hours, or one of eight parts of them
     python3 dev.py test --spark 4.2.0 | --kafka 3.9.1 | --server postgres=18.1.0 FILE …    see docs/versions.md
     python3 dev.py coverage                which lines and branches of src/ the in-process tests of the first tier reach
-    python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2], or --replay FILE: see docs/simulation.md
+    python3 dev.py simulate --schedules 10_000_000 [--seed N] [--jobs 2]: see docs/simulation.md
     python3 dev.py mutants --resume        which test sees which fault of the product: see tests/mutants/__main__.py
     python3 dev.py example  one of the jobs in examples/, for example: example etl. Without a name it lists them
     python3 dev.py run …    any command in the project's environment, for example: run sparkonce --help

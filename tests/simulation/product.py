@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -195,51 +198,10 @@ def _run() -> str:
 
 _CLOCK = _Clock()
 _SINKS = "sparkonce.sinks"
+_RUNS_HERE = tuple(
+    f"sparkonce.{name}" for name in ("driver.", "executor", "log.", "sinks.", "sources.rabbitmq.", "spark.pravega.")
+)
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
-    *(
-        (f"sparkonce.{name}", "time", _CLOCK)
-        for name in (
-            "driver.halves",
-            "driver.outage",
-            "driver.perform",
-            "driver.progress",
-            "driver.put",
-            "driver.sweeper",
-            "driver.validate",
-            "driver.write",
-            "log.base",
-        )
-    ),
-    *(
-        (f"{_SINKS}.{name}", "time", _CLOCK)
-        for name in (
-            "kafka.transaction_client",
-            "kafka.committer",
-            "kafka.producer_pool",
-            "kafka.retention",
-            "kafka.waiting",
-            "kafka.writer",
-            "postgres.committer",
-            "mysql.committer",
-            "mysql.prepared",
-            "files.s3.finish",
-            "write_ahead.application",
-            "write_ahead.writer",
-            "rabbitmq.publishing",
-        )
-    ),
-    ("sparkonce.spark.pravega.client", "time", _CLOCK),
-    ("sparkonce.executor", "time", _CLOCK),
-    ("sparkonce.sources.rabbitmq.queue.consumer", "time", _CLOCK),
-    *(
-        (f"{module}", "ThreadPoolExecutor", _Pool)
-        for module in (
-            "sparkonce.driver.sinks",
-            f"{_SINKS}._shared.committing",
-            f"{_SINKS}.files.local.finish",
-            f"{_SINKS}.files.s3.store",
-        )
-    ),
     ("sparkonce.driver.run", "threading", SimpleNamespace(RLock=Lock)),
     (f"{_SINKS}.rabbitmq.publishing", "threading", SimpleNamespace(RLock=Lock)),
     ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
@@ -275,6 +237,15 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
 )
 
 
+def _clocks_and_pools() -> Iterator[tuple[Any, str, Any]]:
+    """Yields the clock and the pool of threads of every module of the product that has one."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_RUNS_HERE):
+            for attribute, real, value in (("time", time, _CLOCK), ("ThreadPoolExecutor", ThreadPoolExecutor, _Pool)):
+                if getattr(module, attribute, None) is real:
+                    yield module, attribute, value
+
+
 class _Nothing:
     def __enter__(self) -> None:
         pass
@@ -301,7 +272,7 @@ def replaced() -> Iterator[None]:
     """As long as this lasts, the product runs in the simulation, and nowhere else."""
     before = logging.root.manager.disable
     with ExitStack() as stack:
-        for owner, name, value in _REPLACED:
+        for owner, name, value in (*_clocks_and_pools(), *_REPLACED):
             owner = import_module(owner) if isinstance(owner, str) else owner
             stack.enter_context(mock.patch.object(owner, name, value))
         for kind in (TransactionName, TransactionalId):

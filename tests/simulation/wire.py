@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,42 +19,13 @@ _RAISES_EPOCH = 5
 """EndTxn's version, from which on."""
 
 
-class _EndTxn(SimpleNamespace):
-    pass
-
-
-class _InitProducerId(SimpleNamespace):
-    pass
-
-
-class _Describe(SimpleNamespace):
-    pass
-
-
-class _List(SimpleNamespace):
-    pass
-
-
-class _FindCoordinator(SimpleNamespace):
-    pass
-
-
-class _ApiVersions(SimpleNamespace):
-    pass
-
-
-class _Metadata(SimpleNamespace):
-    pass
-
+_REQUESTS = (
+    *("EndTxnRequest", "InitProducerIdRequest", "DescribeTransactionsRequest", "ListTransactionsRequest"),
+    *("FindCoordinatorRequest", "ApiVersionsRequest", "MetadataRequest"),
+)
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("transaction_client", "EndTxnRequest", _EndTxn),
-    ("transaction_client", "InitProducerIdRequest", _InitProducerId),
-    ("transaction_client", "DescribeTransactionsRequest", _Describe),
-    ("transaction_client", "ListTransactionsRequest", _List),
-    ("transaction_client", "FindCoordinatorRequest", _FindCoordinator),
-    ("transaction_client", "ApiVersionsRequest", _ApiVersions),
-    ("transaction_client", "MetadataRequest", _Metadata),
+    *(("transaction_client", name, type(name, (SimpleNamespace,), {})) for name in _REQUESTS),
     ("retention", "_may_be_old", lambda _: True),
 )
 """kafka-python's classes of requests, which know how to be written to a wire, take ten times as long to make. And here
@@ -106,13 +77,14 @@ class Wire:
         pass
 
     def _send(self, request: Any, node: Any) -> Any:
-        if type(request) is _Metadata:
+        kind, kafka = type(request).__name__, self._kafka
+        if kind == "MetadataRequest":
             return Reply(brokers=[SimpleNamespace(node_id=broker) for broker in self._brokers])
-        if type(request) is _List and node != self._kafka.broker:
+        if kind == "ListTransactionsRequest" and node != kafka.broker:
             return _NOTHING_LISTED
-        words, apply, refusal = _MEANINGS[type(request)](self._kafka, request, _broker(node))
+        words, apply, refusal = _meaning(kafka, kind, request, _broker(node))
         try:
-            return self._kafka.simulation.request((self._kafka.called, *words), apply)
+            return kafka.simulation.request((kafka.called, *words), apply)
         except NoAnswerError as error:
             self._failed = True
             return BrokerAnswer(None, str(error))
@@ -157,78 +129,45 @@ def _broker(node: int | str | None) -> int | None:
     return int(node.removeprefix("coordinator-").partition(".")[0]) if isinstance(node, str) else node
 
 
-def _end(kafka: Kafka, request: Any, broker: int | None) -> Meaning:
-    asked = _transaction(request)
-    raises_epoch = request.max_version >= _RAISES_EPOCH
-    words = ("commits" if request.committed else "aborts", asked.transactional_id, asked.epoch)
+def _meaning(kafka: Kafka, kind: str, request: Any, broker: int | None) -> Meaning:
+    def if_here(answer: Callable[[], BrokerAnswer]) -> Callable[[], Reply]:
+        return lambda: says(_NOT_COORDINATOR if broker != kafka.broker else answer().code)
 
-    def end() -> Reply:
-        moved = broker != kafka.broker
-        return says(_NOT_COORDINATOR if moved else kafka.end(asked, request.committed, raises_epoch).code)
+    match kind:
+        case "EndTxnRequest" | "InitProducerIdRequest":
+            asked = Transaction(request.transactional_id, request.producer_id, request.producer_epoch)
+            if kind == "InitProducerIdRequest":
+                return ("fences", asked.transactional_id, asked.epoch), if_here(lambda: kafka.fence(asked)), _FAILED
+            words = ("commits" if request.committed else "aborts", asked.transactional_id, asked.epoch)
+            raises_epoch = request.max_version >= _RAISES_EPOCH
+            return words, if_here(lambda: kafka.end(asked, request.committed, raises_epoch)), _FAILED
+        case "DescribeTransactionsRequest":
+            names = request.transactional_ids
 
-    return words, end, _FAILED
+            def describe() -> Reply:
+                moved = broker != kafka.broker
+                views = [says(_NOT_COORDINATOR) if moved else kafka.describe(name) for name in names]
+                return Reply(transaction_states=views)
 
+            return ("describes", *names), describe, Reply(transaction_states=[_FAILED] * len(names))
+        case "ListTransactionsRequest":
+            states = request.state_filters
 
-def _fence(kafka: Kafka, request: Any, broker: int | None) -> Meaning:
-    asked = _transaction(request)
+            def listed() -> Reply:
+                found = kafka.listed(states) if broker == kafka.broker else ()
+                return Reply(error_code=0, transaction_states=[Reply(transactional_id=name) for name in found])
 
-    def fence() -> Reply:
-        return says(_NOT_COORDINATOR if broker != kafka.broker else kafka.fence(asked).code)
+            refusal = Reply(error_code=_UNKNOWN_SERVER_ERROR, transaction_states=[])
+            return ("broker", broker, "lists", states[0]), listed, refusal
+        case "FindCoordinatorRequest":
+            keys = request.coordinator_keys
 
-    return ("fences", asked.transactional_id, asked.epoch), fence, _FAILED
+            def find() -> Reply:
+                found = [Reply(error_code=0, key=key, node_id=kafka.find(), host="h", port=9092) for key in keys]
+                return Reply(coordinators=found)
 
-
-def _transaction(request: Any) -> Transaction:
-    return Transaction(request.transactional_id, request.producer_id, request.producer_epoch)
-
-
-def _describe(kafka: Kafka, request: Any, broker: int | None) -> Meaning:
-    names = request.transactional_ids
-
-    def describe() -> Reply:
-        if broker != kafka.broker:
-            return Reply(transaction_states=[says(_NOT_COORDINATOR) for _ in names])
-        return Reply(transaction_states=[kafka.describe(name) for name in names])
-
-    return ("describes", *names), describe, Reply(transaction_states=[_FAILED] * len(names))
-
-
-def _list(kafka: Kafka, request: Any, broker: int | None) -> Meaning:
-    states = request.state_filters
-
-    def listed() -> Reply:
-        names = kafka.listed(states) if broker == kafka.broker else ()
-        return Reply(error_code=0, transaction_states=[Reply(transactional_id=name) for name in names])
-
-    refusal = Reply(error_code=_UNKNOWN_SERVER_ERROR, transaction_states=[])
-    return ("broker", broker, "lists", states[0]), listed, refusal
-
-
-def _find(kafka: Kafka, request: Any, broker: int | None) -> Meaning:
-    keys = request.coordinator_keys
-
-    def find() -> Reply:
-        return Reply(
-            coordinators=[Reply(error_code=0, key=key, node_id=kafka.find(), host="h", port=9092) for key in keys]
-        )
-
-    refusal = Reply(coordinators=[Reply(error_code=_UNKNOWN_SERVER_ERROR, key=key) for key in keys])
-    return ("looks for the coordinator of", *keys), find, refusal
-
-
-def _features(kafka: Kafka, request: Any, broker: int | None) -> Meaning:
-    def say() -> Reply:
-        feature = Reply(name="transaction.version", max_version_level=kafka.version)
-        return Reply(error_code=0, finalized_features=[feature])
-
-    return ("asks for features",), say, _FAILED
-
-
-_MEANINGS: Mapping[type, Callable[[Kafka, Any, int | None], Meaning]] = {
-    _EndTxn: _end,
-    _InitProducerId: _fence,
-    _Describe: _describe,
-    _List: _list,
-    _FindCoordinator: _find,
-    _ApiVersions: _features,
-}
+            refusal = Reply(coordinators=[Reply(error_code=_UNKNOWN_SERVER_ERROR, key=key) for key in keys])
+            return ("looks for the coordinator of", *keys), find, refusal
+        case _:
+            level = Reply(name="transaction.version", max_version_level=kafka.version)
+            return ("asks for features",), lambda: Reply(error_code=0, finalized_features=[level]), _FAILED
