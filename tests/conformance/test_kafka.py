@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from conformance.system_suite import SystemSuite, text_rows
+from other_broker import OtherBroker
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.lab.systems.kafka import KafkaSystem
 from sparkonce.rig.kafka import Cluster
@@ -20,7 +23,7 @@ OLDEST = "3.0.0"
 class KafkaSuite(SystemSuite):
     visible_within_s = 30.0
     finds_missing = True
-    cluster: Cluster
+    cluster: Any
 
     def new_system(self) -> KafkaSystem:
         return KafkaSystem(cluster=self.cluster, partitions=1)
@@ -41,6 +44,24 @@ class TestKafkaSink(KafkaSuite):
     @pytest.fixture(autouse=True)
     def _system(self, _cluster: None, tmp_path: Path) -> None:
         self.begin(tmp_path)
+
+
+@pytest.mark.slow
+class TestOtherBroker(KafkaSuite):
+    """On franz-go's broker."""
+
+    restart_server = SinkHooks.restart_server
+
+    @pytest.fixture(autouse=True)
+    def _system(self, other: OtherBroker, tmp_path: Path) -> None:
+        self.cluster = other
+        self.begin(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[OtherBroker]:
+    with OtherBroker(brokers=3) as broker:
+        yield broker
 
 
 @pytest.mark.slow

@@ -1,0 +1,70 @@
+"""Another implementation of a Kafka broker: franz-go's kfake, which Go builds for the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sparkonce.rig.kafka.jars import cache_folder
+
+SOURCE = Path(__file__).parent / "kfake"
+
+
+@cache
+def program() -> Path:
+    """Built once for each state of the source, and kept."""
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed")
+    source = b"".join((SOURCE / name).read_bytes() for name in ("go.mod", "go.sum", "main.go"))
+    built = cache_folder() / "bin" / f"kfake-{hashlib.sha256(source).hexdigest()[:16]}"
+    if not built.exists():
+        built.parent.mkdir(parents=True, exist_ok=True)
+        mine = built.with_name(f"{built.name}.{os.getpid()}")
+        subprocess.run(["go", "build", "-o", mine, "."], cwd=SOURCE, check=True, timeout=300)
+        mine.replace(built)
+    return built
+
+
+class OtherBroker:
+    """Brokers in one process, which ends with ours. Use as a context manager.
+
+    Args:
+        level: The version of Kafka whose requests it knows.
+        brokers: How many.
+        rate: How many of the requests about transactions are refused. Of half as many the answer is lost.
+        seed: Of what is refused.
+
+    Attributes:
+        bootstrap: Where they are.
+    """
+
+    def __init__(self, level: str = "4.4", brokers: int = 1, rate: float = 0.0, seed: int = 0) -> None:
+        arguments = [f"--level={level}", f"--brokers={brokers}", f"--rate={rate}", f"--seed={seed}"]
+        command = [program(), *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.bootstrap = self._next_line()
+
+    def _next_line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def rest(self) -> str:
+        """Refuses nothing from now on. Says how often what was refused."""
+        self._process.send_signal(signal.SIGUSR1)
+        return self._next_line()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+    def __enter__(self) -> OtherBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
