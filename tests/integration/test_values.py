@@ -299,7 +299,7 @@ class Way:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def prepare(self) -> None:
+    def prepare(self, request: pytest.FixtureRequest) -> None:
         """Makes what all targets need."""
 
     def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
@@ -320,7 +320,8 @@ class Postgres(Way):
     cell = "postgres"
     commit = "staged"
 
-    def prepare(self) -> None:
+    def prepare(self, request: pytest.FixtureRequest) -> None:
+        self.system = request.getfixturevalue("postgres")
         self.system.ask("CREATE TYPE colour AS ENUM ('a', 'it''s')")
         self.system.ask("CREATE DOMAIN positive AS integer CHECK (value > 0)")
 
@@ -363,6 +364,9 @@ class MariaDB(Way):
     bulk, load = True, True
 
     system: MySQLSystem
+
+    def prepare(self, request: pytest.FixtureRequest) -> None:
+        self.system = request.getfixturevalue("mariadb")
 
     def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
         declared = ", ".join(f"{column} {self.column_type(one)} NULL" for column, one in columns.items())
@@ -552,11 +556,7 @@ def refused_by(way: Way) -> Iterator[tuple[str, Case, str]]:
 @pytest.fixture
 def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
     made: Way = request.param(tmp_path)
-    if isinstance(made, Postgres):
-        made.system = request.getfixturevalue("postgres")
-    if isinstance(made, MariaDB):
-        made.system = request.getfixturevalue("mariadb")
-    made.prepare()
+    made.prepare(request)
     if isinstance(made, MariaDB) and not made.bulk:
         monkeypatch.setattr(Connection, "takes_bulk", NOT_BULK)
     return made

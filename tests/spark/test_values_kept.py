@@ -182,7 +182,7 @@ def run(
 @pytest.fixture
 def way(request: pytest.FixtureRequest, tmp_path: Path, tables: SparkSession) -> Way:
     made: Way = request.param(tmp_path)
-    made.prepare()
+    made.prepare(request)
     if isinstance(made, (Delta, Iceberg)):
         made.spark = tables
         # In INT96, which is Spark's default, DuckDB and Arrow cannot read the farthest timestamps.
@@ -238,7 +238,7 @@ def test_types_that_arrow_lacks_are_refused_by_column(tables: SparkSession, tmp_
     text = {"c0": Case("string", pa.string(), [b"{}"], {"postgres": "jsonb", "mariadb": "json"})}
     for name, value in {"variant": "parse_json(c0)", "months": "make_ym_interval(1, 2)", "nothing": "array()"}.items():
         with pytest.raises((SparkonceError, StreamingQueryException)) as refused:
-            run(tables, way.sink(name, text), tmp_path / name, text, "id", f"{value} as c0")
+            run(tables, way.sink(name, text), tmp_path / f"query {name}", text, "id", f"{value} as c0")
         assert re.search(r"\bc0\b", str(refused.value)), name
 
 
