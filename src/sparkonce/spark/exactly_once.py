@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -110,7 +111,7 @@ class ExactlyOnce:
         self,
         sinks: Sinks,
         *,
-        checkpoint: str,
+        checkpoint: str | os.PathLike[str],
         checkpoint_moved: bool = False,
         accept_lost_batches: Mapping[str, int] | None = None,
         group_offsets: GroupOffsets | Sequence[GroupOffsets] = (),
