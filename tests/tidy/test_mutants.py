@@ -1,0 +1,32 @@
+"""The table of mutants names what there is: wrong rules whose text stands in the source, and tests."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from mutants.operators import Fault
+from mutants.rules import RULES
+from mutants.table import read
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_text_that_a_wrong_rule_replaces_stands_in_the_source() -> None:
+    assert all(Fault.of(name) for name in RULES)
+
+
+@cache
+def functions(file: str) -> set[str]:
+    path = ROOT / file
+    if not path.exists():
+        return set()
+    return {one.name for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.FunctionDef)}
+
+
+def test_the_tests_in_the_table_of_mutants_are_there() -> None:
+    named = {test.partition("[")[0] for row in read().values() for test in (row["test"], row["own"]) if test}
+    for test in sorted(named):
+        file, *_, function = test.split("::")
+        assert function in functions(file), f"{test} is gone: rename it in tests/mutants/table.csv too"
