@@ -48,9 +48,14 @@ class TestKafkaSink(KafkaSuite):
 
 @pytest.mark.slow
 class TestOtherBroker(KafkaSuite):
-    """On franz-go's broker."""
+    """On franz-go's broker, which shows each transaction that has ended as Empty, however it ended."""
 
     restart_server = SinkHooks.restart_server
+    leaves_traces = False
+    test_a_transaction_that_timed_out_is_lost = None  # it stays unknown
+    test_an_abort_after_the_commit_comes_too_late = None  # the abort of a transaction that has ended succeeds
+    test_concluding_a_batch_changes_nothing_for_readers = None  # the same
+    test_a_handle_that_names_nothing_is_never_committed = None  # the broker compares the producer id alone
 
     @pytest.fixture(autouse=True)
     def _system(self, other: OtherBroker, tmp_path: Path) -> None:

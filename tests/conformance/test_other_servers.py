@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,33 +15,34 @@ FILES = {
     "postgres": "*/test_postgres.py integration/test_postgres_*.py",
     "mariadb": "*/test_mysql.py integration/test_mysql_*.py",
     "redis": "*/test_redis.py integration/test_redis_*.py",
-    "s3": "conformance/test_files.py conformance/test_checkpoint_objects.py integration/*_checkpoint_objects.py "
-    "integration/test_s3_*.py",
+    "s3": "*/test_files.py */test_checkpoint_objects.py integration/test_s3_*.py",
 }
-KILLED = {"postgres": "postgres", "mariadb": "mariadb", "redis": "redis", "s3": "files-s3"}
-"""The names of their targets in the crash matrix."""
-WANTED = {"s3": "not test_files or S3"}
-NEWEST_POSTGRES = 18
-
-
-def lacking(name: str, version: str) -> list[str]:
-    """What is in the names of tests that need a newer version."""
-    if name != "postgres":
-        return []
-    return [f"since_{newer} or since-{newer}" for newer in range(int(version.split(".")[0]) + 1, NEWEST_POSTGRES + 1)]
+TARGETS = {"postgres": "postgres", "mariadb": "mariadb", "redis": "redis", "s3": "files-s3"}
+"""What names their targets in the crash matrix."""
+LEFT_OUT = {
+    # The name of a test says so if it uses what PostgreSQL has only since a version.
+    "postgres=12.22.0": "since_13 or since-13 or since_15 or since-15",
+    "postgres=14.20.0": "since_15 or since-15",
+    # A cluster of the tests has a bus port of its own, which Redis has since 7.
+    "redis=6.2.5": "cluster",
+    # Other sinks of files; users and TLS, which versitygw has by its own options; what it keeps in hidden files; a
+    # completion that needs no second request; lifecycle rules, since MinIO aborts every upload after a day.
+    "s3=minio": "(test_files and not S3) or right or may_only_read or certificate or killed_trial or still_at_work or "
+    "begins_while or refuses_once or lifecycle_rule",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("server", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in SERVERS])
 def test_all_of_a_sink(server: str) -> None:
-    name, _, version = server.partition("=")
-    files = sorted(str(file) for pattern in FILES[name].split() for file in TESTS.glob(pattern))
-    chosen = [f"(not test_matrix or ({KILLED[name]} and kill-at))", *([f"({WANTED[name]})"] if name in WANTED else [])]
-    chosen += [f"not ({one})" for one in lacking(name, version)]
-    options = ["-n0", "-q", "-m", "slow or not slow", "-k", " and ".join(chosen), "--server", server]
+    kind = server.partition("=")[0]
+    files = sorted(str(file) for pattern in FILES[kind].split() for file in TESTS.glob(pattern))
+    chosen = f"(not test_matrix or ({TARGETS[kind]} and kill-at)) and not ({LEFT_OUT.get(server, 'nothing')})"
+    options = ["-n0", "-q", "-m", "slow or not slow", "-k", chosen, "--server", server]
     command = [sys.executable, "-m", "pytest", *options, *files, str(TESTS / "crashes" / "test_matrix.py")]
     run = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-20_000:]
-    assert re.search(r"\d+ passed", run.stdout)
-    assert "skipped" not in run.stdout.splitlines()[-1], run.stdout[-2_000:]
+    result = run.stdout.splitlines()[-1]
+    assert "passed" in result
+    assert "skipped" not in result, run.stdout[-2_000:]
