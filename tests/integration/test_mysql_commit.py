@@ -161,7 +161,7 @@ def test_xids_of_others_are_left_alone(scene: Scene, mariadb: MySQLSystem) -> No
     scene.sweep()
     assert len(mariadb.prepared()) == len(before) + 4
     for xid in foreign:
-        mariadb.ask(f"XA ROLLBACK {xid}")
+        mariadb.end_branch("ROLLBACK", xid)
 
 
 @TWO_PHASE

@@ -154,7 +154,7 @@ def test_the_command_lists_ours_alone_and_changes_nothing(two_phase: Scene, mari
     assert len([one for one in everything if one["kind"] == "prepared"]) == len(before) - len(foreign)
     assert mariadb.prepared() == before
     for each in (*foreign, str(xid)):
-        mariadb.ask(f"XA ROLLBACK {each}")
+        mariadb.end_branch("ROLLBACK", each)
 
 
 def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
@@ -163,8 +163,8 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
     """docs/mysql.md, "Orphans"."""
     held, left, decided = two_phase.prepare(0), staged.prepare(10), two_phase.prepare(20)
     (table,) = [one.name for one in listed(staged, mariadb)]
-    mariadb.ask(f"XA ROLLBACK {Xid.of(name_of(held))}")
-    mariadb.ask(f"XA COMMIT {Xid.of(name_of(decided))}")
+    mariadb.end_branch("ROLLBACK", Xid.of(name_of(held)))
+    mariadb.end_branch("COMMIT", Xid.of(name_of(decided)))
     mariadb.ask(f"DROP TABLE {table}")
     assert (listed(two_phase, mariadb), listed(staged, mariadb)) == ([], [])
     assert two_phase.commit(held, decided) == [Outcome.LOST, Outcome.ALREADY_COMMITTED]

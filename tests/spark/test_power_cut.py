@@ -10,18 +10,22 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from spark.harness import new_name
 from spark.in_process import SPARK, CrashError, call_at, ended
 from sparkonce import DeltaSink, ExactlyOnce, FilesSink
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.protocol.state import Phase
 from sparkonce.rig.disk import cannot_mount
+from sparkonce.rig.kafka import Cluster
+from sparkonce.testing.kafka import create_topic, produce
 
 pytestmark = [*SPARK, pytest.mark.skipif(bool(cannot_mount()), reason="disks cannot be mounted here")]
 
@@ -31,6 +35,8 @@ CUT_IN = 2
 FIRST = {(Phase.DECIDING, "json"), (Phase.FINISHING, "json")}
 UNDECIDED = (Phase.WRITING, Phase.DECIDING)
 """Nothing that Spark has written of the batch is durable yet."""
+STATE = "org.apache.spark.sql.execution.streaming.state"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
 class Disk:
@@ -66,39 +72,15 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     made.unmount()
 
 
-@pytest.mark.parametrize(
-    ("phase", "kind"),
-    [
-        pytest.param(phase, kind, marks=[] if (phase, kind) in FIRST else pytest.mark.slow, id=f"{phase.name}-{kind}")
-        for phase in (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING, Phase.IDLE)
-        for kind in ("json", "delta")
-    ],
-)
-def test_each_row_is_there_once_after_a_power_cut(
-    phase: Phase, kind: str, tables: SparkSession, disk: Disk, tmp_path: Path
-) -> None:
-    """Delta doesn't sync its versions: the newest may be empty then, although it was noted that they were written."""
-    given = tmp_path / "input"
-    given.mkdir()
-    for number in range(BATCHES):
-        (given / f"{number}.json").write_text(f'{{"id": {number}}}')
-    checkpoint, target = disk.folder / "checkpoint", disk.folder / "target"
+CUTS = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING, Phase.IDLE)
 
-    if kind == "delta":
-        tables.createDataFrame([], "id long").write.format("delta").save(str(target))
-        subprocess.run(["sync"], check=True)
 
-    def start(**listening: object) -> None:
-        rows = tables.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(given))
-        sink = DeltaSink(str(target)) if kind == "delta" else FilesSink(str(target), format="json")
-        once = ExactlyOnce(sink, checkpoint=str(checkpoint), **listening)  # type: ignore[arg-type]
-        ended(once.start(rows, trigger={"availableNow": True}))
-
+def cut_and_start_again(disk: Disk, phase: Phase, start: Callable[..., None], meanwhile: Callable[[], object]) -> None:
+    """Cuts the power at the phase, and then does what the refusal of a start says, if there is one."""
     with pytest.raises(StreamingQueryException):
         start(listener=call_at(phase, CUT_IN, disk.cut))
     disk.come_back()
-    tables._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    (given / f"{BATCHES}.json").write_text(f'{{"id": {BATCHES}}}')  # it must not take a decided file's place
+    meanwhile()
     refused = None
     try:
         start()
@@ -108,5 +90,78 @@ def test_each_row_is_there_once_after_a_power_cut(
         assert phase in UNDECIDED, f"a decided batch needs nobody's help: {refused}"
         subprocess.run(shlex.split(refused.next_step.partition("again: ")[2]), check=True)
         start()
-    found = tables.read.format(kind).load(str(target)).select("id").collect()
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        pytest.param(phase, kind, marks=[] if (phase, kind) in FIRST else pytest.mark.slow, id=f"{phase.name}-{kind}")
+        for phase in CUTS
+        for kind in ("json", "delta", "delta-alone")
+    ],
+)
+def test_each_row_is_there_once_after_a_power_cut(
+    phase: Phase, kind: str, tables: SparkSession, disk: Disk, tmp_path: Path
+) -> None:
+    """Delta doesn't sync its versions: the newest may be empty then, although it was noted that they were written.
+
+    Or the table alone is on that disk, and the checkpoint on one that keeps what it was given.
+    """
+    given = tmp_path / "input"
+    given.mkdir()
+    for number in range(BATCHES):
+        (given / f"{number}.json").write_text(f'{{"id": {number}}}')
+    checkpoint = (tmp_path if kind == "delta-alone" else disk.folder) / "checkpoint"
+    target, read_as = disk.folder / "target", kind.partition("-")[0]
+
+    if read_as == "delta":
+        tables.createDataFrame([], "id long").write.format("delta").save(str(target))
+        subprocess.run(["sync"], check=True)
+
+    def start(**listening: Any) -> None:
+        rows = tables.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(given))
+        sink = DeltaSink(str(target)) if read_as == "delta" else FilesSink(str(target), format="json")
+        ended(ExactlyOnce(sink, checkpoint=str(checkpoint), **listening).start(rows, trigger={"availableNow": True}))
+
+    def arrive() -> None:
+        tables._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+        (given / f"{BATCHES}.json").write_text(f'{{"id": {BATCHES}}}')  # it must not take a decided file's place
+
+    cut_and_start_again(disk, phase, start, arrive)
+    found = tables.read.format(read_as).load(str(target)).select("id").collect()
     assert Counter(row.id for row in found) == Counter(range(BATCHES + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.parametrize("state", [None, "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"])
+@pytest.mark.parametrize("phase", CUTS, ids=lambda phase: phase.name)
+def test_offsets_of_kafka_and_state_survive_a_power_cut(
+    phase: Phase, state: str | None, spark: SparkSession, kafka: Cluster, disk: Disk
+) -> None:
+    """Each batch repeats the key of the one before: only its state knows that it was there."""
+    source = new_name("source")
+    create_topic(kafka.bootstrap, source, 1)
+    checkpoint, target = disk.folder / "checkpoint", disk.folder / "target"
+
+    def send(*batches: int) -> None:
+        keys = [key for batch in batches for key in (batch - 1, batch) if state or key == batch]
+        produce(kafka.bootstrap, source, [{"value": f"{key}".encode()} for key in keys])
+
+    def start(**listening: Any) -> None:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap)
+        reader = reader.option("subscribe", source).option("startingOffsets", "earliest")
+        rows = reader.option("maxOffsetsPerTrigger", 2 if state else 1).load().selectExpr("string(value) as id")
+        rows = rows.dropDuplicates(["id"]) if state else rows
+        once = ExactlyOnce(FilesSink(str(target), format="json"), checkpoint=str(checkpoint), **listening)
+        ended(once.start(rows, trigger={"availableNow": True}))
+
+    send(*range(BATCHES))
+    if state:
+        spark.conf.set(PROVIDER, f"{STATE}.{state}")
+    try:
+        cut_and_start_again(disk, phase, start, lambda: send(BATCHES))
+    finally:
+        spark.conf.unset(PROVIDER)
+    found = Counter(int(row.id) for row in spark.read.json(str(target)).collect())
+    assert found == Counter(range(-1 if state else 0, BATCHES + 1))

@@ -14,6 +14,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
+from sparkonce.sinks.write_ahead.apply import ApplyToken
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState
@@ -154,3 +155,25 @@ def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
     error = FileNotFoundError(2, "gone")
     with pytest.raises(UnknownOutcomeError, match="gone"):
         committer.check_prepared(handles)
+
+
+@pytest.mark.parametrize(
+    ("location", "synced"), [("file:{}/a%20table", True), ("{}/a table", True), ("s3a:{}/a%20table", False)]
+)
+def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
+    location: str, synced: bool, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither Delta nor Iceberg syncs what it writes."""
+    durable: list[Path] = []
+    monkeypatch.setattr("sparkonce.spark.tables.committer._active", nullcontext)
+    monkeypatch.setattr("sparkonce.spark.tables.table.sync_file_system", durable.append)
+    monkeypatch.setattr(History, "spark", None, raising=False)
+    monkeypatch.setattr(history, "location", lambda: location.format(tmp_path))
+    (tmp_path / "a table").mkdir()
+    name = TransactionName(prefix="delta", query=OURS, token=Token(4, "1" * 8), batch=1, slot=0, copy="c" * 12)
+    unit = Unit((Entry(name=name, size_bytes=1, checksum="x", identity="i", begun_ms=1000),), repeated=True)
+    history.versions.append(Label.of(unit.entries))
+    rows = TableApplication(DiskFolder(tmp_path, Ledger(LocalFiles(tmp_path))), "delta", history, "the table", None)
+    token = ApplyToken(query=OURS, batch=1, slots=(0,), rows=1, id=str(name))
+    assert rows.is_applied(unit, token)
+    assert durable == ([tmp_path / "a table"] if synced else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +39,8 @@ _READ_WITHIN_S = 600
 _CHUNK = 50_000
 _DRIVER = b"sparkonce driver"
 _RECOVER = "XA RECOVER"
+_UNKNOWN_XID = 1397
+_POLL_S = 0.02
 _STAGES = "SHOW TABLES FROM {} LIKE 'sparkonce\\_stage\\_%'"
 _OPEN = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> CONNECTION_ID()"
 _OPEN_IN = """
@@ -189,7 +192,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         try:
             self.ask(f"SET lock_wait_timeout = {_ANSWERS_WITHIN_S}")
             for found in self.prepared():
-                self.ask(f"XA ROLLBACK {found.literal}")
+                self.end_branch("ROLLBACK", found.literal)
             self.ask(f"DROP DATABASE IF EXISTS {self.database}")
         except pymysql.Error as error:
             raise PreflightError(
@@ -224,7 +227,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         if handle["commit"] == "staged":
             self.ask(f"DROP TABLE {self.database}.{stage_table(name.copy)}")
         else:
-            self.ask(f"XA ROLLBACK {Xid.of(name)}")
+            self.end_branch("ROLLBACK", Xid.of(name))
         return True
 
     # --- what a reader sees -------------------------------------------------------------------------------------------
@@ -296,6 +299,20 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             except BaseException:
                 self.close()
                 raise
+
+    def end_branch(self, how: str, xid: object) -> None:
+        """Commits or rolls back a branch. The server knows it once the connection that prepared it has ended."""
+        import pymysql
+
+        give_up_at = time.monotonic() + _ANSWERS_WITHIN_S
+        while True:
+            try:
+                self.ask(f"XA {how} {xid}")
+                return
+            except pymysql.OperationalError as error:
+                if error.args[0] != _UNKNOWN_XID or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_POLL_S)
 
     def connect(self, **more: Any) -> Any:
         """Opens another connection, with more settings."""

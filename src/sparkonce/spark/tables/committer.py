@@ -100,6 +100,7 @@ class TableApplication(Application):
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
             if Label.of(unit.entries) in self._table.labels():
+                self._table.sync()
                 return True
             since_ms = self._table.remembers_since_ms(unit)
         begun_ms = min(entry.begun_ms for entry in unit.entries)
@@ -131,6 +132,7 @@ class TableApplication(Application):
                 self._table.merge(self._merge.last(rows), plan, unit, label)
             self._check_identity(f"{token.id} was written to it just when the other one went")
             found = self._table.has(label)
+            self._table.sync()
         if not found:
             raise RefusedError(
                 f"The table took the rows of {token.id} without an error, and no version of it carries them: it takes "

@@ -269,6 +269,9 @@ class _DeltaTable(Table):
         version, at_ms = oldest.first()[0]
         return 0 if version == 0 else int(at_ms)
 
+    def location(self) -> str:
+        return str(self._handle().deltaLog().dataPath().toUri())
+
     def _metadata(self) -> Any:
         """Returns the metadata of the newest version. Fails if there is none."""
         return self._snapshot().metadata()

@@ -246,6 +246,9 @@ class _IcebergTable(Table):
         begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
         return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
 
+    def location(self) -> str:
+        return str(self._load().location())
+
     def unfinished(self) -> Mapping[str, TransactionName]:
         """See `Table.unfinished`. Lists the branches that attempts have left."""
         names = {str(branch): str(branch).rpartition(".")[0] for branch in self._load().refs()}

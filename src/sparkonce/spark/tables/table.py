@@ -8,8 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
+from sparkonce.durable import sync_file_system
 from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
@@ -150,6 +153,20 @@ class Table(abc.ABC):
 
         The time is in milliseconds since the epoch.
         """
+
+    def location(self) -> str:
+        """Returns the URL of the folder with its files; empty for a table without files."""
+        return ""
+
+    def sync(self) -> None:
+        """Makes a table on a local disk durable, which neither Delta nor Iceberg does.
+
+        Raises:
+            OSError: if its newest version may not be durable.
+        """
+        where = urlsplit(self.location())
+        if where.scheme in ("", "file") and where.path and (folder := Path(unquote(where.path))).is_dir():
+            sync_file_system(folder)
 
     def unfinished(self) -> Mapping[str, TransactionName]:
         """Returns what attempts without a version have left in the table, and the transaction of each."""
