@@ -34,6 +34,7 @@ class Cluster:
         codes: Errors by partition, as answers to all but metadata.
         silent: Leaders that do not answer.
         described: The transactions that were described, one list a request.
+        metadata_requests: The number of requests for the topic's leaders.
     """
 
     def __init__(self, *numbers: int) -> None:
@@ -45,6 +46,7 @@ class Cluster:
         self.described: list[list[int]] = []
         self.leaderless: set[int] = set()
         self.ended: list[int] = []
+        self.metadata_requests = 0
 
     def describe_transactions(
         self, asked: Sequence[Transaction], *, deadline_s: float
@@ -54,6 +56,7 @@ class Cluster:
 
     def request(self, request: Any, *, deadline_s: float) -> Any:
         assert isinstance(request, MetadataRequest)
+        self.metadata_requests += 1
         found = [
             SimpleNamespace(partition_index=one, error_code=0, leader_id=-1 if one in self.leaderless else one)
             for one in {*self.starts, *self.leaderless}
@@ -145,15 +148,21 @@ def test_a_young_one_is_looked_at_once_a_run_and_not_held_back_by_silence() -> N
         assert cluster.held(check, of_1=1_000) == {1: Outcome.DAMAGED}
 
 
+def committer_on(cluster: Cluster, topic: str | None) -> KafkaCommitter:
+    """Returns a committer that checks for leaders only, and not for rows that retention has deleted."""
+    committer = KafkaCommitter.__new__(KafkaCommitter)
+    committer._client = cluster  # type: ignore[assignment]
+    committer._name, committer._attempt_timeout_s, committer._described = "kafka", 10.0, None
+    committer._retention = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment]
+    committer._leaders = LeaderCheck(cluster, topic)  # type: ignore[arg-type]
+    return committer
+
+
 @pytest.mark.parametrize("topic", ["t", None])
 def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_has_one(topic: str | None) -> None:
     """Kafka 4.3 and 4.4 may forget the marker there, and the rows stay hidden (KAFKA-20734)."""
     cluster = Cluster(1, 2)
-    committer = KafkaCommitter.__new__(KafkaCommitter)
-    committer._client = cluster  # type: ignore[assignment]
-    committer._name, committer._attempt_timeout_s = "kafka", 10.0
-    committer._retention = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment]
-    committer._leaders = LeaderCheck(cluster, topic)  # type: ignore[arg-type]
+    committer = committer_on(cluster, topic)
     wanted = {one: Handle(sink="kafka", slot=0, rows=1, transaction={}) for one in cluster.transactions}
 
     def outcomes() -> dict[int, Outcome]:
@@ -169,3 +178,27 @@ def test_what_has_written_to_a_partition_without_a_leader_is_committed_once_it_h
     cluster.leaderless, cluster.described = set(), []
     assert outcomes() == dict.fromkeys((1, 2), Outcome.COMMITTED)
     assert cluster.described == ([] if topic else [[1, 2]])
+
+
+def test_a_commit_takes_the_leaders_from_the_question_before_its_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(1)
+    committer = committer_on(cluster, "t")
+    wanted = {one: Handle(sink="kafka", slot=0, rows=1, transaction={}) for one in cluster.transactions}
+
+    def outcome() -> Outcome:
+        (finished,) = committer.commit_all(wanted).values()
+        return finished.outcome
+
+    assert committer.before_decision({"topic": "t"}) == ""
+    assert (outcome(), cluster.metadata_requests) == (Outcome.COMMITTED, 1)
+    assert (outcome(), cluster.metadata_requests) == (Outcome.COMMITTED, 2), "a second attempt asks again"
+
+    cluster.leaderless = {1}
+    assert committer.before_decision({"topic": "t"}) == ""
+    cluster.leaderless = set()
+    assert [outcome(), outcome()] == [Outcome.RETRY, Outcome.COMMITTED]
+
+    assert committer.before_decision({"topic": "t"}) == ""
+    monkeypatch.setattr("sparkonce.sinks.kafka.committer._METADATA_VALID_S", 0.0)
+    cluster.leaderless = {1}
+    assert outcome() is Outcome.RETRY, "the decision took too long"

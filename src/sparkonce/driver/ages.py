@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.sources.rabbitmq.places import is_place
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
@@ -20,19 +19,6 @@ class Life:
 
     sink: str
     seconds: float
-
-
-def shortest_life(
-    names: Sequence[str], sinks: Mapping[str, TwoPhaseCommitSink], facts: Callable[[str], Facts]
-) -> Life | None:
-    """Returns the shortest life among these sinks' transactions; None if none of them times out."""
-    return min(lives(names, sinks, facts), key=lambda life: life.seconds, default=None)
-
-
-def lives(names: Sequence[str], sinks: Mapping[str, TwoPhaseCommitSink], facts: Callable[[str], Facts]) -> list[Life]:
-    """Returns how long the transactions of these sinks live, of those whose transactions time out."""
-    limits = {name: sinks[name].transaction_timeout_s(facts(name)) for name in names}
-    return [Life(name, limit_s) for name, limit_s in limits.items() if limit_s is not None]
 
 
 def too_old(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from sparkonce import errors
-from sparkonce.driver import ages
 from sparkonce.driver.ages import Life
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
@@ -32,7 +31,7 @@ class RunSinks:
         direct: The names of those that write before the decision, without one (AT_LEAST_ONCE).
         after: The names of those that write after the decision, once at most (AT_MOST_ONCE).
         claim: The run's claim, with the facts that its preflight found. Set once that is done.
-        live_long: Whether transactions may stay open as long as each system allows.
+        live_long: True if transactions may stay open as long as each system allows.
     """
 
     def __init__(self, sinks: Mapping[str, TwoPhaseCommitSink]) -> None:
@@ -45,6 +44,8 @@ class RunSinks:
         self.after = tuple(names[Guarantee.AT_MOST_ONCE])
         self.claim = Claim(nonce="", run="", query="")
         self.live_long = False
+        self._facts: dict[str, Facts] = {}
+        self._lives: dict[str, Life | None] = {}
         self._committers: dict[str, SinkCommitter] = {}
 
     def committer(self, name: str) -> SinkCommitter:
@@ -54,9 +55,16 @@ class RunSinks:
         return self._committers[name]
 
     def facts(self, name: str) -> Facts:
-        """Returns what is known of a sink in this run."""
-        facts = dict(dict(self.claim.sinks)[name])
-        return self.by_name[name].longest_lived(facts) if self.live_long else facts
+        """Returns the facts that this run's preflight found of a sink. They are looked up once."""
+        if name not in self._facts:
+            facts = dict(dict(self.claim.sinks)[name])
+            self._facts[name] = self.by_name[name].longest_lived(facts) if self.live_long else facts
+        return self._facts[name]
+
+    def live_longest(self) -> None:
+        """Lets transactions stay open as long as each system allows, for the rest of the run."""
+        self.live_long = True
+        self._facts, self._lives = {}, {}
 
     def owner(self, name: str, token: Token, generation: int) -> Owner:
         """Returns this run as a sink sees it."""
@@ -69,12 +77,14 @@ class RunSinks:
         return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
 
     def lives(self, names: Iterable[str]) -> list[Life]:
-        """Lists how long the transactions of these sinks live, of those whose transactions time out."""
-        return ages.lives(tuple(names), self.by_name, self.facts)
+        """Lists how long the transactions of these sinks live, for those whose transactions time out."""
+        return [life for name in names if (life := self._life(name)) is not None]
 
-    def shortest_life(self, names: Sequence[str]) -> Life | None:
-        """Returns the shortest life among these sinks' transactions; None if none of them times out."""
-        return ages.shortest_life(names, self.by_name, self.facts)
+    def _life(self, name: str) -> Life | None:
+        if name not in self._lives:
+            limit_s = self.by_name[name].transaction_timeout_s(self.facts(name))
+            self._lives[name] = None if limit_s is None else Life(name, limit_s)
+        return self._lives[name]
 
     def lookouts(self) -> list[Lookout]:
         """Makes what looks at what others do to the readers of these sinks."""

@@ -82,12 +82,12 @@ class BatchWriter:
         if effect.attempt is do.Attempt.ELSEWHERE:
             return self._prepare(effect, state, work)
         if self._slow_s is None:
-            self._began_s, self._life = self._started_s, self._sinks.shortest_life(effect.sinks)
+            self._began_s, self._life = self._started_s, self._shortest_life(effect.sinks)
             expected_s = self._pace.expected_s(self.rows_asked)
             self._computed_first = self._life is not None and expected_s * 2 > self._life.seconds
         else:
             self._live_longest(effect.sinks)
-            self._life, self._computed_first = self._sinks.shortest_life(effect.sinks) or self._life, True
+            self._life, self._computed_first = self._shortest_life(effect.sinks) or self._life, True
         return self._prepare(effect, state, work)
 
     def _prepare(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
@@ -154,10 +154,13 @@ class BatchWriter:
         Workers' transactional ids have a timeout each: they begin with new ones where it changes.
         """
         before = {name: self._sinks.facts(name) for name in names}
-        self._sinks.live_long = True
+        self._sinks.live_longest()
         for name in names:
             if self._sinks.facts(name) != before[name]:
                 self._sweeper.leave_names(name)
+
+    def _shortest_life(self, names: Sequence[str]) -> Life | None:
+        return min(self._sinks.lives(names), key=lambda life: life.seconds, default=None)
 
     def _undo(self, effect: do.Write, state: State, work: BatchWork) -> on.Event | None:
         """Undoes what a failed write left open: its locks and names would be in the next one's way.

@@ -16,6 +16,7 @@ from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, HandleCommitter
 from sparkonce.sinks._shared.names import Claims
+from sparkonce.sinks.kafka.connection import Response
 from sparkonce.sinks.kafka.leader_check import LeaderCheck
 from sparkonce.sinks.kafka.other_queries import other_queries
 from sparkonce.sinks.kafka.outcomes import (
@@ -58,6 +59,9 @@ TRACES_ATTEMPTS = 12
 
 _ASK_AGAIN_S = 0.25
 
+_METADATA_VALID_S = 1.0
+"""The time for which the leaders found before a decision count at the commit, which follows it within milliseconds."""
+
 _EXPIRATION = "transactional.id.expiration.ms"
 
 _EPOCH_BUMPED_BY_END = 2
@@ -92,6 +96,7 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         self._name = name
         self._attempt_timeout_s = attempt_timeout_s
         self._retention = RetentionCheck(self._client)
+        self._described: tuple[float, Response] | None = None  # the topic, with the time of the request
 
     def transaction_of(self, handle: Handle) -> Transaction | Finished:
         """Returns the transaction that a handle names, or `FOREIGN`."""
@@ -108,7 +113,9 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         is waited for. With one replica, a crash of its broker right after a commit can still leave rows hidden.
         """
         deadline_s = self._deadline_s()
-        held = self._leaders.held_back(list(wanted), deadline_s)
+        (asked_s, metadata), self._described = self._described or (0.0, None), None
+        is_recent = time.monotonic() - asked_s < _METADATA_VALID_S
+        held = self._leaders.held_back(list(wanted), deadline_s, metadata if is_recent else None)
         begun_ms = {one: handle.opened_ms for one, handle in wanted.items() if one not in held}
         held |= self._retention.held_back(begun_ms, deadline_s)
         ready = [one for one in wanted if one not in held]
@@ -260,16 +267,21 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         return [begun.get(one) for one in transactions]
 
     def before_decision(self, facts: Facts) -> str:
-        """Tells why the batch must not be decided: the topic is not the one that the run has started with."""
+        """Tells why the batch must not be decided: the topic is not the one that the run has started with.
+
+        The commit that follows takes the partitions' leaders from the same response.
+        """
         topic = facts.get("topic")
         if topic is None:
             return ""
         asked, deadline_s = time.monotonic(), self._deadline_s()
         while True:
+            asked_s = time.monotonic()
             metadata = self._client.request(metadata_request(topic), deadline_s=deadline_s)
             objection = why_not_decide(facts, metadata)
             unanswered = isinstance(metadata, BrokerAnswer)
             if not objection and not unanswered:
+                self._described = (asked_s, metadata) if topic == self._leaders.topic else None
                 return ""
             if time.monotonic() >= (deadline_s if unanswered else asked + SURE_AFTER_S):
                 break

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.sinks.kafka.connection import Response
 from sparkonce.sinks.kafka.outcomes import (
     BrokerAnswer,
     Description,
@@ -24,7 +25,9 @@ from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 @dataclass(frozen=True, slots=True)
 class LeaderCheck:
-    """Asks for the leaders of partitions. Costs one request a commit; one more if rows name their topics.
+    """Finds partitions without a leader. A commit costs one request, unless the topic was described just before it.
+
+    If rows name their topics, it costs two: their transactions are described, too.
 
     Args:
         client: Sends the requests.
@@ -34,7 +37,9 @@ class LeaderCheck:
     client: TransactionClient
     topic: str | None
 
-    def held_back(self, wanted: Sequence[Transaction], deadline_s: float) -> dict[Transaction, Finished]:
+    def held_back(
+        self, wanted: Sequence[Transaction], deadline_s: float, known: Response | None = None
+    ) -> dict[Transaction, Finished]:
         """Returns those that must not be committed now: they have written to a partition that has no leader.
 
         If the cluster does not tell, none is held back: the commit itself is then not answered either.
@@ -42,6 +47,7 @@ class LeaderCheck:
         Args:
             wanted: The transactions to commit.
             deadline_s: When to stop waiting, by `time.monotonic`.
+            known: The metadata of the topic of all rows, if it was asked for a moment ago.
         """
         views: Sequence[Description | BrokerAnswer] = ()
         topics = [] if self.topic is None else [self.topic]
@@ -50,7 +56,7 @@ class LeaderCheck:
             topics = sorted({topic for view in still_open(wanted, views) for topic, _ in view.partitions})
         if not (wanted and topics):
             return {}
-        metadata = self.client.request(metadata_request(*topics), deadline_s=deadline_s)
+        metadata = known or self.client.request(metadata_request(*topics), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
             return {}
         leaders = leaders_of(metadata).items()
