@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
+OURS = [ROOT, *sorted((ROOT / "packages").iterdir())]
+"""The projects of this workspace: sparkonce itself, and what is installed beside it."""
 VENV = ROOT / ".venv"
 TOOLS = ROOT / ".tools"
 LOCK = ROOT / "requirements.lock"
@@ -154,13 +156,14 @@ def another_spark(version: str) -> None:
 
 
 def environment() -> None:
-    """Makes .venv hold exactly what requirements.lock says, and this project, editable.
+    """Makes .venv hold exactly what requirements.lock says, and the projects of this workspace, editable.
 
     What is imported is kept compiled, also where the machine asks for nothing to be kept, as images do: tests start
     hundreds of interpreters, each of which would compile pyspark, pandas and sparkonce again.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    wanted = hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    read = [LOCK, *(one / "pyproject.toml" for one in OURS)]
+    wanted = hashlib.sha256(b"".join(one.read_bytes() for one in read)).hexdigest()
     mark = VENV / "sparkonce.lock"
     if mark.exists() and mark.read_text() == wanted:
         return
@@ -169,7 +172,8 @@ def environment() -> None:
         check([*uv, "venv", "--quiet", "--python", sys.executable, str(VENV)])
     python = ["--python", str(VENV / "bin" / "python")]
     check([*uv, "pip", "sync", "--quiet", *python, "--require-hashes", str(LOCK)])
-    check([*uv, "pip", "install", "--quiet", *python, "--no-deps", "--editable", str(ROOT)])
+    ours = [word for one in OURS for word in ("--editable", str(one))]
+    check([*uv, "pip", "install", "--quiet", *python, "--no-deps", *ours])
     mark.write_text(wanted)
 
 
@@ -177,7 +181,9 @@ def lock() -> int:
     """Pins every package with its hashes. No index is written down: the one that the machine is set up for counts."""
     resolve = ["pip", "compile", "--universal", "--generate-hashes", "--group", "dev", "--python-version", "3.10"]
     hide = ["--no-emit-index-url", "--custom-compile-command", "python3 dev.py lock", "--quiet"]
-    check([*uv_command(), *resolve, *hide, "pyproject.toml", "--output-file", str(LOCK)])
+    ours = [word for one in OURS for word in ("--no-emit-package", one.name if one != ROOT else "sparkonce")]
+    files = [str(one.relative_to(ROOT) / "pyproject.toml") for one in OURS]
+    check([*uv_command(), *resolve, *hide, *ours, *files, "--output-file", str(LOCK)])
     return 0
 
 

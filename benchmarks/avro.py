@@ -28,8 +28,8 @@ from rich.table import Table
 
 from session import CORES, session
 from sparkonce.avro import SchemaRegistry, decode_registry_avro, from_registry_avro, to_registry_avro
-from sparkonce.rig.kafka import spark_avro_jars
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import spark_avro_jars
 
 VERSIONS = 5
 WARM = 2

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from session import PARTITIONS, session, stderr_into
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink
-from sparkonce.rig.kafka import Cluster, spark_kafka_jars
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
+from sparkonce_lab.rig.kafka import Cluster, spark_kafka_jars
 
 POLL_S = 0.25
 

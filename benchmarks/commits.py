@@ -21,10 +21,10 @@ from sparkonce import KafkaSink
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka.producer_pool import this_worker
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
+from sparkonce_lab.rig.kafka import Cluster
 
 AIM = 20
 TOPIC = "commits"

@@ -22,10 +22,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from postgres import TABLE
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, FilesSink, KafkaSink, PostgresSink
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.servers.postgres import PostgresServer
 
 PARTITIONS = 4
 COMMITS, KAFKA = ("staged", "two_phase"), "Kafka"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from bench import Bench, delete_topic
 from processes import CpuClock
 from session import CORES, PARTITIONS
-from sparkonce.rig.kafka import resolve
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
+from sparkonce_lab.rig.kafka import resolve
 
 if TYPE_CHECKING:
     from loads import Load

@@ -14,7 +14,7 @@ import probe
 from bench import Bench, Variant, delete_topic, running
 from processes import end_workers
 from session import PARTITIONS
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
 
 ROWS_PER_S = 1000
 ROW_BYTES = 100

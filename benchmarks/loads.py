@@ -14,7 +14,7 @@ from bench import Bench
 from session import PARTITIONS
 from sparkonce import read_kafka
 from sparkonce.sinks.kafka.settings import DEFAULTS
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
 
 _DIGITS = 20
 _KEYS = 1000

@@ -24,7 +24,7 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, spark_packages
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
 
 Run = Callable[[DataFrame, str, str], None]
 _PER_TABLE = 4

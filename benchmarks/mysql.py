@@ -24,8 +24,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import ONE_SLOT, Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, MySQLSink
-from sparkonce.rig.kafka.jars import resolve
-from sparkonce.rig.servers.mariadb import MariaDBServer
+from sparkonce_lab.rig.kafka.jars import resolve
+from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 
 # Spark knows the dialect by jdbc:mysql, which the driver takes with permitMysqlScheme.
 DRIVER = "org.mariadb.jdbc:mariadb-java-client:3.5.1"

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import ONE_SLOT, Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, Guarantee, PostgresSink
-from sparkonce.rig.kafka.jars import resolve
-from sparkonce.rig.servers.postgres import PostgresServer
+from sparkonce_lab.rig.kafka.jars import resolve
+from sparkonce_lab.rig.servers.postgres import PostgresServer
 
 JDBC = "org.postgresql:postgresql:42.7.4"
 TABLE = "CREATE TABLE rows (id bigint, key text, part int, amount double precision, at timestamptz, note text)"

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, PravegaSink
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce.rig.servers.pravega import PravegaServer
 from sparkonce.sources.packages import PRAVEGA_CLIENT
+from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce_lab.rig.servers.pravega import PravegaServer
 
 SCOPE, STREAM, SEGMENTS = "bench", "rows", 4
 

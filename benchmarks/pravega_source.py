@@ -27,8 +27,8 @@ from rich.table import Table
 
 from session import session
 from sparkonce import read_pravega, spark_packages
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce.rig.servers.pravega import PravegaServer
+from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce_lab.rig.servers.pravega import PravegaServer
 
 SCOPE, STREAM = "bench", "measured"
 LOOP, QUERY = "a reader group's reader, in plain Java", "our source, in a query of Spark"

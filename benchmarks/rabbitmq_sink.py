@@ -24,9 +24,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink
-from sparkonce.lab.systems.rabbitmq import StreamClient
-from sparkonce.rig.servers.process import HOST
-from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.rabbitmq import StreamClient
 
 AT_ONCE = 1_000
 STREAM = "rows"

@@ -28,11 +28,11 @@ from rstream import Consumer, ConsumerOffsetSpecification, MessageContext, Offse
 
 from session import session
 from sparkonce import RabbitMQ, read_rabbitmq_stream
-from sparkonce.rig.servers.process import HOST
-from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sources.rabbitmq.asking import StreamAsker
 from sparkonce.sources.rabbitmq.places import beginning, ranges_of
 from sparkonce.sources.rabbitmq.reading import RangeReader
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 
 STREAM = "measured"
 PIECE = 1000

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, Guarantee, RedisSink
-from sparkonce.rig.servers.redis import RedisServer
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 PIPELINE_ROWS = 1_000
 

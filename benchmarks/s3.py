@@ -25,8 +25,8 @@ from rich.console import Console
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, FilesSink, Guarantee
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
 BUCKET = "bench"
 HADOOP = "3.4.1"

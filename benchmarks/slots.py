@@ -37,7 +37,7 @@ from sparkonce.sink import Owner, SinkCommitter
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
 from sparkonce.spark.worker import lighten_worker
-from sparkonce.testing.kafka import create_topic, list_transactions
+from sparkonce_lab.kafka import create_topic, list_transactions
 
 QUERY = "0123456789ab"
 TOPIC = "slots"

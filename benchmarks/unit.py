@@ -27,9 +27,9 @@ from bench import delete_topic
 from session import PARTITIONS
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, FilesSink, KafkaSink, PostgresSink
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.testing.kafka import create_topic, scan
+from sparkonce_lab.kafka import create_topic, scan
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.servers.postgres import PostgresServer
 
 TABLE = "CREATE TABLE rows (id bigint, key text, part int, amount double precision, at timestamptz, note text)"
 SETTINGS = {"max_wal_size": "8GB", "shared_buffers": "512MB"}

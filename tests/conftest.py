@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from other_servers import use
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.producer_pool import this_worker
+from sparkonce_lab.rig.kafka import Cluster
 
 if TYPE_CHECKING:
     from integration.kafka_witness import Witness
-    from sparkonce.lab.systems.mysql import MySQLSystem
-    from sparkonce.lab.systems.postgres import PostgresSystem
+    from sparkonce_lab.systems.mysql import MySQLSystem
+    from sparkonce_lab.systems.postgres import PostgresSystem
 
 HERE = Path(__file__).parent
 

@@ -10,10 +10,10 @@ from typing import Any
 from pyspark.conf import SparkConf
 from pyspark.java_gateway import launch_gateway
 
-from sparkonce.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
 from sparkonce.spark.checkpoints.s3a import S3AFiles
+from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 
 def jars_beside_spark(library: str) -> list[Path]:

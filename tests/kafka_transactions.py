@@ -6,7 +6,7 @@ import time
 
 from eventually import eventually
 from sparkonce.protocol.ownership import TransactionalId
-from sparkonce.testing.kafka import Transaction, list_transactions
+from sparkonce_lab.kafka import Transaction, list_transactions
 
 ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 """Those that are decided and whose markers are not all written."""

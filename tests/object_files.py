@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from s3_bucket import Bucket
 from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 
 def object_files(bucket: Bucket, prefix: str, url: str = "", name: str = "", **keys: str) -> ObjectFiles:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.kafka.jars import cache_folder
 
 SOURCE = Path(__file__).parent / "kfake"
 

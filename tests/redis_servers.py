@@ -13,14 +13,14 @@ import redis
 
 from one_run import open_writer, prepare
 from shared_servers import redis_cluster
-from sparkonce.lab.systems.redis import RedisSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.systems.redis import RedisSystem
 
 
 @pytest.fixture(scope="module")

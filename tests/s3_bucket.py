@@ -10,9 +10,9 @@ import boto3
 import pyarrow.parquet as pq
 from botocore.config import Config
 
-from sparkonce.lab.systems.s3 import S3System
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from sparkonce_lab.systems.s3 import S3System
 
 
 def s3_client(server: S3Server) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 PASSWORD = "not, so; secret="  # noqa: S105
 PLAIN_USERS = ("plain", "half", "late")

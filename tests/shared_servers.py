@@ -16,22 +16,22 @@ import pytest
 from psycopg import sql
 
 from sparkonce.errors import SparkonceError
-from sparkonce.lab.systems.base import System
-from sparkonce.lab.systems.hdfs import HdfsSystem
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.rabbitmq import RabbitSystem
-from sparkonce.lab.systems.redis import RedisSystem
-from sparkonce.lab.systems.s3 import S3System
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.servers.hdfs import Hdfs
-from sparkonce.rig.servers.mariadb import MariaDBServer
-from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.rig.servers.pravega import PravegaServer
-from sparkonce.rig.servers.rabbitmq import RabbitServer
-from sparkonce.rig.servers.redis import RedisCluster, RedisServer
-from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.postgres.connection import close_all
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.servers.hdfs import Hdfs
+from sparkonce_lab.rig.servers.mariadb import MariaDBServer
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.rig.servers.pravega import PravegaServer
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.rig.servers.s3 import S3Server
+from sparkonce_lab.systems.base import System
+from sparkonce_lab.systems.hdfs import HdfsSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.rabbitmq import RabbitSystem
+from sparkonce_lab.systems.redis import RedisSystem
+from sparkonce_lab.systems.s3 import S3System
 
 KILLS_BROKER = pytest.mark.xdist_group("broker to kill")
 USES_HDFS = pytest.mark.xdist_group("hdfs")

@@ -10,8 +10,9 @@ import sys
 import tempfile
 
 from eventually import LIMIT_S
-from sparkonce.rig.kafka.class_archive import archive_flags
-from sparkonce.rig.kafka.jars import cache_folder, find_java
+from sparkonce.operate.java import find_java
+from sparkonce_lab.rig.kafka.class_archive import archive_flags
+from sparkonce_lab.rig.kafka.jars import cache_folder
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -Xshare:auto"
 """With one level of compilers, the JVM has 48 MB for compiled code by itself. A session that hundreds of tests share

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
-from sparkonce.testing.kafka import Record
+from sparkonce_lab.kafka import Record
 from tryout.checkpoint import Batch
 from tryout.sample import Message, Outcome, Row, iso_of, started_ms
 from tryout.windows import NEVER_READ, reader

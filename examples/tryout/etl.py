@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import fastavro
 
-from sparkonce.testing.kafka import Record
+from sparkonce_lab.kafka import Record
 from tryout.checkpoint import Batch
 from tryout.sample import CLOSING, Message, Outcome, Row, of_sample, started_ms, text_of
 from tryout.windows import into_windows, milliseconds

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sparkonce.rig.kafka import Cluster, spark_avro_jars, spark_kafka_jars
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import Cluster, spark_avro_jars, spark_kafka_jars
 from tryout.checkpoint import RETAIN
 from tryout.sample import Sample
 from tryout.trial import Count, Trial

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sparkonce.testing.kafka import Record
+from sparkonce_lab.kafka import Record
 from tryout.checkpoint import Batch
 
 CLOSING = b"closing"

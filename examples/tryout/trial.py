@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from sparkonce.testing.kafka import create_topic, produce, read_committed
+from sparkonce_lab.kafka import create_topic, produce, read_committed
 from tryout.checkpoint import read_batches
 from tryout.sample import Message, Outcome, Row, Sample
 

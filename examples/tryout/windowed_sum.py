@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
-from sparkonce.testing.kafka import Record
+from sparkonce_lab.kafka import Record
 from tryout.checkpoint import Batch
 from tryout.sample import CLOSING, Message, Outcome, Row, iso_of, of_sample, started_ms, text_of
 from tryout.windows import into_windows, milliseconds

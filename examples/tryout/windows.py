@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from sparkonce.testing.kafka import Record
+from sparkonce_lab.kafka import Record
 from tryout.checkpoint import Batch
 
 NEVER_READ = -1

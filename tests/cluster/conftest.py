@@ -7,7 +7,7 @@ import pytest
 
 from cluster.standalone import Standalone
 from cluster.stores import open_folder
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from eventually import eventually
 from spark.processes import kill, path_of_tests
-from sparkonce.rig.child import session_of
-from sparkonce.rig.kafka.jars import SCALA, find_java, spark_jars_folder
-from sparkonce.rig.process import ServerProcess
+from sparkonce.operate.java import find_java
+from sparkonce_lab.rig.child import session_of
+from sparkonce_lab.rig.kafka.jars import SCALA, spark_jars_folder
+from sparkonce_lab.rig.process import ServerProcess
 
 _JAVA = (
     *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),

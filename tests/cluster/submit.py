@@ -13,8 +13,8 @@ from pathlib import Path
 
 from spark.pipeline import Config
 from spark.processes import Run, path_of_tests
-from sparkonce.rig.child import Child
-from sparkonce.rig.kafka.jars import spark_jars_folder
+from sparkonce_lab.rig.child import Child
+from sparkonce_lab.rig.kafka.jars import spark_jars_folder
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"

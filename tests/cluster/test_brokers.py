@@ -10,7 +10,7 @@ from eventually import eventually
 from integration.kafka_witness import Witness
 from spark.harness import PARTITIONS, Job
 from spark.kills import hold_at
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 

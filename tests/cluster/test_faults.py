@@ -20,7 +20,7 @@ from spark.pipeline import ENDED, PHASE
 from spark.processes import kill_executor
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 from startup import JVM_FLAGS
 from striking.points import WRITTEN
 

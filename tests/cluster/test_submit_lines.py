@@ -24,11 +24,12 @@ from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED
 from spark.processes import kill, path_of_tests
+from sparkonce.operate.java import find_java
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.child import session_of
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.jars import find_java, resolve, spark_jars_folder
-from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce_lab.rig.child import session_of
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka.jars import resolve, spark_jars_folder
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 

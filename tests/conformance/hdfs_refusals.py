@@ -13,7 +13,7 @@ import pytest
 from conformance.network_suite import RefusalSuite, Refusing
 from jvm import hadoop_files
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 MOST = 2**63 - 1
 

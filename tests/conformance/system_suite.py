@@ -1,4 +1,4 @@
-"""The conformance suite over a `sparkonce.lab.systems.base.System`."""
+"""The conformance suite over a `sparkonce_lab.systems.base.System`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.base import System
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.testing.conformance import SinkConformance
 from sparkonce.testing.hooks import SinkHooks
+from sparkonce_lab.systems.base import System
 
 
 class SystemSuite(SinkConformance):

@@ -14,9 +14,9 @@ from jvm import bare_jvm, hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.checkpoint import renaming
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.rig.proxy import FaultProxy, RequestFault
-from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.spark.checkpoints import calls
+from sparkonce_lab.rig.proxy import FaultProxy, RequestFault
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = [USES_HDFS, pytest.mark.slow]  # spark/test_hdfs_checkpoint.py runs this client in a query
 

@@ -16,8 +16,8 @@ from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.checkpoint import hdfs
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.hdfs import HdfsFiles
-from sparkonce.rig.proxy import FaultProxy, RequestFault
-from sparkonce.rig.servers.hdfs import Hdfs
+from sparkonce_lab.rig.proxy import FaultProxy, RequestFault
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = USES_HDFS
 

@@ -24,8 +24,8 @@ from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.durable import is_outage
 from sparkonce.errors import SparkonceError
-from sparkonce.rig.servers.hdfs import Hdfs
-from sparkonce.rig.servers.process import HOST, free_port
+from sparkonce_lab.rig.servers.hdfs import Hdfs
+from sparkonce_lab.rig.servers.process import HOST, free_port
 
 pytestmark = [USES_HDFS, pytest.mark.slow]
 

@@ -25,10 +25,10 @@ from sparkonce.checkpoint.proof import PROVED, prove
 from sparkonce.durable import is_outage
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
-from sparkonce.rig.kafka.jars import spark_s3a_jars
-from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.spark.checkpoints import calls, s3a
 from sparkonce.spark.checkpoints.s3a import S3AFiles
+from sparkonce_lab.rig.kafka.jars import spark_s3a_jars
+from sparkonce_lab.rig.servers.s3 import S3Server
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,7 +68,7 @@ class TestS3A(CheckpointSuite):
     def opening(self, files: CheckpointFiles) -> str:
         return (
             f"sys.path.insert(0, {TESTS!r})\nfrom jvm import bare_jvm, s3a_files\n"
-            "from sparkonce.rig.kafka.jars import spark_s3a_jars\n"
+            "from sparkonce_lab.rig.kafka.jars import spark_s3a_jars\n"
             "opened = bare_jvm(spark_s3a_jars())\n"
             f"files = s3a_files(opened.__enter__(), {files.location!r}, {self.s3.url!r})"
         )

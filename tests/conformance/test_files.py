@@ -7,12 +7,12 @@ import pytest
 
 from conformance.system_suite import SystemSuite
 from shared_servers import USES_HDFS, hdfs_server, s3_server
-from sparkonce.lab.systems.base import System
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.hdfs import HdfsSystem
-from sparkonce.lab.systems.s3 import S3System
 from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.testing.hooks import SinkHooks
+from sparkonce_lab.systems.base import System
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.hdfs import HdfsSystem
+from sparkonce_lab.systems.s3 import S3System
 
 MANY_FILES = {"partition_by": ("part",), "max_file_bytes": 1}
 """Partitions, and a new file for every few rows: a handle of many files."""

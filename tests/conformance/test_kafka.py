@@ -10,9 +10,9 @@ import pytest
 from conformance.system_suite import SystemSuite, text_rows
 from other_broker import OtherBroker
 from shared_servers import KILLS_BROKER, broker_to_kill
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.rig.kafka import Cluster
 from sparkonce.testing.hooks import SinkHooks
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.systems.kafka import KafkaSystem
 
 pytestmark = pytest.mark.kafka
 

@@ -5,7 +5,7 @@ import pytest
 
 from conformance.system_suite import SystemSuite
 from shared_servers import mariadb_server
-from sparkonce.lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 
 class MySQLSuite(SystemSuite):

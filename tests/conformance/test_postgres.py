@@ -5,7 +5,7 @@ import pytest
 
 from conformance.system_suite import SystemSuite
 from shared_servers import postgres_server
-from sparkonce.lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 
 class PostgresSuite(SystemSuite):

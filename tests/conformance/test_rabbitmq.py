@@ -6,7 +6,7 @@ import pytest
 
 from conformance.system_suite import WaitingSuite, text_rows
 from shared_servers import USES_RABBIT, rabbit_server
-from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem, RabbitSystem
+from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem, RabbitSystem
 
 pytestmark = USES_RABBIT
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from conformance.system_suite import SystemSuite
 from shared_servers import redis_cluster, redis_server
-from sparkonce.lab.systems.redis import RedisSystem
+from sparkonce_lab.systems.redis import RedisSystem
 
 
 class RedisSuite(SystemSuite):

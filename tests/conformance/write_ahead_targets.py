@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.lab.systems.base import System
-from sparkonce.lab.systems.injections import Injectable, Injections
-from sparkonce.lab.systems.write_ahead import expire_rows, waiting_rows
 from sparkonce.protocol.handles import Handle
 from sparkonce.write_ahead import ApplyToken
+from sparkonce_lab.systems.base import System
+from sparkonce_lab.systems.injections import Injectable, Injections
+from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from crashes.runs import Run
 from crashes.target import ABORT, Target
 from crashes.verdict import DoesNotRecover, Late, Verdict
 from crashes.watcher import Watcher, decided
-from sparkonce.lab.faults import Fault
-from sparkonce.rig.disk import SmallDisk
-from sparkonce.rig.proxy import RequestFault, Trap
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.rig.disk import SmallDisk
+from sparkonce_lab.rig.proxy import RequestFault, Trap
 from zygote import Zygote
 
 WARM_BATCHES = 5

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from crashes.child import ARRIVED, BROKEN, DONE, STOPPED, Order, run
-from sparkonce.rig.process import freeze
+from sparkonce_lab.rig.process import freeze
 from striking.points import CONCLUDED
 from zygote import LIMIT_S, Zygote
 

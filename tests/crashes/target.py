@@ -1,4 +1,4 @@
-"""What the crash matrix has to know of a sink beside its `sparkonce.lab.systems.base.System`."""
+"""What the crash matrix has to know of a sink beside its `sparkonce_lab.systems.base.System`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.systems.base import System
-from sparkonce.rig.disk import cannot_mount
-from sparkonce.rig.proxy import FaultProxy, Request
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.rig.disk import cannot_mount
+from sparkonce_lab.rig.proxy import FaultProxy, Request
+from sparkonce_lab.systems.base import System
 from zygote import LIMIT_S
 
 PREPARE, COMMIT, ABORT = "prepare", "commit", "abort"

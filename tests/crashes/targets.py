@@ -20,19 +20,19 @@ from other_broker import OtherBroker
 from plain_store import PlainStore
 from pravega_witness import PravegaSystem
 from sparkonce.errors import SparkonceError
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.hdfs import HdfsSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem
-from sparkonce.lab.systems.redis import RedisClusterSystem, RedisSystem
-from sparkonce.lab.systems.s3 import S3System
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.packages import PRAVEGA_CLIENT
-from sparkonce.testing.kafka_reader import KafkaReader
 from sparkonce.write_ahead import Applies
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.kafka import KafkaReader
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.hdfs import HdfsSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem
+from sparkonce_lab.systems.redis import RedisClusterSystem, RedisSystem
+from sparkonce_lab.systems.s3 import S3System
 
 NO_SERVER = (RESTART, PAUSE, CUT, HOLE, DISK_FULL, MEMORY_FULL)
 LONG = "x" * 60_000

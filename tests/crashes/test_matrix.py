@@ -18,7 +18,7 @@ from crashes.started import StartedTargets
 from crashes.table import PROPERTY, encode
 from crashes.target import Target
 from crashes.targets import TARGETS
-from sparkonce.rig.disk import cannot_mount
+from sparkonce_lab.rig.disk import cannot_mount
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300)]
 

@@ -13,11 +13,11 @@ from crashes.target import COMMIT, Target
 from crashes.toy import REQUESTS, toy
 from crashes.verdict import DoesNotRecover, Late
 from sparkonce.errors import PreflightError
-from sparkonce.lab.faults import Fault
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner
+from sparkonce_lab.faults import Fault
 from striking.points import BEGUN, HALFWAY, PREPARED
 
 pytestmark = [pytest.mark.crashes, pytest.mark.timeout(300), pytest.mark.xdist_group("crashes-catches")]

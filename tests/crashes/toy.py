@@ -13,9 +13,9 @@ from typing import Any
 from conformance import folder
 from conformance.folder_sink import FolderSink, FolderWriter
 from crashes.target import DISK_FULL, MEMORY_FULL, Target
-from sparkonce.lab.systems.injections import ServerSystem
-from sparkonce.rig.servers.process import HOST, Server
 from sparkonce.sink import Facts
+from sparkonce_lab.rig.servers.process import HOST, Server
+from sparkonce_lab.systems.injections import ServerSystem
 
 DEADLINE_S = 1.0
 REQUESTS = {"prepare": b" prepare ", "commit": re.compile(rb" (commit|append) "), "abort": b" abort "}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.testing.hooks import SinkHooks
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 NOT_BULK = property(lambda _: False, lambda _self, _: None)
 """Instead of `Link.takes_bulk`: rows go to MariaDB as they go to MySQL."""

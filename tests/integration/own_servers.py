@@ -12,21 +12,21 @@ import pytest
 
 from conformance import test_files, test_kafka, test_mysql, test_postgres, test_rabbitmq, test_redis
 from shared_servers import KILLS_BROKER, broker_to_kill
-from sparkonce.lab.systems.base import System
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.rabbitmq import RabbitSystem
-from sparkonce.lab.systems.redis import RedisSystem
-from sparkonce.lab.systems.s3 import S3System
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.mariadb import MariaDBServer
-from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.rig.servers.process import Server
-from sparkonce.rig.servers.rabbitmq import RabbitServer
-from sparkonce.rig.servers.redis import RedisServer
-from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.postgres.connection import close_all
+from sparkonce_lab.rig.servers.mariadb import MariaDBServer
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.rig.servers.process import Server
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.rig.servers.redis import RedisServer
+from sparkonce_lab.rig.servers.s3 import S3Server
+from sparkonce_lab.systems.base import System
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.rabbitmq import RabbitSystem
+from sparkonce_lab.systems.redis import RedisSystem
+from sparkonce_lab.systems.s3 import S3System
 
 SLOTS, ROWS = 2, 10
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 
 def new_sink(postgres: PostgresSystem, table: str = "t", *, user: str = "postgres", **more: Any) -> PostgresSink:

@@ -13,10 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from eventually import eventually
 from shared_servers import broker_to_kill
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.batch_producer import BatchProducer
 from sparkonce.sinks.kafka.settings import DEFAULTS
-from sparkonce.testing.kafka import create_topic, describe_transactions
+from sparkonce_lab.kafka import create_topic, describe_transactions
+from sparkonce_lab.rig.kafka import Cluster
 
 WAIT_S = 30.0
 

@@ -24,7 +24,7 @@ from sparkonce.checkpoint.files import Landed, PutUnknownError, Taken
 from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.checkpoint.proof import PROVED, RACES, prove
 from sparkonce.errors import ConfigurationError
-from sparkonce.rig.servers.s3 import SECRET_KEY, S3Server
+from sparkonce_lab.rig.servers.s3 import SECRET_KEY, S3Server
 
 
 @pytest.fixture(scope="module")

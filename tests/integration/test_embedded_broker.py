@@ -9,12 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sparkonce.errors import PreflightError
-from sparkonce.rig.kafka import Cluster, resolve, spark_kafka_jars
-from sparkonce.rig.kafka import cluster as cluster_module
-from sparkonce.rig.kafka.class_archive import archive_flags, kafka_archive
-from sparkonce.rig.kafka.jars import artifact_name, spark_jars_folder
-from sparkonce.rig.process import is_running
-from sparkonce.testing.kafka import (
+from sparkonce_lab.kafka import (
     create_topic,
     describe_transactions,
     end_offsets,
@@ -23,6 +18,11 @@ from sparkonce.testing.kafka import (
     read_committed,
     read_uncommitted,
 )
+from sparkonce_lab.rig.kafka import Cluster, resolve, spark_kafka_jars
+from sparkonce_lab.rig.kafka import cluster as cluster_module
+from sparkonce_lab.rig.kafka.class_archive import archive_flags, kafka_archive
+from sparkonce_lab.rig.kafka.jars import artifact_name, spark_jars_folder
+from sparkonce_lab.rig.process import is_running
 
 pytestmark = [
     pytest.mark.kafka,
@@ -264,7 +264,7 @@ def test_a_broker_outlives_its_command_and_is_found_again(tmp_path):
 
 
 def test_a_version_that_does_not_exist_is_a_message_of_the_command(tmp_path):
-    command = [sys.executable, "-m", "sparkonce", "kafka", "up"]  # the name it had first
+    command = [sys.executable, "-m", "sparkonce", "broker", "up"]
     run = subprocess.run(
         [*command, "--dir", str(tmp_path / "broker"), "--version", "4.3.99"],
         capture_output=True,

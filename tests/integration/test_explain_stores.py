@@ -21,7 +21,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.records import Claim
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{}}'
 QUERY = "c4568601-81bc-4954-a0c3-3f9dd4a338f4"

@@ -17,11 +17,11 @@ from small_job import SmallJob
 from sparkonce.durable import temporary_file
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.disk import create_file
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce_lab.rig.kafka import Cluster
 
 
 @pytest.fixture(params=[0o077, 0o022, 0o000], ids=["umask 077", "umask 022", "umask 000"])

@@ -15,9 +15,9 @@ from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.files import read_manifests, whole_batches
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = USES_HDFS
 

@@ -14,9 +14,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from eventually import eventually
 from integration.producer_scene import WAIT_S, Kafka, code, deliver, new_name, values, with_broker_to_kill
 from shared_servers import KILLS_BROKER
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.settings import DEFAULTS
-from sparkonce.testing.kafka import describe_transactions, read_committed, read_uncommitted
+from sparkonce_lab.kafka import describe_transactions, read_committed, read_uncommitted
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

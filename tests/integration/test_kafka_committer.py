@@ -13,9 +13,9 @@ from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

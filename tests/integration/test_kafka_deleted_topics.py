@@ -16,7 +16,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.stalled_rows import TopicLookup
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 

@@ -20,13 +20,13 @@ from small_job import SmallJob
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import LAST_EPOCH, BrokerAnswer, Description
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.kafka import list_transactions
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

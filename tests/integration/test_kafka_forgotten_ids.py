@@ -12,9 +12,9 @@ from integration.kafka_witness import Witness, eventually
 from small_job import SmallJob
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.kafka import list_transactions
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

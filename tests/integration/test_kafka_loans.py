@@ -13,9 +13,9 @@ import pytest
 
 from integration.producer_scene import WAIT_S, Kafka, deliver, values, with_broker_to_kill
 from shared_servers import KILLS_BROKER
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.batch_producer import BatchProducer
-from sparkonce.testing.kafka import read_committed
+from sparkonce_lab.kafka import read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 from integration.kafka_witness import LIMIT_S, new_name
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import transaction_client
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [pytest.mark.kafka, KILLS_BROKER]
 

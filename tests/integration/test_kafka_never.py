@@ -13,15 +13,15 @@ import pytest
 import one_run
 from integration.kafka_witness import Witness, until_final
 from sparkonce.errors import PreflightError
-from sparkonce.lab.clock import FakeClock, find_faketime
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.settings import NEVER_MS
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.clock import FakeClock, find_faketime
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

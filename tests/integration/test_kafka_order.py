@@ -15,7 +15,7 @@ from kafka_transactions import await_markers
 from small_job import SmallJob
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.kafka import read_committed
+from sparkonce_lab.kafka import read_committed
 
 pytestmark = pytest.mark.kafka
 

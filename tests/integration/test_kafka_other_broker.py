@@ -19,7 +19,7 @@ from sparkonce.driver import put
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.kafka import list_transactions, read_committed
+from sparkonce_lab.kafka import list_transactions, read_committed
 
 pytestmark = pytest.mark.kafka
 

@@ -14,10 +14,10 @@ from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, BrokerAnswer, Transaction
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [pytest.mark.kafka, KILLS_BROKER]
 

@@ -14,7 +14,7 @@ from sparkonce.errors import StaleLogError
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 

@@ -11,11 +11,11 @@ from confluent_kafka import TopicCollection
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Facts
 from sparkonce.sinks.kafka import preflight as preflight_module
 from sparkonce.sinks.kafka.preflight import preflight
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

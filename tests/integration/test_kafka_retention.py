@@ -21,12 +21,12 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.records import Void
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.kafka import read_committed
+from sparkonce_lab.kafka import read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

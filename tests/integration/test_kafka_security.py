@@ -38,7 +38,6 @@ from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Facts
 from sparkonce.sinks.kafka import lookout as lookout_module
 from sparkonce.sinks.kafka import preflight as preflight_module
@@ -48,7 +47,8 @@ from sparkonce.sinks.kafka.preflight import preflight
 from sparkonce.sinks.kafka.settings import producer_settings
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.kafka import list_transactions
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

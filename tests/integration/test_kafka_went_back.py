@@ -17,10 +17,10 @@ import pytest
 from integration.kafka_witness import Witness
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, StaleServerError
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

@@ -23,7 +23,6 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import batch_producer
 from sparkonce.sinks.kafka import pooled_producer as producer_module
@@ -36,7 +35,7 @@ from sparkonce.sinks.kafka.rows import TopicRules
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.topic_limits import TopicLimits, limits_of_process
 from sparkonce.sinks.kafka.writer import KafkaWriter
-from sparkonce.testing.kafka import (
+from sparkonce_lab.kafka import (
     Record,
     create_topic,
     describe_transactions,
@@ -44,6 +43,7 @@ from sparkonce.testing.kafka import (
     read_committed,
     read_uncommitted,
 )
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 

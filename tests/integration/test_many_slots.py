@@ -15,8 +15,8 @@ from sparkonce.protocol.outcomes import Finished
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.testing.forwarding import ForwardingCommitter
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.forwarding import ForwardingCommitter
+from sparkonce_lab.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 

@@ -10,7 +10,6 @@ import pytest
 
 import one_run
 from sparkonce.errors import PrepareError
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -18,6 +17,7 @@ from sparkonce.sinks.mysql.names import stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ import pytest
 from eventually import eventually
 from integration.mysql_scene import MAY_NOT_RECOVER, Numbers, name_of, visible
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import TransactionName
@@ -25,6 +23,8 @@ from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 COMMITTED = [Outcome.COMMITTED]
 BOTH = pytest.mark.parametrize("scene", ["two_phase", "staged"], indirect=True)

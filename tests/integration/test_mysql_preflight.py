@@ -16,8 +16,6 @@ from integration.mysql_scene import MAY_NOT_RECOVER, NOT_BULK
 from shared_servers import needs_mariadb, new_mariadb
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.rig.servers.mariadb import MariaDBServer
 from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import preflight
 from sparkonce.sinks.mysql.connection import Connection
@@ -25,6 +23,8 @@ from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
 from sparkonce.sinks.mysql.preflight import PreflightRequest
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.mysql.writer import WriterSettings
+from sparkonce_lab.rig.servers.mariadb import MariaDBServer
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 QUERY = "0123456789ab"
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - of a user that the test makes

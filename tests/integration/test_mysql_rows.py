@@ -14,12 +14,12 @@ import pytest
 from integration.mysql_scene import NOT_BULK
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.sink import SinkWriter
 from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 Write = Callable[..., list[tuple[Any, ...]]]
 

@@ -9,10 +9,10 @@ import pytest
 
 from integration.mysql_scene import Numbers, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 OPEN = "CREATE TABLE target (number BIGINT) ENGINE=InnoDB"
 PARENT = "CREATE TABLE p (number BIGINT PRIMARY KEY) ENGINE=InnoDB"

@@ -10,11 +10,11 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 Row = tuple[int, int | None, str | None]
 

@@ -22,8 +22,6 @@ from shared_servers import needs_postgres, new_mariadb
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.partitions import values_of
@@ -33,6 +31,8 @@ from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 __all__ = ["bucket", "s3"]
 

@@ -17,7 +17,6 @@ from one_run import QUERY, finish, open_writer, outcomes, owner, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token
@@ -28,6 +27,7 @@ from sparkonce.sinks.postgres.connection import connect, is_alive, is_idle
 from sparkonce.sinks.postgres.markers import KEPT_BATCHES
 from sparkonce.sinks.postgres.settings import Conninfo, Limits
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
 

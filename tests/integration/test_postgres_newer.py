@@ -11,11 +11,11 @@ from integration.postgres_scene import new_sink
 from one_run import finish, open_writer, outcomes, prepare
 from other_servers import programs_of
 from shared_servers import new_postgres
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres.connection import close_all
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from one_run import QUERY, finish, open_writer, prepare
 from shared_servers import needs_postgres
 from small_job import SmallJob
 from sparkonce.cli.main import app
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.postgres.orphans import list_open
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
 

@@ -17,13 +17,13 @@ from one_run import QUERY, finish, outcomes, owner, prepare
 from shared_servers import needs_postgres, new_postgres
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.rig.servers.postgres import PostgresServer
 from sparkonce.sinks.postgres import preflight
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
 

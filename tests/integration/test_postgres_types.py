@@ -13,9 +13,9 @@ from one_run import finish, open_writer, owner, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.sink import WriterContext
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
 

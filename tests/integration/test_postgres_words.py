@@ -12,8 +12,8 @@ from integration.postgres_scene import new_sink
 from one_run import finish, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.outcomes import Outcome
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres
 

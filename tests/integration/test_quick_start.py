@@ -13,31 +13,35 @@ from pathlib import Path
 import pytest
 
 import sparkonce
-from sparkonce.rig.kafka.jars import cache_folder
-from sparkonce.rig.servers.process import free_port
+from sparkonce_lab.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.servers.process import free_port
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
-INSTALL = "pip install . pyspark=="
+INSTALL = "pip install . ./packages/sparkonce-lab pyspark=="
+PROJECTS = {"sparkonce": ROOT, "sparkonce_lab": ROOT / "packages" / "sparkonce-lab"}
 LINES = ("sparkonce new first-job && cd first-job\nsparkonce broker up --port 9092\n", "python job.py\n")
 
 Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of each project, by the name of its package."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    (built,) = folder.iterdir()
-    return built
+    for project in PROJECTS.values():
+        subprocess.run(build, cwd=project, check=True, capture_output=True, timeout=300)
+    return {one.name.partition("-")[0]: one for one in folder.iterdir()}
 
 
 @pytest.fixture(scope="module", params=["unpacked", pytest.param("installed", marks=pytest.mark.slow)])
-def shell(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A shell outside the clone: with the wheel before this environment's packages, or as the page installs it."""
+def shell(
+    request: pytest.FixtureRequest, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shell]:
+    """A shell outside the clone: with the wheels before this environment's packages, or as the page installs it."""
     folder = tmp_path_factory.mktemp("outside")
     cache, conf = folder / "cache", folder / "conf"
     cache.mkdir()
@@ -57,9 +61,11 @@ def shell(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.
         python = folder / "venv" / "bin" / "python"
         version = PAGE.partition(INSTALL)[2].split()[0]
         subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", str(ROOT), f"pyspark=={version}"], check=True)
+        wanted = [*PROJECTS.values(), f"pyspark=={version}"]
+        subprocess.run([python, "-m", "pip", "install", "-q", *map(str, wanted)], check=True)
     else:
-        zipfile.ZipFile(wheel).extractall(folder / "site")
+        for wheel in wheels.values():
+            zipfile.ZipFile(wheel).extractall(folder / "site")
         env["PYTHONPATH"] = str(folder / "site")
     env["PATH"] = f"{python.parent}{os.pathsep}{env['PATH']}"
 
@@ -73,16 +79,19 @@ def shell(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.
     run("sparkonce broker down --delete")
 
 
-def test_the_wheel_has_every_file_of_the_source_and_nothing_else(wheel: Path) -> None:
+@pytest.mark.parametrize("package", PROJECTS)
+def test_a_wheel_has_every_file_of_the_source_and_nothing_else(package: str, wheels: dict[str, Path]) -> None:
+    wheel, project = wheels[package], PROJECTS[package]
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
-    listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(["git", "ls-files", "src"], cwd=project, check=True, capture_output=True, text=True).stdout
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert inside == {name.removeprefix("src/") for name in listed.splitlines()}
+    assert any(name.endswith("/licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_page_installs_this_version_of_pyspark() -> None:
     readme = (ROOT / "README.md").read_text()
-    (version,) = {text.partition(INSTALL)[2].split()[0] for text in (PAGE, readme)}
+    (version,) = {*re.findall(r"pip install \. .*pyspark==(\S+)", f"{PAGE}{readme}")}
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
 
 

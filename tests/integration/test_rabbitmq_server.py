@@ -11,8 +11,8 @@ import pytest
 
 from eventually import eventually
 from sparkonce.errors import PreflightError
-from sparkonce.rig.process import is_running
-from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.rig.process import is_running
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 
 pytestmark = [
     pytest.mark.skipif(not RabbitServer.is_installed(), reason="rabbitmq-server is not installed"),
@@ -40,7 +40,8 @@ def test_two_at_once_know_nothing_of_each_other_and_leave_nothing(tmp_path: Path
 
 def test_a_killed_parent_leaves_no_server_and_no_epmd(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from sparkonce.rig.servers.rabbitmq import RabbitServer\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from sparkonce_lab.rig.servers.rabbitmq import RabbitServer\n"
         "RabbitServer(Path(sys.argv[1])).start(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "data")], check=False, timeout=120)

@@ -19,11 +19,8 @@ from simulation.sheets import ROW, STREAM, stream_answers
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
-from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.process import HOST
-from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq import publishing
 from sparkonce.sinks.rabbitmq.committer import StreamCommitter
 from sparkonce.sinks.rabbitmq.connection import PublisherConnection, connect_to
@@ -31,6 +28,9 @@ from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
 
 pytestmark = USES_RABBIT
 

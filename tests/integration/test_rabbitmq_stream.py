@@ -22,15 +22,15 @@ from eventually import eventually
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, PrepareError, StaleServerError
-from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
-from sparkonce.rig.proxy import FaultProxy
-from sparkonce.rig.servers.process import HOST
-from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sources.rabbitmq.amqp import with_sections
 from sparkonce.sources.rabbitmq.asking import StreamAsker
 from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, ranges_of
 from sparkonce.sources.rabbitmq.reading import RangeReader
+from sparkonce_lab.rig.proxy import FaultProxy
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
 
 pytestmark = USES_RABBIT
 

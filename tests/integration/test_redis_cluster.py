@@ -16,7 +16,6 @@ from shared_servers import needs_redis
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.rig.servers.redis import RedisCluster
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis import writer as writing
@@ -24,6 +23,7 @@ from sparkonce.sinks.redis.committer import RedisCommitter
 from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
 from sparkonce.sinks.redis.names import LedgerEntry
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisCluster
 
 __all__ = ["cluster"]
 

@@ -17,7 +17,6 @@ from shared_servers import needs_redis
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import committer as committing
 from sparkonce.sinks.redis import names, scripts
@@ -25,6 +24,7 @@ from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.nodes import Nodes
 from sparkonce.sinks.redis.outcomes import Refusal
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 __all__ = ["client", "server"]
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from redis_servers import Query, client, cluster, server
 from shared_servers import needs_redis
 from sparkonce.cli.main import app
-from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["client", "cluster", "server"]
 

@@ -18,12 +18,12 @@ from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.process import HOST, Server, find_program, free_port
-from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sinks.redis import preflight as preflight_module
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.nodes import Nodes, Request
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.process import HOST, Server, find_program, free_port
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["client", "cluster", "server"]
 

@@ -13,8 +13,8 @@ from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 __all__ = ["client", "server"]
 

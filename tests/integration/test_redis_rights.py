@@ -16,9 +16,9 @@ from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.redis import RedisCluster, RedisServer
 from sparkonce.sinks.redis.committer import KEPT_BATCHES
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["client", "cluster", "server"]
 

@@ -12,8 +12,8 @@ from redis_servers import Query, client, own, server
 from shared_servers import needs_redis
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisServer
 
 __all__ = ["client", "server"]
 

@@ -11,12 +11,12 @@ from one_run import finish, outcomes, owner
 from shared_servers import needs_postgres
 from sparkonce import MySQLSink, PostgresSink
 from sparkonce.errors import OutageError
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, Refused, TwoPhaseCommitSink, WriterContext
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 NUMBERS = [1, 2, 2, 3, None, 4, 5, 66, 7, 8]
 """The second 2 is a duplicate, 66 is no number of the other table, 7 is refused by a trigger."""

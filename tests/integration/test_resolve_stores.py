@@ -24,11 +24,11 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.redis import RedisCluster
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisCluster
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 pytestmark = needs_redis
 

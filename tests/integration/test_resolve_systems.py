@@ -17,15 +17,15 @@ from redis_servers import witness as redis_client
 from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.cli.main import app
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.redis import RedisServer
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = [needs_postgres, needs_redis]
 

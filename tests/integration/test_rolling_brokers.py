@@ -10,8 +10,8 @@ import pytest
 from integration.kafka_witness import Witness
 from small_job import SmallJob
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -19,10 +19,10 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.errors import CheckpointMismatchError, StaleLogError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.write_ahead import Applies
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = [USES_HDFS, pytest.mark.slow]
 

@@ -14,12 +14,13 @@ from eventually import eventually
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, UnknownOutcomeError
+from sparkonce.operate.java import find_java
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import FAST_START, Cluster, resolve
-from sparkonce.rig.kafka.jars import find_java, kafka_jars
-from sparkonce.rig.ports import HOST, free_port
-from sparkonce.rig.process import Restartable, ServerProcess, last_lines
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.rig.kafka import FAST_START, Cluster, resolve
+from sparkonce_lab.rig.kafka.jars import kafka_jars
+from sparkonce_lab.rig.ports import HOST, free_port
+from sparkonce_lab.rig.process import Restartable, ServerProcess, last_lines
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

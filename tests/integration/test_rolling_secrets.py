@@ -39,12 +39,7 @@ from sparkonce.errors import (
     SparkonceError,
     UnknownOutcomeError,
 )
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.pooled_producer import INITIALISE_LIMIT_S, PooledProducer
@@ -53,6 +48,11 @@ from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.rig.servers.redis import RedisServer
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 OLD, NEW = "the-old-password", "the-new-password"
 

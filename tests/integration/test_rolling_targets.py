@@ -16,8 +16,6 @@ from shared_servers import mariadb_server, postgres_server
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.state import Phase
@@ -26,7 +24,9 @@ from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.postgres.connection import close_all
-from sparkonce.testing.kafka import list_transactions
+from sparkonce_lab.kafka import list_transactions
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

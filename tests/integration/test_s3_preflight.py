@@ -20,10 +20,10 @@ from s3_bucket import Bucket
 from secured import make_keys
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.process import free_port
-from sparkonce.rig.servers.s3 import S3Server
 from sparkonce.sinks.files.s3 import preflight
 from sparkonce.sinks.files.s3.store import S3Store
+from sparkonce_lab.rig.servers.process import free_port
+from sparkonce_lab.rig.servers.s3 import S3Server
 
 __all__ = ["between", "bucket", "s3"]
 

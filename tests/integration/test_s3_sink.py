@@ -16,8 +16,8 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.rig.servers.s3 import SECRET_KEY, S3Server
 from sparkonce.sink import Owner, WriterContext
+from sparkonce_lab.rig.servers.s3 import SECRET_KEY, S3Server
 
 __all__ = ["between", "bucket", "s3"]
 

@@ -21,16 +21,16 @@ from s3_bucket import Bucket
 from shared_servers import needs_postgres, needs_redis, new_postgres
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.rig.servers.redis import RedisServer
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 __all__ = ["bucket", "s3"]
 

@@ -16,14 +16,14 @@ import pytest
 from shared_servers import needs_postgres
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 SLOW = pytest.mark.slow
 MODES: dict[str, dict[str, Any]] = {

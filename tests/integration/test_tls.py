@@ -18,12 +18,8 @@ from secured import CLIENT, ELSEWHERE, PASSWORD, SERVER, make_certificate, make_
 from shared_servers import needs_postgres, needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
-from sparkonce.lab.systems.mysql import MySQLSystem
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.mariadb import MariaDBServer
-from sparkonce.rig.servers.postgres import PostgresServer
-from sparkonce.rig.servers.redis import RedisServer
 from sparkonce.sink import Owner, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
@@ -31,6 +27,10 @@ from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.orphans import list_open as list_orphans
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce_lab.rig.servers.mariadb import MariaDBServer
+from sparkonce_lab.rig.servers.postgres import PostgresServer
+from sparkonce_lab.rig.servers.redis import RedisServer
+from sparkonce_lab.systems.mysql import MySQLSystem
 
 WANTED = [100 * batch + 10 * slot for batch in range(3) for slot in range(2)]
 QUERY = "0123456789ab"

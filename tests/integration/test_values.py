@@ -39,13 +39,13 @@ from sparkonce import (
 )
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import SchemaError, SparkonceError
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.connection import Connection
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce.write_ahead import Applies
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 # --- the table --------------------------------------------------------------------------------------------------------
 

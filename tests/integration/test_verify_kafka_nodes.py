@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 from integration.verify_query import Query, batches_in, started, until, with_batches
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.testing.kafka import coordinators
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.kafka import coordinators
+from sparkonce_lab.systems.kafka import KafkaSystem
 
 # kafka-python leaves the socket of a connect that a dead broker refuses to the garbage collector.
 pytestmark = [

@@ -12,12 +12,12 @@ from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.checkpoint import checkpoint_away, open_place
-from sparkonce.lab.faults import OF_REQUESTS, Fault
-from sparkonce.lab.systems.store import OWN, CheckpointStore
-from sparkonce.lab.watch import has_log
 from sparkonce.log.base import record_name
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, find_versitygw
+from sparkonce_lab.checkpoint import checkpoint_away, open_place
+from sparkonce_lab.faults import OF_REQUESTS, Fault
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY, find_versitygw
+from sparkonce_lab.systems.store import OWN, CheckpointStore
+from sparkonce_lab.watch import has_log
 
 RECORD, NEXT = (f"sparkonce/records/{record_name(number)}" for number in range(2))
 OF_CONNECTIONS = {Fault.CUT, Fault.SLOWED, Fault.BLACK_HOLE, Fault.REQUESTS_SWALLOWED, Fault.REPLIES_SWALLOWED}

@@ -7,18 +7,18 @@ import pytest
 
 from integration.verify_query import PER_BATCH, Query, batches_in, rows_of, started, until, with_batches
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.lab.faults import OF_REQUESTS, Fault
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.injections import Injectable
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.redis import RedisSystem
-from sparkonce.lab.systems.s3 import S3System
-from sparkonce.rig.servers.mariadb import MariaDBServer
-from sparkonce.rig.servers.postgres import find_postgres
-from sparkonce.rig.servers.process import find_program
-from sparkonce.rig.servers.s3 import find_versitygw
+from sparkonce_lab.faults import OF_REQUESTS, Fault
+from sparkonce_lab.rig.servers.mariadb import MariaDBServer
+from sparkonce_lab.rig.servers.postgres import find_postgres
+from sparkonce_lab.rig.servers.process import find_program
+from sparkonce_lab.rig.servers.s3 import find_versitygw
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.injections import Injectable
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.redis import RedisSystem
+from sparkonce_lab.systems.s3 import S3System
 
 MADE: Mapping[str, Callable[[], Injectable]] = {
     "kafka": KafkaSystem,

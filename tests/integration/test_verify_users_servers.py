@@ -17,12 +17,12 @@ from integration.verify_query import Query, batches_in, started, until, with_bat
 from s3_bucket import Bucket
 from shared_servers import mariadb_server, postgres_server, redis_server, s3_server
 from sparkonce.errors import PreflightError
-from sparkonce.lab.faults import OF_REQUESTS, Fault
-from sparkonce.lab.systems.injections import Injectable
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.names import parse
-from sparkonce.lab.systems.s3 import S3System
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.faults import OF_REQUESTS, Fault
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.systems.injections import Injectable
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.names import parse
+from sparkonce_lab.systems.s3 import S3System
 
 OF_CONNECTIONS = {
     Fault.CUT,

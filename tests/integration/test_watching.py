@@ -21,9 +21,9 @@ from eventually import eventually
 from sparkonce import serve_metrics
 from sparkonce.errors import TransactionLostError
 from sparkonce.protocol.state import Phase, Writing
-from sparkonce.rig.servers.process import free_port
 from sparkonce.watch import figures as watch_figures
 from sparkonce.watch.figures import Figures
+from sparkonce_lab.rig.servers.process import free_port
 from tidy.sources import ROOT
 from unit.test_watch_figures import Run, handle, progress
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.lab.history import OBSERVED
-from sparkonce.lab.systems.base import VerifiedSystem
-from sparkonce.lab.systems.names import SYSTEMS
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.outcomes import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, SinkWriter, WriterContext
 from sparkonce.sinks.kafka.producer_pool import this_worker
+from sparkonce_lab.history import OBSERVED
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.names import SYSTEMS
 
 LIMIT_S = 30.0
 PER_BATCH = 3

@@ -13,9 +13,9 @@ import pytest
 
 from shared_servers import end_pravega
 from sparkonce.errors import ConfigurationError
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 from sparkonce.sources.packages import spark_packages
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka.jars import spark_avro_jars, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

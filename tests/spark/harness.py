@@ -18,15 +18,15 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
-from sparkonce.rig.kafka.jars import spark_kafka_jars
-from sparkonce.testing.kafka import Record, Transaction, create_topic, produce, read_committed
+from sparkonce_lab.kafka import Record, Transaction, create_topic, produce, read_committed
+from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
 from startup import jvm_flags
 from striking.gate import Arrival, Gate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from sparkonce.lab.systems.base import VerifiedSystem
+    from sparkonce_lab.systems.base import VerifiedSystem
 
 PARTITIONS = 4
 

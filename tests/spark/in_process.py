@@ -24,10 +24,10 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.spark.views import Sinks
-from sparkonce.testing.kafka import Transaction, create_topic, produce, read_committed
+from sparkonce_lab.kafka import Transaction, create_topic, produce, read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 LIMIT_S = 180.0
 

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.names import SYSTEMS
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.names import SYSTEMS
 from striking.gate import arrive, come_to
 
 if TYPE_CHECKING:

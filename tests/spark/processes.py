@@ -10,8 +10,8 @@ from pathlib import Path
 
 from eventually import LIMIT_S, eventually
 from spark.pipeline import Config
-from sparkonce.rig.child import Child, session_of
-from sparkonce.rig.process import last_lines
+from sparkonce_lab.rig.child import Child, session_of
+from sparkonce_lab.rig.process import last_lines
 
 TESTS = Path(__file__).parent.parent
 

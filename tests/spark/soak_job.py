@@ -104,7 +104,7 @@ def main(text: str) -> None:
 
 
 def tell(**what: Any) -> None:
-    print(json.dumps({"event": "measured", **what}), flush=True)  # noqa: T201 - it is read by `sparkonce.rig.child`
+    print(json.dumps({"event": "measured", **what}), flush=True)  # noqa: T201 - it is read by `sparkonce_lab.rig.child`
 
 
 # --- what it holds ----------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def count_records_read() -> Callable[[], int]:
 
 def measured(spark: SparkSession, checkpoint: Path) -> dict[str, int]:
     """What driver, JVM and workers hold, after their collectors have been there, and what stands on the disk."""
-    from sparkonce.rig.child import session_of
+    from sparkonce_lab.rig.child import session_of
 
     gc.collect()
     found = {

@@ -35,7 +35,7 @@ from sparkonce.avro import (
 )
 from sparkonce.avro.schemas import wire_header
 from sparkonce.errors import ConfigurationError, RegistryError, SchemaError
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
 
 pytestmark = [
     pytest.mark.spark,

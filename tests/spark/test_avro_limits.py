@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventually import LIMIT_S
-from sparkonce.rig.kafka import spark_avro_jars
+from sparkonce_lab.rig.kafka import spark_avro_jars
 from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from sparkonce.avro import SchemaRegistry, decode_registry_avro
 from sparkonce.avro.schemas import wire_header
 from sparkonce.avro import limits
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
 
 jars, flags, folder = sys.argv[1:]
 logging.basicConfig(filename=f"{folder}/log", level="WARNING")

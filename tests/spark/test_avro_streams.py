@@ -23,9 +23,9 @@ from spark.in_process import LIMIT_S, MARKS
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.avro import SchemaRegistry, decode_registry_avro, from_registry_avro
 from sparkonce.avro.schemas import wire_header
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, produce, read_committed
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.kafka import create_topic, produce, read_committed
+from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -19,7 +19,7 @@ from sparkonce.errors import (
     UnknownOutcomeError,
 )
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

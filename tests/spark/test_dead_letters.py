@@ -18,10 +18,10 @@ from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import FilesSink, PostgresSink
 from sparkonce.errors import PrepareError, TransactionLostError
 from sparkonce.files import whole_batches
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.committer import KafkaCommitter
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = MARKS
 

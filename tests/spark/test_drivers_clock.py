@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.lab.clock import FakeClock, find_faketime
-from sparkonce.lab.query import QueryConfig
+from sparkonce_lab.clock import FakeClock, find_faketime
+from sparkonce_lab.query import QueryConfig
 from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -21,8 +21,8 @@ _DAY_S = 86_400
 
 _PROGRAM = """
 import json, sys, time
-from sparkonce.lab.clock import adapt_python
-from sparkonce.lab.query import QueryConfig, session
+from sparkonce_lab.clock import adapt_python
+from sparkonce_lab.query import QueryConfig, session
 
 def of_worker(batches):
     import pyarrow as pa

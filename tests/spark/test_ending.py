@@ -25,8 +25,8 @@ from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, trave
 from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.show.display import ProgressDisplay, Screen
+from sparkonce_lab.rig.kafka import Cluster
 from startup import jvm_flags
 
 IDS = [f"{number:05d}" for number in range(1_000)]

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from spark.harness import Job, start_together
 from spark.kills import Sight, check_points, strike
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 from striking.points import HALFWAY, PREPARED
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -16,7 +16,7 @@ import etl
 import windowed_sum
 from spark.in_process import MARKS
 from sparkonce.avro import SchemaRegistry, to_registry_avro
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
 
 pytestmark = MARKS
 

@@ -25,9 +25,9 @@ from spark.processes import Run
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import read_committed, read_uncommitted
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.kafka import read_committed, read_uncommitted
+from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import Cluster
 from tryout import EnrichmentSample, EtlSample, SumSample, run
 from tryout.sample import Sample
 from tryout.trial import Count, Trial

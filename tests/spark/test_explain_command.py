@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from spark.in_process import MARKS, ROWS, Batches, Stream, read_lines, run, write_lines
 from sparkonce import Guarantee
 from sparkonce.cli.main import app
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

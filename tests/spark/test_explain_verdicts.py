@@ -27,8 +27,8 @@ from sparkonce.analysis.checkpoint import checkpoint_facts
 from sparkonce.analysis.findings import Role
 from sparkonce.analysis.model import Explanation
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, produce, read_committed
+from sparkonce_lab.kafka import create_topic, produce, read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -17,12 +17,12 @@ from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.servers.process import free_port
 from sparkonce.sink import Facts
 from sparkonce.spark import exactly_once
 from sparkonce.spark.start import checks, source_checks
-from sparkonce.testing.kafka import create_topic, produce
+from sparkonce_lab.kafka import create_topic, produce
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.servers.process import free_port
 
 pytestmark = MARKS
 

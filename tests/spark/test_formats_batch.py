@@ -16,8 +16,8 @@ from kafka_transactions import await_markers
 from spark.formats_struck import AFTER, BEFORE, register
 from spark.harness import new_name
 from spark.in_process import MARKS
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, list_transactions, read_committed
+from sparkonce_lab.kafka import create_topic, list_transactions, read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -14,7 +14,7 @@ from spark.in_process import MARKS, Stream, ended
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.view import LogView
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 from shared_servers import mariadb_server, postgres_server, redis_server, s3_server
 from spark.formats_struck import AFTER, register
 from spark.in_process import SPARK
-from sparkonce.lab.systems.base import System
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.redis import RedisSystem
-from sparkonce.lab.systems.s3 import S3System
+from sparkonce_lab.systems.base import System
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.redis import RedisSystem
+from sparkonce_lab.systems.s3 import S3System
 
 pytestmark = SPARK
 

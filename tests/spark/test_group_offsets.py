@@ -21,10 +21,10 @@ from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sources.group_client import GroupClient
-from sparkonce.testing.kafka import describe_transactions
+from sparkonce_lab.kafka import describe_transactions
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

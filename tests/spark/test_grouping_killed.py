@@ -16,7 +16,7 @@ from spark.harness import PARTITIONS, Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
 from sparkonce.protocol.handles import Handle
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]

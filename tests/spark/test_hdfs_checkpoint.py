@@ -17,8 +17,8 @@ from shared_servers import hdfs_server
 from spark.in_process import SPARK, crash_at, stopped
 from sparkonce import ExactlyOnce, FilesSink, WriteAheadSink
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.servers.hdfs import Hdfs
 from sparkonce.write_ahead import Applies
+from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = SPARK
 

@@ -21,14 +21,14 @@ from spark.harness import Job, start_together
 from spark.kills import Cell, Sight, strike
 from spark.pipeline import ENDED, KAFKA, REFUSED
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.lab.systems.base import VerifiedSystem
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import describe_transactions, read_committed
 from sparkonce.watch.timeline import TimelineReader
+from sparkonce_lab.kafka import describe_transactions, read_committed
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
 from striking.points import BEFORE_CONCLUDE, HALFWAY, IN_DRIVER, PREPARED, WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1800), needs_postgres]

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import KafkaSink, errors
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.views import Sinks
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -8,8 +8,8 @@ import pytest
 
 from spark.harness import Job
 from spark.kills import hold_at
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import read_uncommitted
+from sparkonce_lab.kafka import read_uncommitted
+from sparkonce_lab.rig.kafka import Cluster
 from striking.points import HALFWAY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -22,9 +22,9 @@ from mistakes import NOTHING, Mistake, keep, said
 from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
 from sparkonce.errors import CheckpointMismatchError, PreflightError, PrepareError, SchemaError, StaleLogError
-from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.start import first_batch
-from sparkonce.testing.kafka import create_topic, produce
+from sparkonce_lab.kafka import create_topic, produce
+from sparkonce_lab.rig.kafka import Cluster
 
 # kafka-python leaves what could not shake hands to the garbage collector.
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")]

@@ -28,9 +28,9 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import FilesLogStore
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.kafka.jars import spark_s3a_class_path
-from sparkonce.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
+from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3_600)]
 

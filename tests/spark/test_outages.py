@@ -13,7 +13,7 @@ from kafka_transactions import await_markers
 from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 from striking.gate import Hold
 from striking.points import HALFWAY, WRITTEN
 

@@ -23,9 +23,9 @@ from spark.in_process import SPARK, CrashError, call_at, ended
 from sparkonce import DeltaSink, ExactlyOnce, FilesSink
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.disk import cannot_mount
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, produce
+from sparkonce_lab.kafka import create_topic, produce
+from sparkonce_lab.rig.disk import cannot_mount
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [*SPARK, pytest.mark.skipif(bool(cannot_mount()), reason="disks cannot be mounted here")]
 

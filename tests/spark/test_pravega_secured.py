@@ -21,7 +21,7 @@ from spark.test_pravega import PravegaJob
 from sparkonce import ExactlyOnce, FilesSink, Pravega, PravegaSink, read_pravega
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.outcomes import Outcome
-from sparkonce.rig.servers.pravega import PravegaServer
+from sparkonce_lab.rig.servers.pravega import PravegaServer
 
 pytestmark = [*SPARK, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from spark.in_process import LIMIT_S, SPARK, stopped
 from sparkonce import ExactlyOnce, FilesSink, read_rabbitmq_queue
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
-from sparkonce.lab.systems.rabbitmq import RabbitQueueSystem
+from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem
 
 pytestmark = SPARK
 

@@ -20,9 +20,9 @@ from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain, read_rabbitmq_
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
-from sparkonce.lab.systems.rabbitmq import RabbitStreamSystem
-from sparkonce.rig.servers.rabbitmq import RabbitServer
 from sparkonce.sources.rabbitmq.asking import StreamAsker
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
 
 pytestmark = SPARK
 

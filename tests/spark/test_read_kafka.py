@@ -17,8 +17,8 @@ from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce import read_kafka
 from sparkonce.errors import ConfigurationError
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, produce
+from sparkonce_lab.kafka import create_topic, produce
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

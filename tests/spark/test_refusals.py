@@ -13,8 +13,8 @@ from spark.harness import new_name
 from spark.in_process import MARKS, Stream
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, read_committed
+from sparkonce_lab.kafka import create_topic, read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -13,9 +13,9 @@ from spark.harness import new_name
 from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.work import row_hash
-from sparkonce.testing.kafka import create_topic, read_committed
+from sparkonce_lab.kafka import create_topic, read_committed
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

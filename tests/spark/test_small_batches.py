@@ -17,7 +17,7 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 SLOW = pytest.mark.slow

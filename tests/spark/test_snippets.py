@@ -18,9 +18,9 @@ from shared_servers import needs_postgres, postgres_server
 from spark.harness import new_name
 from spark.in_process import MARKS
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, produce, read_committed
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.kafka import create_topic, produce, read_committed
+from sparkonce_lab.registry import RegistryServer
+from sparkonce_lab.rig.kafka import Cluster
 from tidy.snippets import PAGES, Block, python_blocks
 from tidy.sources import ROOT
 

@@ -21,11 +21,11 @@ from spark.harness import AnyJob
 from spark.processes import path_of_tests
 from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
 from sparkonce.files import read_manifests
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
-from sparkonce.rig.child import Child
-from sparkonce.rig.kafka import Cluster
-from sparkonce.rig.process import last_lines
+from sparkonce_lab.rig.child import Child
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.rig.process import last_lines
+from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 

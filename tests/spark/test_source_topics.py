@@ -18,8 +18,8 @@ from spark.in_process import MARKS, CrashError, Stream, crash_at, ended
 from sparkonce import ExactlyOnce, read_kafka
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
-from sparkonce.testing.kafka import create_topic, produce
+from sparkonce_lab.kafka import create_topic, produce
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -22,9 +22,9 @@ from eventually import eventually
 from shared_servers import needs_postgres
 from spark.in_process import LIMIT_S, MARKS, travelling
 from sparkonce import ExactlyOnce, FilesSink, Guarantee, PostgresSink
-from sparkonce.lab.systems.postgres import PostgresSystem
 from sparkonce.sink import SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.testing.forwarding import ForwardingSink, ForwardingWriter
+from sparkonce_lab.forwarding import ForwardingSink, ForwardingWriter
+from sparkonce_lab.systems.postgres import PostgresSystem
 from tryout.bulk import make_orders
 
 pytestmark = MARKS

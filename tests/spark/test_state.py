@@ -34,7 +34,7 @@ from spark.plans import records
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -24,7 +24,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter, WriterContext
 from sparkonce.spark.query_end import wait_until_closed
-from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingWriter
+from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingWriter
 
 pytestmark = MARKS
 

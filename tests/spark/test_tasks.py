@@ -19,7 +19,7 @@ from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import kill_executor
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 from startup import JVM_FLAGS
 from striking.gate import DIE, FAIL
 from striking.points import BEGIN, BEGUN, PREPARED, WRITTEN

@@ -15,7 +15,7 @@ from spark.harness import Job, start_together
 from spark.kills import hold_at, start_held
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
-from sparkonce.rig.kafka import Cluster
+from sparkonce_lab.rig.kafka import Cluster
 from striking.points import WRITTEN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

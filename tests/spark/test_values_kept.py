@@ -41,14 +41,14 @@ from spark.harness import new_name
 from spark.in_process import SPARK, ended
 from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, KafkaSink, RabbitMQ, RabbitMQStreamSink
 from sparkonce.errors import SparkonceError
-from sparkonce.lab.systems.rabbitmq import StreamClient
-from sparkonce.rig.kafka import Cluster
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.formats import choose
 from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce.spark.tables import repeats
 from sparkonce.spark.waiting import read_rows, schema_in
-from sparkonce.testing.kafka import create_topic, read_committed
+from sparkonce_lab.kafka import create_topic, read_committed
+from sparkonce_lab.rig.kafka import Cluster
+from sparkonce_lab.systems.rabbitmq import StreamClient
 
 pytestmark = SPARK
 

@@ -23,9 +23,9 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.rig.kafka import Cluster
 from sparkonce.spark.views import Share, Sinks, computed_once
-from sparkonce.testing.kafka import create_topic
+from sparkonce_lab.kafka import create_topic
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -24,8 +24,8 @@ from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka import Cluster
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment
+from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 

@@ -19,10 +19,10 @@ from http_bulk import BulkApi
 from spark.in_process import MARKS, CrashError, crash_at
 from sparkonce import ExactlyOnce, WriteAheadSink
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.kafka.jars import cache_folder
-from sparkonce.rig.servers.process import HOST
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
+from sparkonce_lab.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.servers.process import HOST
 from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]

@@ -14,7 +14,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.outcomes import Finished
 from sparkonce.sink import Refused, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.writer import KafkaWriter
-from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
+from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
 from striking.points import BEFORE_CONCLUDE, BEGIN, BEGUN, CONCLUDED, HALFWAY, PREPARED, WRITTEN
 
 _FLUSH_S = 30.0

@@ -9,15 +9,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "sparkonce"
-MODULES = sorted(SOURCE.rglob("*.py"))
-assert MODULES, f"no module below {SOURCE}"
+DISTRIBUTIONS = [ROOT, *sorted(path.parent for path in (ROOT / "packages").glob("*/pyproject.toml"))]
+SOURCES = [package for one in DISTRIBUTIONS for package in sorted((one / "src").iterdir()) if package.is_dir()]
+MODULES = sorted(path for source in SOURCES for path in source.rglob("*.py"))
+assert len(DISTRIBUTIONS) == len(SOURCES) > 1, SOURCES
 
 Found = list[tuple[int, str]]
 """Lines of one file, and what is wrong there."""
 
 
 def name(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
+    """The path inside sparkonce; of another package, with the package."""
+    return path.relative_to(SOURCE if path.is_relative_to(SOURCE) else home(path).parent).as_posix()
+
+
+def home(path: Path) -> Path:
+    """The folder of the package that a module belongs to."""
+    return next(one for one in SOURCES if path.is_relative_to(one))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What is installed is what the lock says, all of it and nothing else. No network is needed to see that."""
+"""What is installed is what the lock says, all of it and nothing else, and our own projects. No network is needed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tidy.sources import MODULES, ROOT, nodes, tree
+import sparkonce
+from tidy.sources import DISTRIBUTIONS, MODULES, ROOT, SOURCES, home, nodes, tree
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,8 +22,9 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 LOCK = (ROOT / "requirements.lock").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OURS = "sparkonce"
+PROJECTS = {one: tomllib.loads((one / "pyproject.toml").read_text()) for one in DISTRIBUTIONS}
+PROJECT = PROJECTS[ROOT]
+OURS = {str(one["project"]["name"]) for one in PROJECTS.values()}
 
 _PINNED = re.compile(
     r"^(?P<what>\S.*?)(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n(?P<via>(?:    #.*\n?)+)", re.M
@@ -45,12 +48,30 @@ def versions() -> dict[str, set[str]]:
 
 
 def asked_for() -> dict[str, list[Requirement]]:
-    extras = PROJECT["project"]["optional-dependencies"]
-    return {
-        "the project": [Requirement(one) for one in PROJECT["project"]["dependencies"]],
-        **{extra: [Requirement(one) for one in wanted] for extra, wanted in extras.items() if extra != "all"},
-        "dev": [Requirement(one) for one in PROJECT["dependency-groups"]["dev"]],
+    """What each of our projects asks for, by project and extra, and the packages for development."""
+    found = {"dev": PROJECT["dependency-groups"]["dev"]}
+    for one in (project["project"] for project in PROJECTS.values()):
+        found[one["name"]] = one["dependencies"]
+        found |= {f"{one['name']}[{extra}]": wanted for extra, wanted in one.get("optional-dependencies", {}).items()}
+    return {group: [Requirement(one) for one in wanted] for group, wanted in found.items()}
+
+
+def of_others() -> dict[str, list[Requirement]]:
+    return {group: [one for one in wanted if one.name not in OURS] for group, wanted in asked_for().items()}
+
+
+def test_our_distributions_need_each_other_in_this_version() -> None:
+    """They are built, released and installed together."""
+    wanted = {
+        (group, str(one))
+        for group, requirements in asked_for().items()
+        for one in requirements
+        if one.name in OURS and not one.extras
     }
+    assert {one.partition("==")[2] for _, one in wanted} == {sparkonce.__version__}
+    assert len(wanted) >= 2 * len(OURS) - 2
+    read = {(path / one["tool"]["hatch"]["version"]["path"]).resolve() for path, one in PROJECTS.items()}
+    assert read == {ROOT / "src" / "sparkonce" / "version.py"}
 
 
 def test_every_package_is_pinned_with_hashes() -> None:
@@ -66,7 +87,7 @@ def test_the_lock_fits_what_the_project_asks_for() -> None:
     known = versions()
     stale = [
         f"{group}: {one}"
-        for group, wanted in asked_for().items()
+        for group, wanted in of_others().items()
         for one in wanted
         if not known.get(canonicalize_name(one.name))
         or not all(one.specifier.contains(version) for version in known[canonicalize_name(one.name)])
@@ -77,54 +98,53 @@ def test_the_lock_fits_what_the_project_asks_for() -> None:
 def test_all_extras_are_in_all() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     (everything,) = extras["all"]
-    assert Requirement(everything).name == OURS
+    assert Requirement(everything).name == "sparkonce"
     assert Requirement(everything).extras == extras.keys() - {"all"}
 
 
 def test_nothing_is_in_the_lock_that_nobody_asked_for() -> None:
     names = set(versions())
-    direct = {canonicalize_name(one.name) for wanted in asked_for().values() for one in wanted}
+    direct = {canonicalize_name(one.name) for wanted in of_others().values() for one in wanted}
     for one, _, via in locked():
         parents = {canonicalize_name(parent.partition(" ")[0].partition("[")[0]) for parent in via}
         assert parents, one
-        assert parents <= names | {OURS}, one
-        assert OURS not in parents or canonicalize_name(one.name) in direct, f"{one.name} is no longer asked for"
+        assert parents <= names | OURS, one
+        assert parents.isdisjoint(OURS) or canonicalize_name(one.name) in direct, f"{one.name} is no longer asked for"
 
 
 def test_what_is_installed_is_what_is_locked() -> None:
     known = versions()
     installed = {canonicalize_name(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     assert {
-        name: version for name, version in installed.items() if name != OURS and version not in known.get(name, ())
+        name: version for name, version in installed.items() if name not in OURS and version not in known.get(name, ())
     } == {}
 
 
-def imported() -> Iterator[str]:
-    for path in MODULES:
-        for node in nodes(tree(path)):
-            if isinstance(node, ast.Import):
-                yield from (alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield node.module.partition(".")[0]
+def imported(path: Path) -> Iterator[str]:
+    for node in nodes(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 TYPES_ALONE = {"typing_extensions": "names of types, for the type checker"}
+PARTS = {"botocore", "py4j"}
+"""Parts of the interfaces of boto3 and PySpark, and installed by them."""
 
 
-def test_the_product_imports_only_what_it_declares() -> None:
-    declared = {
-        canonicalize_name(one.name) for group, wanted in asked_for().items() if group != "dev" for one in wanted
-    }
+@pytest.mark.parametrize("project", sorted(OURS))
+def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
+    """Others than sparkonce also what sparkonce declares. Import contracts say which of ours know which."""
+    groups = [group for group in asked_for() if group.partition("[")[0] in {project, "sparkonce"}]
+    declared = {canonicalize_name(one.name) for group in groups for one in asked_for()[group]} | PARTS
     homes = importlib.metadata.packages_distributions()
-    strangers = set(imported()) - set(sys.stdlib_module_names) - {OURS} - set(TYPES_ALONE)
-    # Parts of the interfaces of boto3 and PySpark, and installed by them.
-    declared |= {"botocore", "py4j"}
-    undeclared = {
-        one: homes.get(one, [])
-        for one in strangers
-        if not {canonicalize_name(x) for x in homes.get(one, [])} & declared
-    }
-    assert undeclared == {}
+    modules = [path for path in MODULES if home(path).name == project.replace("-", "_")]
+    names = {one for path in modules for one in imported(path)} - set(sys.stdlib_module_names) - set(TYPES_ALONE)
+    names -= {one.name for one in SOURCES}
+    assert len(names) > 1
+    undeclared = {one for one in names if declared.isdisjoint(map(canonicalize_name, homes.get(one, [])))}
+    assert undeclared == set()
 
 
 FREE = re.compile(r"\b(MIT|MIT-0|Apache|BSD|0BSD|ISC|ISCL|PSF|MPL|Mozilla|Zlib|CC0|LGPL|Dual License)\b", re.I)

@@ -156,7 +156,8 @@ def test_every_command_line_is_one_that_the_command_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["sparkonce verifi", "sparkonce verify --fault-s 3", "sparkonce verify --faults many", "sparkonce kafka op"]
+    "line",
+    ["sparkonce verifi", "sparkonce verify --fault-s 3", "sparkonce verify --faults many", "sparkonce broker u"],
 )
 def test_a_wrong_command_line_is_found(line: str) -> None:
     assert refused(line)

@@ -14,7 +14,7 @@ from sparkonce.avro.later import DECODABLE, REASON, SchemaRequest, _Rewriter
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.avro.schemas import wire_header
 from sparkonce.errors import ConfigurationError, RegistryError
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
 
 
 def record(**fields: Any) -> dict[str, Any]:

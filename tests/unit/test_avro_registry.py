@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.errors import ConfigurationError, RegistryError
-from sparkonce.testing.registry import RegistryServer
+from sparkonce_lab.registry import RegistryServer
 
 SECRET = "p:w%secret"  # noqa: S105
 V1 = {"type": "record", "name": "Order", "namespace": "com.example", "fields": [{"name": "id", "type": "int"}]}

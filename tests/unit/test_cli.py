@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,11 +78,21 @@ def test_version_and_help_are_commands_too_and_a_folder_that_is_not_there_is_cal
     assert (done.exit_code, "does not exist, or is no folder" in done.stderr) == (1, True)
 
 
-def test_the_broker_has_its_old_name_beside_its_new_one() -> None:
+def test_a_command_of_another_package_is_found_by_its_name(tmp_path: Path) -> None:
     commands = CliRunner().invoke(app, ["--help"]).stdout
-    assert " broker " in commands
-    assert " kafka " not in commands
-    assert CliRunner().invoke(app, ["kafka", "status", "--dir", "/nowhere"]).stdout.startswith("No broker was ever")
+    assert [one for one in ("broker", "demo", "verify", "explain") if f" {one} " not in commands] == []
+    done = CliRunner().invoke(app, ["broker", "status", "--dir", str(tmp_path / "none")])
+    assert done.stdout.startswith("No broker was ever")
+
+
+def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.cli.main.entry_points", lambda **_: EntryPoints())
+    assert "pip install 'sparkonce[verify]'" in " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    for line in (["demo"], ["verify", "--faults", "3"], ["broker", "up", "--help"]):
+        done = CliRunner().invoke(app, line)
+        assert (done.exit_code, f"The command '{line[0]}' is in a package" in done.stderr) == (1, True)
+        assert "Next: pip install 'sparkonce[verify]'" in done.stderr
+    assert CliRunner().invoke(app, ["demos"]).exit_code == 2
 
 
 def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ import pyarrow.compute as pc
 import pytest
 from rich.console import Console as RichConsole
 
-from sparkonce.lab.demo.console import Console
-from sparkonce.lab.demo.proof import CrashPoint, Standing
-from sparkonce.lab.demo.result import Count, compare
-from sparkonce.lab.demo.scenario import Context, new_workload
-from sparkonce.lab.demo.variants import WithSparkonce
-from sparkonce.lab.history import ROWS
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.observed import of_texts
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce_lab.demo.console import Console
+from sparkonce_lab.demo.proof import CrashPoint, Standing
+from sparkonce_lab.demo.result import Count, compare
+from sparkonce_lab.demo.scenario import Context, new_workload
+from sparkonce_lab.demo.variants import WithSparkonce
+from sparkonce_lab.history import ROWS
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.observed import of_texts
 
 # Window and customer, and what they add up to: cents and orders.
 RIGHT = {(1000, 1): (30, 2), (1000, 2): (5, 1), (2000, 1): (7, 1)}

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
-from sparkonce.rig.kafka import Cluster, detached
-from sparkonce.rig.ports import is_free
-from sparkonce.rig.process import is_running
+from sparkonce_lab.rig.kafka import Cluster, detached
+from sparkonce_lab.rig.ports import is_free
+from sparkonce_lab.rig.process import is_running
 
 
 def kafka(*arguments):
-    return CliRunner().invoke(app, ["kafka", *map(str, arguments)])
+    return CliRunner().invoke(app, ["broker", *map(str, arguments)])
 
 
 def test_ports_and_overrides(tmp_path) -> None:

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.rig.kafka import jars
+from sparkonce.operate.java import _java_major, find_java
+from sparkonce_lab.rig.kafka import jars
 
 COORDINATE = "org.example:thing:1.0"
 
@@ -31,7 +32,7 @@ def java(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("SPARKONCE_IVY_SETTINGS", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    jars._java_major.cache_clear()
+    _java_major.cache_clear()
     runs = tmp_path / "runs"
     runs.touch()
 
@@ -43,7 +44,7 @@ def java(tmp_path, monkeypatch):
         return runs
 
     yield install
-    jars._java_major.cache_clear()
+    _java_major.cache_clear()
 
 
 def test_what_was_fetched_once_is_there_without_java(java, tmp_path, monkeypatch):
@@ -110,19 +111,19 @@ def test_a_malformed_coordinate_is_refused(java, coordinate):
 def test_java_that_is_too_old_is_refused(java, version, major):
     java(version=version)
     with pytest.raises(ConfigurationError, match=f"is Java {major}; Java 17 is needed"):
-        jars.find_java()
+        find_java()
 
 
 def test_java_that_is_missing_or_does_not_run(java, tmp_path, monkeypatch) -> None:
     java()
     (tmp_path / "bin" / "java").write_text("#!/no/such/interpreter\n")
     with pytest.raises(ConfigurationError, match="does not run"):
-        jars.find_java()
+        find_java()
 
     java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "empty"))
     with pytest.raises(ConfigurationError, match="JAVA_HOME"):
-        jars.find_java()
+        find_java()
 
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))

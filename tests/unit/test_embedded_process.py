@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.rig.process import ServerProcess, end_process, freeze, is_running, last_lines
+from sparkonce_lab.rig.process import ServerProcess, end_process, freeze, is_running, last_lines
 
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 
@@ -85,7 +85,7 @@ def test_nothing_of_a_frozen_process_runs(start):
 
 def test_what_does_not_stop_is_named(start, monkeypatch):
     process = start()
-    monkeypatch.setattr("sparkonce.rig.process.os.kill", lambda *_: None)
+    monkeypatch.setattr("sparkonce_lab.rig.process.os.kill", lambda *_: None)
     with pytest.raises(TimeoutError, match=str(process.pid)):
         freeze(lambda: [process.pid], 0.01)
     monkeypatch.undo()
@@ -97,7 +97,7 @@ def end_and_reap(process, timeout_s):
         [
             sys.executable,
             "-c",
-            "import sys; from sparkonce.rig.process import end_process;"
+            "import sys; from sparkonce_lab.rig.process import end_process;"
             "end_process(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))",
             *(str(process.pid), process.mark, str(timeout_s)),
         ]
@@ -128,7 +128,7 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path):
             sys.executable,
             "-c",
             "import os, pathlib, signal, sys\n"
-            "from sparkonce.rig.process import ServerProcess\n"
+            "from sparkonce_lab.rig.process import ServerProcess\n"
             f"command = [sys.executable, '-c', {SLEEP!r}, {mark!r}]\n"
             f"child = ServerProcess(command, mark={mark!r}, log=pathlib.Path({mark!r}), dies_with_parent=True)\n"
             "print(child.pid, flush=True)\n"

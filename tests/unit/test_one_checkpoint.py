@@ -13,8 +13,8 @@ from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, WriteAheadSink
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
-from sparkonce.testing.forwarding import ForwardingSink
 from sparkonce.write_ahead import Applies
+from sparkonce_lab.forwarding import ForwardingSink
 
 SINKS: dict[str, Callable[[], WriteAheadSink]] = {
     "write-ahead": lambda: WriteAheadSink(print, applies=Applies.NEITHER),

@@ -50,7 +50,7 @@ def test_importing_needs_nothing_heavy() -> None:
         "sparkonce.testing.conformance",
         "sparkonce.avro.registry",
         "sparkonce.avro.transcode",
-        "sparkonce.testing.registry",
+        "sparkonce_lab.registry",
     ]
     found = {module: imported(f"import {module}") for module in light}
     assert {module: heavy for module, heavy in found.items() if heavy} == {}
@@ -62,9 +62,7 @@ def test_importing_needs_nothing_heavy() -> None:
         sparkonce.KafkaSource2  # noqa: B018 - asking is the test
 
 
-@pytest.mark.parametrize(
-    "module", ["sparkonce.testing.conformance", "sparkonce.testing.kafka", "sparkonce.testing.registry"]
-)
+@pytest.mark.parametrize("module", ["sparkonce.testing.conformance", "sparkonce_lab.kafka", "sparkonce_lab.registry"])
 def test_what_is_for_tests_needs_no_pytest(module: str) -> None:
     code = f"import sys, {module}; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

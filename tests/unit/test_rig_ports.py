@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import PreflightError
-from sparkonce.rig import ports
-from sparkonce.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.rig import ports
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 
 
 def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.testing.compatibility import can_read
+from sparkonce_lab.registry import can_read
 
 
 def record(*fields: dict[str, Any]) -> dict[str, Any]:

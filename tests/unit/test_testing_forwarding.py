@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
-from sparkonce.testing.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
+from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter
 
 
 @pytest.mark.parametrize(

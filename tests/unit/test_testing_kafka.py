@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, admin
 
-from sparkonce.testing.kafka import end_offsets
+from sparkonce_lab.kafka import end_offsets
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.testing.kafka import Record
+from sparkonce_lab.kafka import Record
 from tryout import EnrichmentSample, EtlSample, SumSample, etl, trial
 from tryout.checkpoint import Batch, read_batches
 from tryout.enrichment import ORDERS, PAYMENTS

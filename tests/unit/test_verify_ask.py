@@ -13,21 +13,21 @@ from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.ask import Asked, options_of
-from sparkonce.lab.checkpoint import with_connector
-from sparkonce.lab.conduct import RunLimits
-from sparkonce.lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
-from sparkonce.lab.history import Kind, Recorder
-from sparkonce.lab.possible import check_steps, hindrances, words_of
-from sparkonce.lab.run import Options
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.strike import choices
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.store import CheckpointStore
-from sparkonce.lab.workload import Workload
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.ask import Asked, options_of
+from sparkonce_lab.checkpoint import with_connector
+from sparkonce_lab.conduct import RunLimits
+from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.possible import check_steps, hindrances, words_of
+from sparkonce_lab.run import Options
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.strike import choices
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.store import CheckpointStore
+from sparkonce_lab.workload import Workload
 
 BOOTSTRAP = "bootstrap.servers"
 STEP = Step(number=1, fault=Fault.DRIVER_KILLED, phase=Phase.WRITING.name)
@@ -254,8 +254,8 @@ def struck(system: Any, *faults: Fault, requests: tuple[str, ...] = ()) -> Any:
 
 
 def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.lab.possible.cannot_mount", lambda: "no mount program")
-    monkeypatch.setattr("sparkonce.lab.possible.find_faketime", lambda: None)
+    monkeypatch.setattr("sparkonce_lab.possible.cannot_mount", lambda: "no mount program")
+    monkeypatch.setattr("sparkonce_lab.possible.find_faketime", lambda: None)
     kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, Fault.SERVER_PAUSED, *OF_CONNECTIONS, requests=("end",))
     files = struck(FilesSystem())
     found = hindrances([kafka, files], kafka, disk=False)

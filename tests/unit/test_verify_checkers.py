@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce import errors
-from sparkonce.lab.checkers.growth import most_log_files
-from sparkonce.lab.checkers.stops import EXPLAINED_BY
-from sparkonce.lab.faults import STORE, Fault
-from sparkonce.lab.history import OBSERVED, History, Kind
-from sparkonce.lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
+from sparkonce_lab.checkers.growth import most_log_files
+from sparkonce_lab.checkers.stops import EXPLAINED_BY
+from sparkonce_lab.faults import STORE, Fault
+from sparkonce_lab.history import OBSERVED, History, Kind
+from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
 KAFKA, POSTGRES = SYSTEMS

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.lab.clock import FakeClock, find_faketime
+from sparkonce_lab.clock import FakeClock, find_faketime
 
 _PROGRAM = """
 import sys, threading, time
-from sparkonce.lab.clock import adapt_python
+from sparkonce_lab.clock import adapt_python
 
 adapt_python()
 wall, steady = time.time(), time.monotonic()

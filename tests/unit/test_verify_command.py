@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
 from sparkonce.errors import PreflightError
-from sparkonce.lab.history import Kind, Recorder
-from sparkonce.lab.run import Options
+from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.run import Options
 from unit.verify_world import Run, good_run
 
 EXACTLY, NOT_EXACTLY, UNFINISHED = "exactly once", "NOT exactly once", "nothing proved: not finished"
@@ -91,7 +91,7 @@ def failing(error: BaseException, *, after: Run | None) -> Any:
 
 @pytest.mark.parametrize("error", [PreflightError("no server", next_step="start it."), ValueError("no server")])
 def test_what_cannot_be_told_is_no_violation(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.lab.run.run", failing(error, after=None))
+    monkeypatch.setattr("sparkonce_lab.run.run", failing(error, after=None))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 2
     assert "no server" in done.output.lower()
@@ -104,7 +104,7 @@ def test_what_was_recorded_until_it_failed_is_judged(
 ) -> None:
     run = good_run()
     doubled_and_broken_off(run)
-    monkeypatch.setattr("sparkonce.lab.run.run", failing(error, after=run))
+    monkeypatch.setattr("sparkonce_lab.run.run", failing(error, after=run))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 1
     assert "o server. What was recorded until then is judged" in done.output
@@ -112,7 +112,7 @@ def test_what_was_recorded_until_it_failed_is_judged(
 
 
 def test_what_ends_it_early_is_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.lab.run.run", failing(KeyboardInterrupt(), after=None))
+    monkeypatch.setattr("sparkonce_lab.run.run", failing(KeyboardInterrupt(), after=None))
     done = CliRunner().invoke(app, ["verify", "--out", str(tmp_path / "run")])
     assert done.exit_code == 130
     assert "--judge" in done.output

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.lab.conduct import Conductor, RunLimits, StuckError
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.history import Event, Kind, Recorder, load
-from sparkonce.lab.query import QueryConfig
-from sparkonce.lab.schedule import Step
+from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.history import Event, Kind, Recorder, load
+from sparkonce_lab.query import QueryConfig
+from sparkonce_lab.schedule import Step
 
 FALLS_AFTER_A_BATCH = """\
 import json
@@ -93,13 +93,13 @@ def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: 
 
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.lab.conduct._ARMED_S", 0.0)
+    monkeypatch.setattr("sparkonce_lab.conduct._ARMED_S", 0.0)
     events = [{"event": "held", "phase": "READING", "batch": 0}]  # its phase alone would end the wait
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
     assert conductor.aim(step).held == "READING"
 
-    monkeypatch.setattr("sparkonce.lab.conduct._ARMED_S", 0.0)
+    monkeypatch.setattr("sparkonce_lab.conduct._ARMED_S", 0.0)
     events = [{"event": "phase", "phase": "READING", "batch": 0}]
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0, delay_ms=1)

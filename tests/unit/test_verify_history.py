@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.checkers import judge
-from sparkonce.lab.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
-from sparkonce.lab.verdicts import Anomaly, passed
+from sparkonce_lab.checkers import judge
+from sparkonce_lab.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
+from sparkonce_lab.verdicts import Anomaly, passed
 from unit.verify_world import SYSTEMS, good_run
 
 

@@ -17,19 +17,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkonce.lab.checkers import judge
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.history import OBSERVED, ROWS, Event, History, Kind
-from sparkonce.lab.report import render, summary, write
-from sparkonce.lab.report.figures import spread
-from sparkonce.lab.report.judgement import EXIT_CODES, WORDS
-from sparkonce.lab.report.story import Story
-from sparkonce.lab.report.text import clock, duration, listed, number, times
-from sparkonce.lab.report.timeline import GUTTER, WIDTH, Timeline
-from sparkonce.lab.report.words import FAMILIES, PHASES, STAGE_OF
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.verdicts import Anomaly, Verdict
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.checkers import judge
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.history import OBSERVED, ROWS, Event, History, Kind
+from sparkonce_lab.report import render, summary, write
+from sparkonce_lab.report.figures import spread
+from sparkonce_lab.report.judgement import EXIT_CODES, WORDS
+from sparkonce_lab.report.story import Story
+from sparkonce_lab.report.text import clock, duration, listed, number, times
+from sparkonce_lab.report.timeline import GUTTER, WIDTH, Timeline
+from sparkonce_lab.report.words import FAMILIES, PHASES, STAGE_OF
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.verdicts import Anomaly, Verdict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = {"meta", "br", "hr", "wbr"}

@@ -12,13 +12,13 @@ import pytest
 
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
-from sparkonce.lab import run as module
-from sparkonce.lab.checkpoint import checkpoint_disk, keep_logs
-from sparkonce.lab.history import OBSERVED, Kind, Recorder, load
-from sparkonce.lab.reading import noting, read_systems
-from sparkonce.lab.run import Options, run
-from sparkonce.lab.workload import Workload
-from sparkonce.rig.process import end_on_signals
+from sparkonce_lab import run as module
+from sparkonce_lab.checkpoint import checkpoint_disk, keep_logs
+from sparkonce_lab.history import OBSERVED, Kind, Recorder, load
+from sparkonce_lab.reading import noting, read_systems
+from sparkonce_lab.rig.process import end_on_signals
+from sparkonce_lab.run import Options, run
+from sparkonce_lab.workload import Workload
 from unit.verify_world import good_run
 
 

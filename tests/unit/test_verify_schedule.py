@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, OF_THE_QUERY, Fault
-from sparkonce.lab.schedule import EVERY_BATCH, FIRST_BATCH, Choice, Step, draw
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, OF_THE_QUERY, Fault
+from sparkonce_lab.schedule import EVERY_BATCH, FIRST_BATCH, Choice, Step, draw
 
 REQUESTS = ("prepare", "commit")
 

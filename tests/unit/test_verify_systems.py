@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.lab.history import OBSERVED
-from sparkonce.lab.systems.addresses import holds_credentials, without_credentials
-from sparkonce.lab.systems.delta import DeltaSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.mysql import MySQLSystem
-from sparkonce.lab.systems.names import SYSTEMS, parse
-from sparkonce.lab.systems.observed import newest_in, of_csv, of_parquet, of_texts
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.systems.redis import times_applied
-from sparkonce.testing.kafka import Transaction
+from sparkonce_lab.history import OBSERVED
+from sparkonce_lab.kafka import Transaction
+from sparkonce_lab.systems.addresses import holds_credentials, without_credentials
+from sparkonce_lab.systems.delta import DeltaSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.mysql import MySQLSystem
+from sparkonce_lab.systems.names import SYSTEMS, parse
+from sparkonce_lab.systems.observed import newest_in, of_csv, of_parquet, of_texts
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.systems.redis import times_applied
 
 STRANGE = ("strange", -1, -1, -1, -1, -1)
 
@@ -147,8 +147,8 @@ def test_only_its_own_transactions_are_asked_about(monkeypatch: pytest.MonkeyPat
         described.extend(names)
         return {name: Transaction(name, "Ongoing", 1, 0, 1, 0, ()) for name in names}
 
-    monkeypatch.setattr("sparkonce.testing.kafka._ask", lambda *_: {1: listed})
-    monkeypatch.setattr("sparkonce.testing.kafka.describe_transactions", describe)
+    monkeypatch.setattr("sparkonce_lab.kafka._ask", lambda *_: {1: listed})
+    monkeypatch.setattr("sparkonce_lab.kafka.describe_transactions", describe)
     system = KafkaSystem("b:1")
     prefix = system.sink_settings()["prefix"]
     names = [f"{prefix}.0.1", f"{prefix}-other.0.1", "the-users-own"]

@@ -11,12 +11,12 @@ from unittest import mock
 import pytest
 
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.lab.history import Event, Kind, Recorder, load
-from sparkonce.lab.watch import Readers, has_log, note_sizes, note_violation
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.records import Claim, Commit
+from sparkonce_lab.history import Event, Kind, Recorder, load
+from sparkonce_lab.watch import Readers, has_log, note_sizes, note_violation
 
 OLD, NEW = Token(0, "00000000"), Token(1, "11111111")
 

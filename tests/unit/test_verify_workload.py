@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkonce.lab.history import ROWS
-from sparkonce.lab.workload import CHUNK_ROWS, CLOSING_KEY, Workload
+from sparkonce_lab.history import ROWS
+from sparkonce_lab.workload import CHUNK_ROWS, CLOSING_KEY, Workload
 
 WORKLOADS = st.builds(
     Workload,

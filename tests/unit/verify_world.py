@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.lab.checkers import judge
-from sparkonce.lab.history import OBSERVED, ROWS, Event, History, Kind
-from sparkonce.lab.verdicts import Anomaly, Verdict
-from sparkonce.lab.workload import Workload
+from sparkonce_lab.checkers import judge
+from sparkonce_lab.history import OBSERVED, ROWS, Event, History, Kind
+from sparkonce_lab.verdicts import Anomaly, Verdict
+from sparkonce_lab.workload import Workload
 
 SYSTEMS = ("kafka", "postgres")
 BATCHES = (0, 1, 3)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.verdicts import Anomaly
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.verdicts import Anomaly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

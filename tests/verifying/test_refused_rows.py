@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.history import Kind
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.letters import NAME, read_letters
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.verdicts import Anomaly
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.history import Kind
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.letters import NAME, read_letters
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.verdicts import Anomaly
 from verifying.trial import PARTITIONS, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
@@ -43,7 +43,7 @@ def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[
 
 def test_a_lost_letter_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes one letter away from the reader: the row is in neither place, and so it is missing."""
-    monkeypatch.setattr("sparkonce.lab.systems.kafka.read_letters", lambda folder: read_letters(folder).slice(1))
+    monkeypatch.setattr("sparkonce_lab.systems.kafka.read_letters", lambda folder: read_letters(folder).slice(1))
     kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
     _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka], schedule=[])
     assert {one.anomaly: one.count for one in verdicts if one.count} == {Anomaly.MISSING: 1}

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from shared_servers import USES_HDFS, hdfs_server
-from sparkonce.lab.faults import STORE, Fault
-from sparkonce.lab.history import Kind
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.store import OWN, CheckpointStore
-from sparkonce.lab.verdicts import passed
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.faults import STORE, Fault
+from sparkonce_lab.history import Kind
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.store import OWN, CheckpointStore
+from sparkonce_lab.verdicts import passed
 from verifying.trial import PARTITIONS, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1_800)]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.history import Kind
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.systems.delta import DeltaSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.verdicts import Anomaly
 from sparkonce.protocol.state import Phase
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.history import Kind
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.systems.delta import DeltaSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.verdicts import Anomaly
 from verifying.trial import PARTITIONS, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from shared_servers import needs_postgres
-from sparkonce.lab.clock import find_faketime
-from sparkonce.lab.faults import Fault
-from sparkonce.lab.history import Kind
-from sparkonce.lab.report import write
-from sparkonce.lab.schedule import Step
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.verdicts import Anomaly, passed
 from sparkonce.protocol.state import Phase
-from sparkonce.rig.disk import cannot_mount
+from sparkonce_lab.clock import find_faketime
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.history import Kind
+from sparkonce_lab.report import write
+from sparkonce_lab.rig.disk import cannot_mount
+from sparkonce_lab.schedule import Step
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.verdicts import Anomaly, passed
 from verifying.mutants import MUTANTS, TOGETHER, schedule
 from verifying.trial import LIMITS, PARTITIONS, broken_by, found, trial
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkonce.lab.checkers import judge
-from sparkonce.lab.conduct import RunLimits
-from sparkonce.lab.history import History
-from sparkonce.lab.run import Options, run
-from sparkonce.lab.systems.files import FilesSystem
-from sparkonce.lab.systems.kafka import KafkaSystem
-from sparkonce.lab.systems.postgres import PostgresSystem
-from sparkonce.lab.verdicts import Anomaly, Verdict
-from sparkonce.lab.workload import Workload
+from sparkonce_lab.checkers import judge
+from sparkonce_lab.conduct import RunLimits
+from sparkonce_lab.history import History
+from sparkonce_lab.run import Options, run
+from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_lab.verdicts import Anomaly, Verdict
+from sparkonce_lab.workload import Workload
 from startup import jvm_flags
 from verifying.mutants import MUTANTS
 

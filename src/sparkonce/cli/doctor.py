@@ -50,7 +50,7 @@ def _machine() -> "Iterator[Check]":
     from importlib.metadata import PackageNotFoundError, version
 
     from sparkonce.operate.checkpoint import Check
-    from sparkonce.rig.kafka.jars import find_java
+    from sparkonce.operate.java import find_java
 
     yield Check(name="Python", ok=True, says=platform.python_version())
     for package in ("pyspark", "pyarrow", "confluent-kafka", "kafka-python"):

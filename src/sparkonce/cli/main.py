@@ -1,21 +1,40 @@
 """The command ``sparkonce``.
 
-Commands import heavy modules themselves, so that help is quick.
+Commands import heavy modules themselves, so that help is quick. A package adds a command by an entry point of the group
+``sparkonce.commands``: its name is the command's, and it leads to a `typer.Typer`.
 """
 
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from sparkonce.cli import broker, checkpoint, demo, doctor, explain, files, new, resolve, run, transactions, ui, verify
+from sparkonce.cli import checkpoint, doctor, explain, files, new, resolve, run, transactions, ui
 from sparkonce.cli.errors import tell
-from sparkonce.errors import SparkonceError
+from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.version import __version__
+
+_EXTRAS = {"broker": "verify", "demo": "verify", "verify": "verify"}
+"""Commands of packages that may be missing, and the extra that brings each."""
 
 
 class _Commands(TyperGroup):
-    """Shows our own errors as a message and a next step instead of a traceback, and exits with 1."""
+    """Has the commands of other packages, too, and shows our own errors without a traceback, with a next step."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        added = {*_EXTRAS, *entry_points(group="sparkonce.commands").names}
+        return [*super().list_commands(ctx), *sorted(added)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if command := super().get_command(ctx, cmd_name):
+            return command
+        for found in entry_points(group="sparkonce.commands", name=cmd_name):
+            command = get_command(found.load())
+            command.name = cmd_name
+            return command
+        return _missing(cmd_name) if cmd_name in _EXTRAS else None
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -25,6 +44,18 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
+def _missing(name: str) -> TyperCommand:
+    from rich.markup import escape
+
+    install = f"pip install 'sparkonce[{_EXTRAS[name]}]'"
+
+    def refuse(**_: Any) -> None:
+        raise ConfigurationError(f"The command {name!r} is in a package that is not installed.", next_step=install)
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    return TyperCommand(name, callback=refuse, help=f"Not installed: {escape(install)}", context_settings=anything)
+
+
 app = typer.Typer(
     name="sparkonce",
     help="End-to-end exactly-once for Spark Structured Streaming.",
@@ -32,21 +63,17 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.add_typer(broker.app, name="broker")
-app.add_typer(broker.app, name="kafka", hidden=True)  # its first name
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(transactions.app, name="transactions")
 transactions.app.command()(resolve.resolve)
 transactions.app.command()(resolve.sweep)
 app.add_typer(files.app, name="files")
 app.command()(new.new)
-app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command("orphans", hidden=True)(transactions.list_all)  # its first name
 app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run.run)
 app.command()(ui.ui)
-app.command()(verify.verify)
 
 
 @app.command("version", hidden=True)

@@ -6,6 +6,6 @@
 - ``sinks``: a query's sinks, made again from an operator's file
 - ``resolve``: ends what a query has left open, by its log
 - ``abandon``: ends what a query has left open whose checkpoint is gone
-- ``doctor``: the checks of a start
+- ``doctor``: the checks of a start, ``java``: the Java that Spark runs on
 - ``transactions``: the log's verdict on what is open there
 """

@@ -1,0 +1,180 @@
+"""The place of checkpoint and decision log: a disk of our own, or a store of the user's. And what is kept of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.checkpoint.location import OBJECT_STORES
+from sparkonce.checkpoint.opening import open_location
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import FOLDER
+from sparkonce_lab.rig.disk import SmallDisk
+from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
+
+QUERY = "query"
+"""The checkpoint's name on its disk."""
+_MEGABYTES = 512
+_KEPT = ("", "offsets", "commits", f"{FOLDER}/records", f"{FOLDER}/floors")
+_HADOOP = "spark.hadoop."
+_CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+_PACKAGES = "spark.jars.packages"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The place of a query's checkpoint.
+
+    Attributes:
+        files: The checkpoint's.
+        disk: Its disk, if that can be filled.
+    """
+
+    files: CheckpointFiles
+    disk: SmallDisk | None = None
+
+
+def open_place(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
+    """Returns the files of a folder, reached by Spark's settings as Spark reaches it.
+
+    Args:
+        location: A path or a URL.
+        conf: Spark's settings of its store.
+
+    Raises:
+        ConfigurationError: if it is no location of a checkpoint, or a setting has no counterpart.
+    """
+    hadoop = {name.removeprefix(_HADOOP): value for name, value in conf.items() if name.startswith(_HADOOP)}
+    return open_location(location, hadoop)
+
+
+def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Returns Spark's settings with the classes of a store's connector, of which S3A is fetched.
+
+    Raises:
+        ConfigurationError: if no setting names another one.
+        PreflightError: if S3A cannot be fetched.
+    """
+    scheme = location.partition(":")[0]
+    if scheme not in OBJECT_STORES or _PACKAGES in conf or _CLASS_PATHS[0] in conf:
+        return dict(conf)
+    if scheme != "s3a":
+        raise ConfigurationError(
+            f"--checkpoint {location}: Spark needs the connector of {scheme}: for that.",
+            next_step=f"Name it by --conf {_PACKAGES}=….",
+        )
+    return {**conf, **dict.fromkeys(_CLASS_PATHS, spark_s3a_class_path())}
+
+
+def check_place(files: CheckpointFiles) -> None:
+    """Checks that files can be put in the user's store.
+
+    Raises:
+        ConfigurationError: if not.
+    """
+    try:
+        files.check()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--checkpoint {files.location} cannot be reached: {error.strerror}.",
+            next_step="Give the settings of its store by --conf: see docs/checkpoints.md.",
+        ) from error
+
+
+def new_folder(location: str, purpose: str) -> str:
+    """Returns the location of a folder in another one, with a name that nobody has."""
+    return f"{location.rstrip('/')}/sparkonce-{purpose}-{secrets.token_hex(5)}"
+
+
+@contextmanager
+def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
+    """Makes a disk for checkpoint and log, in a new folder.
+
+    What they tell of batches stays in the folder when the disk is gone: decisions, offsets, commits; not the state.
+
+    Args:
+        folder: Is made.
+        say: Takes what could not be kept.
+    """
+    disk = SmallDisk(folder, _MEGABYTES)
+    files = LocalFiles(folder / QUERY)
+    try:
+        yield Place(files=files, disk=disk if disk.is_small else None)
+    finally:
+        kept = folder.with_name(f"{folder.name}-kept")
+        try:
+            if disk.is_small:
+                _keep(files, kept, say)
+        finally:
+            disk.close()
+        if kept.is_dir():
+            kept.rename(folder / QUERY)
+
+
+@contextmanager
+def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
+    """Checks a store of the user's, and keeps in a new folder what checkpoint and log tell of batches in the end.
+
+    The checkpoint stays where it is.
+
+    Args:
+        files: The checkpoint's, which is missing.
+        folder: Is made.
+        say: Takes what could not be kept, and where the checkpoint is.
+
+    Raises:
+        ConfigurationError: if no file can be put there.
+    """
+    check_place(files)
+    try:
+        yield Place(files=files)
+    finally:
+        folder.mkdir()
+        _keep(files, folder / QUERY, say)
+        say(f"the checkpoint stays in {files.location}; delete it when you need it no more")
+
+
+def _keep(files: CheckpointFiles, to: Path, say: Callable[[str], None]) -> None:
+    try:
+        keep_logs(files, to)
+    except OSError as error:
+        say(f"not all of the checkpoint is kept: {error}")
+
+
+def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:
+    """Copies what a checkpoint tells of its batches into a new folder.
+
+    Raises:
+        OSError: if something could not be copied. All that could be is.
+    """
+    to.mkdir()
+    failed = [why for folder in _KEPT for why in _copy(checkpoint, folder, to)]
+    if failed:
+        raise OSError("; ".join(failed))
+
+
+def _copy(checkpoint: CheckpointFiles, folder: str, to: Path) -> Iterator[str]:
+    """Copies the files of a subfolder. Yields why one could not be."""
+    try:
+        paths = [f"{folder}/{name}".lstrip("/") for name in checkpoint.names(folder)]
+    except OSError as error:
+        yield f"{folder}: {error}"
+        return
+    (to / folder).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        if why := _copied(checkpoint, path, to / path):
+            yield f"{path}: {why}"
+
+
+def _copied(checkpoint: CheckpointFiles, path: str, to: Path) -> str:
+    """Copies a file. Returns why it could not be, or an empty string."""
+    try:
+        to.write_bytes(checkpoint.read(path) or b"")
+    except OSError as error:
+        return str(error)
+    return ""

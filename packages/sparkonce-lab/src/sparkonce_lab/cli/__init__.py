@@ -1,0 +1,1 @@
+"""The commands ``verify``, ``demo`` and ``broker`` of ``sparkonce``."""

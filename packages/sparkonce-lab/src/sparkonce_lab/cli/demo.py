@@ -1,0 +1,105 @@
+"""``sparkonce demo``: the proof on this machine."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparkonce.cli.conf import Conf, read_conf
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show
+from sparkonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sparkonce_lab.demo.result import Result, Variant
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    rows_per_second: Annotated[int, typer.Option(min=50, max=20_000, help="How many orders flow.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Makes the same orders again.")] = 1,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="DIR", help="Keep broker, checkpoints and logs in a new folder.")
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="Kill Spark's own Kafka sink as well.")] = True,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A folder of yours, as Spark names it (s3a://…, hdfs://…, a path), in which a new one is made for the "
+            "checkpoints.",
+        ),
+    ] = None,
+    conf: Conf = None,
+    form: FormatOption = OutputFormat.TABLE,
+    as_json: AsJson = False,
+) -> None:
+    """Kills a real query on a real broker in the middle of its commits, and counts the rows.
+
+    Takes two minutes. Exits with 0 only if sparkonce lost and doubled nothing and every kill hit its point. With JSON
+    or YAML what happens goes to standard error.
+    """
+    given = read_conf(conf)
+    if given and checkpoint is None:
+        raise ConfigurationError(
+            f"--conf {' and '.join(given)}: the checkpoints are in a temporary folder.",
+            next_step="Name their place by --checkpoint, or leave --conf out.",
+        )
+    from rich.console import Console as RichConsole
+
+    from sparkonce_lab.demo.console import Console
+    from sparkonce_lab.demo.run import run
+
+    form = OutputFormat.of(form, as_json)
+    rich = RichConsole(stderr=form.is_for_programs)
+    console = Console(rich)
+    try:
+        result = run(
+            console,
+            rows_per_second=rows_per_second,
+            seed=seed,
+            keep=keep,
+            compare=compare,
+            checkpoint=checkpoint,
+            conf=given,
+        )
+    finally:
+        console.close()
+    show(_plain(result), form, lambda _console, _wide: _show(rich, result, keep))
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _show(console: Any, result: "Result", keep: Path | None) -> None:
+    from sparkonce_lab.demo.console import table
+
+    console.print()
+    console.print(table([variant for variant in (result.with_sparkonce, result.without) if variant is not None]))
+    console.print(
+        "[dim]Aborted rows are hidden from read_committed readers. Kafka's default, read_uncommitted, shows them.[/]",
+        soft_wrap=True,
+    )
+    if result.ok:
+        verdict = "[bold green]exactly once[/]: killed at every point, nothing missing, nothing doubled"
+    elif not result.with_sparkonce.proved:
+        verdict = "[bold red]proves nothing[/]: a kill did not hit its point"
+    else:
+        verdict = "[bold red]NOT exactly once[/]"
+    console.print(f"\nsparkonce: {verdict}, in {result.seconds:.0f} s.", highlight=False, soft_wrap=True)
+    if keep is not None:
+        console.print(f"Kept: {keep}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(result: "Result") -> dict[str, Any]:
+    variants = {"with_sparkonce": result.with_sparkonce, "without": result.without}
+    return {
+        "ok": result.ok,
+        "seconds": round(result.seconds, 1),
+        **{name: None if variant is None else _variant(variant) for name, variant in variants.items()},
+    }
+
+
+def _variant(variant: "Variant") -> dict[str, Any]:
+    return {**dataclasses.asdict(variant), "proved": variant.proved, "exactly_once": variant.exactly_once}

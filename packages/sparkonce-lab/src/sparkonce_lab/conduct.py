@@ -1,0 +1,386 @@
+"""Keeps a query running through all of its drivers, brings it to where it is to be struck, and writes all down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.protocol.state import Phase
+from sparkonce_lab.child import Driver, fields_of
+from sparkonce_lab.clock import FakeClock, find_faketime
+from sparkonce_lab.errors import RunFailedError
+from sparkonce_lab.faults import ENDS_THE_DRIVER, Fault
+from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.query import QueryConfig
+from sparkonce_lab.schedule import FIRST_BATCH, Step
+from sparkonce_lab.watch import note_sizes
+
+_POLL_S = 0.01
+_STOP_S = 150.0
+_LOOK_S = 0.5
+"""The time for which a driver is held before it is struck: readers look several times a second."""
+_SAMPLE_S = 5.0
+_BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
+_ARMED_S = 20.0
+"""A phase that has not come after so long is not waited for any longer: the fault happens wherever the driver is."""
+
+
+class StuckError(RunFailedError):
+    """Something did not happen before its deadline: a finding, not a failure of the verifier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """The longest waits, in seconds, and the most attempts.
+
+    Attributes:
+        start_s: For a driver's first batch.
+        recover_s: For the first finished batch after a fault is over.
+        end_s: For a driver that is deposed to end by itself.
+        falls: How many drivers in a row may end by themselves before one has finished a batch.
+    """
+
+    start_s: float = 120.0
+    recover_s: float = 180.0
+    end_s: float = 120.0
+    falls: int = 8
+
+    def to_json(self) -> dict[str, float]:
+        """Returns plain values."""
+        return asdict(self)
+
+
+class Conductor:
+    """One query on its checkpoint, through all of its drivers.
+
+    Args:
+        config: Of the query; masters, slots and phases to be held at vary from start to start.
+        checkpoint: Its checkpoint.
+        module: The query's module.
+        folder: For the drivers' logs.
+        recorder: Takes what happens.
+        limits: How long to wait.
+        look: Called again and again while it waits: raises what else went wrong.
+
+    Attributes:
+        driver: The newest one, or None while none runs.
+    """
+
+    def __init__(
+        self,
+        config: QueryConfig,
+        *,
+        checkpoint: CheckpointFiles,
+        module: str,
+        folder: Path,
+        recorder: Recorder,
+        limits: RunLimits,
+        look: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self.limits = limits
+        self.recorder = recorder
+        self.driver: Driver | None = None
+        self.finished = 0
+        """How many batches were finished, by all drivers."""
+        self._checkpoint = checkpoint
+        self._module = module
+        self._folder = folder
+        self._look = look
+        self._drivers: list[Driver] = []
+        self._unrecovered: list[Step] = []
+        self._hold: Phase | None = None
+        self._fell = 0
+        self._clock_s: int | None = None
+        self._sampled_at = 0.0
+
+    @property
+    def started(self) -> int:
+        """The number of drivers that were started, which is the newest one's."""
+        return len(self._drivers)
+
+    # --- drivers ------------------------------------------------------------------------------------------------------
+
+    def start(self, *, clock_s: int | None = None, **changed: Any) -> Driver:
+        """Starts a driver, beside those that run.
+
+        Args:
+            clock_s: By how many seconds its clock is wrong from the start; None if it needs none of its own.
+            changed: Changes the configuration from now on.
+        """
+        self._clock_s = clock_s
+        self.config = replace(self.config, **changed)
+        number = len(self._drivers) + 1
+        config = replace(self.config, hold=self._hold.name if self._hold else "")
+        driver = Driver(
+            number,
+            config.to_json(),
+            log=self._folder / f"driver-{number}.log",
+            temporary=Path(config.temporary),
+            module=self._module,
+            clock=self._new_clock(number, clock_s) if clock_s is not None else None,
+        )
+        self._drivers.append(driver)
+        self.driver = driver
+        self.recorder.note(Kind.START, driver=number, pid=driver.pid, slots=config.slots, master=config.master)
+        return driver
+
+    def _new_clock(self, number: int, seconds: int) -> FakeClock | None:
+        library = find_faketime()
+        return FakeClock(library, self._folder / f"clock-{number}", seconds) if library is not None else None
+
+    def kill(self, driver: Driver, *, asked: bool = True) -> None:
+        """Kills a driver with all its processes, or those that are left (SIGKILL).
+
+        Args:
+            driver: Which.
+            asked: Whether it is to end. One that has ended unasked is judged.
+        """
+        driver.kill()
+        self.hear(driver)
+        if not driver.end_noted:
+            driver.end_noted = True
+            self.recorder.note(Kind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
+
+    def stop(self) -> Driver | None:
+        """Stops the running driver in order, or by force if it does not stop. Returns it."""
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            driver.ask_to_stop()
+            give_up_at = time.monotonic() + _STOP_S
+            while driver.exit_code() is None and time.monotonic() < give_up_at:
+                self.hear(driver)
+                time.sleep(_POLL_S)
+            self.kill(driver, asked=driver.exit_code() == 0)
+        return driver
+
+    def end(self) -> None:
+        """Ends every process that is left. Raises what went wrong last, once all was tried."""
+        with ExitStack() as stack:
+            for driver in self._drivers:
+                if not driver.end_noted:
+                    stack.callback(driver.kill)
+                    stack.callback(driver.resume)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, holds: Callable[[], bool], limit_s: float, *, keep_running: bool = True) -> bool:
+        """Waits, and meanwhile hears the drivers and starts a new one if the newest has ended by itself.
+
+        Returns:
+            Whether it held in time.
+        """
+        give_up_at = time.monotonic() + limit_s
+        while True:
+            # First: what has come about is known before what came of it is heard.
+            if holds():
+                return True
+            self.pump(keep_running)
+            if holds():
+                return True
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(_POLL_S)
+
+    def need(
+        self, holds: Callable[[], bool], limit_s: float, what: str, step: int = 0, *, keep_running: bool = True
+    ) -> None:
+        """Waits for what must come, as `wait` does.
+
+        Raises:
+            StuckError: if it does not, or if one driver after the other ends before it has.
+        """
+        came = False
+
+        def comes_or_never_will() -> bool:
+            nonlocal came
+            came = holds()
+            return came or self._fell >= self.limits.falls
+
+        self.wait(comes_or_never_will, limit_s, keep_running=keep_running)
+        if not came:
+            fell = self._fell >= self.limits.falls
+            why = f"{self._fell} drivers in a row ended by themselves" if fell else f"not within {limit_s:.0f} s"
+            self.recorder.note(Kind.STUCK, step=step, what=f"{why}: {what}")
+            raise StuckError(f"{why}: {what}", next_step=f"Read the logs in {self._folder}.")
+
+    def pause(self, seconds: float) -> None:
+        """Lets time go by, and the query run."""
+        self.wait(lambda: False, seconds)
+
+    def pump(self, keep_running: bool = True) -> None:
+        """Looks at every driver once."""
+        self._look()
+        for driver in self._drivers:
+            if not driver.end_noted:
+                self.hear(driver)
+                if driver.exit_code() is not None:
+                    self.kill(driver, asked=False)  # what is left of it, and the note that it has ended
+        if keep_running and self.driver is not None and self.driver.exit_code() is not None:
+            self._restart()
+        if time.monotonic() - self._sampled_at > _SAMPLE_S:
+            self._sampled_at = time.monotonic()
+            self._sample()
+
+    def hear(self, driver: Driver) -> None:
+        """Writes down what a driver has told."""
+        for event in driver.news():
+            fields: Mapping[str, Any] = {"driver": driver.number, **fields_of(event)}
+            match event["event"]:
+                case "phase":
+                    self.recorder.note(Kind.PHASE, **fields)
+                case "batch":
+                    self.finished += 1
+                    self._fell = 0
+                    self.recorder.note(Kind.BATCH, **fields)
+                    self._recovered(driver, event["batch"])
+                case "log":
+                    self.recorder.note(Kind.LOG, **fields)
+                case "stop" if driver.asked_to_stop:
+                    # It was stopped in the middle of a batch.
+                    self.recorder.note(Kind.LOG, level="ERROR", **fields)
+                case "stop" | "failed":
+                    self.recorder.note(Kind.STOPPED, **fields)
+
+    def _restart(self) -> None:
+        back_off_s = _BACK_OFF_S[min(self._fell, len(_BACK_OFF_S) - 1)]
+        self._fell += 1
+        self.driver = None
+        self.wait(lambda: False, back_off_s, keep_running=False)
+        if self.driver is None:
+            self.start(clock_s=self._clock_s)
+
+    def _recovered(self, driver: Driver, batch: int) -> None:
+        for step in self._unrecovered:
+            self.recorder.note(Kind.RECOVERED, step=step.number, driver=driver.number, batch=batch)
+        self._unrecovered.clear()
+
+    def _sample(self) -> None:
+        if self.driver is None:
+            return
+        for used in self.driver.usage():
+            self.recorder.note(
+                Kind.RESOURCES,
+                driver=self.driver.number,
+                role=used.role,
+                pid=used.pid,
+                rss_mib=used.rss_mib,
+                handles=used.handles,
+            )
+        note_sizes(self.recorder, self._checkpoint)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def aim(self, step: Step) -> Driver:
+        """Brings the query to where a step is to happen.
+
+        Returns:
+            The driver that is there, or as near as it came.
+        """
+        phase = Phase[step.phase]
+        if phase not in FIRST_BATCH or not self._unrecovered:
+            self.settle(step.number)
+            enough = self.finished + step.batches
+            self.need(
+                lambda: self.finished >= enough, self.limits.recover_s, f"{step.batches} batches more", step.number
+            )
+        if step.delay_ms == 0:
+            self._bring_to_hold(phase)
+        else:
+            self._let_drift(phase, step.delay_ms / 1000)
+        self._hold = None
+        self.need(lambda: self.driver is not None, self.limits.start_s, "a driver runs", step.number)
+        if self.driver is None:
+            raise RunFailedError("No driver runs.", next_step=f"Read the logs in {self._folder}.")
+        return self.driver
+
+    def expect(self, following: Step | None) -> None:
+        """Holds the next driver, from its start on, if the following step aims at its first batch."""
+        aims = following is not None and following.delay_ms == 0 and Phase[following.phase] in FIRST_BATCH
+        self._hold = Phase[following.phase] if aims and following is not None else None
+
+    def settle(self, step: int) -> None:
+        """Waits until everything that has happened is recovered from."""
+        self.need(lambda: not self._unrecovered, self.limits.recover_s, "a batch is finished after the fault", step)
+
+    def note_fault(self, step: Step, driver: Driver) -> None:
+        """Writes down where a fault hits. Called directly before it happens."""
+        self.recorder.note(
+            Kind.FAULT,
+            step=step.number,
+            fault=step.fault.value,
+            system=step.system,
+            request=step.request,
+            driver=driver.number,
+            phase=driver.phase,
+            batch=driver.batch,
+            aimed=step.phase,
+            held=bool(driver.held),
+        )
+
+    def note_over(self, step: Step) -> None:
+        """Writes down that it is over. From now on a finished batch means that it is recovered from."""
+        self.recorder.note(Kind.OVER, step=step.number)
+        self._unrecovered.append(step)
+
+    def note_skipped(self, step: Step, why: str) -> None:
+        """Writes down that it could not happen."""
+        self.recorder.note(Kind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
+
+    def _bring_to_hold(self, phase: Phase) -> None:
+        """Holds the driver at the phase, or gives up holding it once it has been at work for long."""
+        self._hold = phase
+        told: Driver | None = None
+
+        def is_held() -> bool:
+            nonlocal told
+            if self.driver is not None and self.driver is not told:
+                told = self.driver
+                told.hold_at(phase.name)  # one that is started from now on knows it from its configuration
+            return self.driver is not None and self.driver.held == phase.name
+
+        if self._wait_at_work(is_held):
+            self.pause(_LOOK_S)
+        elif self.driver is not None:
+            self.driver.go()
+
+    def _let_drift(self, phase: Phase, delay_s: float) -> None:
+        self._wait_at_work(self._comes_to(phase))
+        self.wait(lambda: False, delay_s, keep_running=False)
+
+    def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
+        """Waits until it holds, and for so long only as a driver is at work: how long one starts does not count."""
+        held = False
+
+        def holds_or_begun() -> bool:
+            nonlocal held
+            held = holds()
+            return held or (self.driver is not None and self.driver.phases > 0)
+
+        self.wait(holds_or_begun, self.limits.start_s)
+        return held or self.wait(holds, _ARMED_S)
+
+    def _comes_to(self, phase: Phase) -> Callable[[], bool]:
+        """Returns a function that tells whether the newest driver has come to a phase since this call."""
+        before = (self.driver, self.driver.phases if self.driver else 0)
+
+        def comes() -> bool:
+            now = self.driver
+            return now is not None and (now, now.phases) != before and now.phase == phase.name
+
+        return comes
+
+
+def of_next_driver(steps: Sequence[Step]) -> frozenset[Fault]:
+    """Returns the faults that are meant for the driver that is started now: up to the one that ends it."""
+    found = []
+    for step in steps:
+        found.append(step.fault)
+        if step.fault in ENDS_THE_DRIVER:
+            break
+    return frozenset(found)

@@ -1,0 +1,482 @@
+"""Asks a Kafka server, instead of the code under test, for the records of a topic and for open transactions.
+
+Every function opens its own clients, has a deadline, and raises ``TimeoutError`` when that has passed. `KafkaReader`
+continues from where it was, and `LiveReader` reads all the time in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkonce_lab.rig.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from confluent_kafka import Message
+    from kafka.admin import KafkaAdminClient
+
+
+TIMEOUT_S = 30.0
+
+_POLL_S = 0.05
+
+_CHUNK = 50_000
+
+_LOG_LEVEL = 5
+"""Warnings and worse: at 6, librdkafka tells of events that were left when a client was closed."""
+
+
+class Record(NamedTuple):
+    """One record of a topic. ``timestamp_ms`` is in milliseconds since the epoch; headers keep their order."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Transaction(NamedTuple):
+    """A transactional id, as its coordinator describes it.
+
+    Attributes:
+        transactional_id: The id.
+        state: In Kafka's words: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead.
+        producer_id: Given by the broker to the id.
+        producer_epoch: Of the newest initialisation or ended transaction.
+        timeout_ms: After how many milliseconds the broker aborts a transaction.
+        start_ms: When the open or the last one began, milliseconds since the epoch by the broker's clock; -1 if there
+            was none.
+        partitions: Topic and partition of everything written to in the open one, sorted.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int
+    partitions: tuple[tuple[str, int], ...]
+
+
+def create_topic(
+    bootstrap: str | Mapping[str, Any],
+    name: str,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+    *,
+    replicas: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Makes a topic, unless there is one of this name, and waits until each partition has a leader.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        name: The topic.
+        partitions: How many.
+        config: The topic's own settings.
+        replicas: Of each partition; by default as many as the broker chooses.
+        timeout_s: For each step, in seconds.
+
+    Raises:
+        KafkaException: if the broker refuses.
+        TimeoutError: if a partition has no leader in time.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({**_connecting(bootstrap), "log_level": _LOG_LEVEL})
+    copies = {} if replicas is None else {"replication_factor": replicas}
+    topic = NewTopic(name, num_partitions=partitions, config=dict(config or {}), **copies)
+    try:
+        admin.create_topics([topic], request_timeout=timeout_s)[name].result(timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+
+    def led() -> bool:
+        found = admin.list_topics(name, timeout=timeout_s).topics[name].partitions
+        return bool(found) and all(partition.leader >= 0 for partition in found.values())
+
+    _wait_until(led, f"every partition of {name} has a leader", timeout_s)
+
+
+def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *, timeout_s: float = TIMEOUT_S) -> None:
+    """Writes records outside any transaction, and waits until all are acknowledged.
+
+    Nothing is sent twice: where a broker goes away meanwhile, this raises and does not repeat.
+
+    Args:
+        bootstrap: ``bootstrap.servers``.
+        topic: The topic.
+        messages: Of each record what confluent-kafka's ``Producer.produce`` takes: ``value``, ``key``, ``partition``,
+            ``timestamp`` (milliseconds), ``headers``.
+        timeout_s: For the whole call, in seconds.
+
+    Raises:
+        KafkaException: the first error of a delivery.
+        TimeoutError: if records are not acknowledged in time.
+    """
+    from confluent_kafka import KafkaException, Producer
+
+    give_up_at = time.monotonic() + timeout_s
+    errors: list[Any] = []
+    # Without retries nothing can double, and the half second that librdkafka takes to get a producer id is saved.
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "retries": 0})
+
+    def note(error: Any, _: Any) -> None:
+        if error is not None:
+            errors.append(error)
+
+    for message in messages:
+        while True:
+            try:
+                producer.produce(topic, on_delivery=note, **message)
+                break
+            except BufferError:
+                producer.poll(_POLL_S)
+                if time.monotonic() > give_up_at:
+                    raise TimeoutError(f"{len(producer)} records to {topic} not sent in {timeout_s} s") from None
+    left = producer.flush(max(give_up_at - time.monotonic(), 0))
+    if errors:
+        raise KafkaException(errors[0])
+    if left:
+        raise TimeoutError(f"{left} records to {topic} not acknowledged in {timeout_s} s")
+
+
+def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
+    """Reads what a read_committed reader sees: from the beginning to the last stable offset of this moment.
+
+    An open transaction holds it back and does not make it wait.
+
+    Returns:
+        The records, by partition and offset.
+
+    Raises:
+        KafkaException: if there is no such topic, or the broker refuses.
+        TimeoutError: if the end is not reached in time.
+    """
+    return _read(bootstrap, topic, "READ_COMMITTED", timeout_s)
+
+
+def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
+    """Reads what a reader with Kafka's default isolation sees, rows of open and aborted transactions included.
+
+    Returns and raises the same as `read_committed`.
+    """
+    return _read(bootstrap, topic, "READ_UNCOMMITTED", timeout_s)
+
+
+def end_offsets(
+    bootstrap: str | Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
+) -> dict[int, int]:
+    """Returns the end of each partition: the last stable offset for READ_COMMITTED, else the high watermark.
+
+    A broker that does not know yet that it leads a new partition is asked again. So is one that leads none for now,
+    since it was away.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        topic: The topic.
+        isolation: Of the reader.
+        timeout_s: For each of the two requests, in seconds.
+
+    Raises:
+        KafkaException: if there is no such topic, or the broker refuses.
+    """
+    from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    give_up_at = time.monotonic() + timeout_s
+    admin = AdminClient({**_connecting(bootstrap), "log_level": _LOG_LEVEL})
+    metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
+    if metadata.error is not None:
+        raise KafkaException(metadata.error)
+    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in metadata.partitions}
+    early = {
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError._NOENT,  # "No leaders found"
+    }
+    while True:
+        answers = admin.list_offsets(asked, isolation_level=IsolationLevel[isolation], request_timeout=timeout_s)
+        try:
+            return {partition.partition: answer.result(timeout_s).offset for partition, answer in answers.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in early or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[Record]:
+    chunks = scan({"bootstrap.servers": bootstrap}, topic, isolation, timeout_s=timeout_s)
+    records = [_record(message) for chunk in chunks for message in chunk]
+    return sorted(records, key=lambda record: record[:2])
+
+
+def scan(
+    settings: Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
+) -> Iterator[list[Any]]:
+    """Reads a topic from its beginning to the end that `end_offsets` gives now, in chunks.
+
+    Args:
+        settings: librdkafka's, of how to connect.
+        topic: The topic.
+        isolation: See `end_offsets`.
+        timeout_s: For all of it, in seconds.
+
+    Yields:
+        confluent-kafka's messages, those of a partition in their order.
+
+    Raises:
+        KafkaException: if there is no such topic, or the broker refuses.
+        TimeoutError: if the end is not reached in time.
+    """
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+    give_up_at = time.monotonic() + timeout_s
+    ends = end_offsets(settings, topic, isolation, timeout_s=timeout_s)
+    unread = {partition: end for partition, end in ends.items() if end > 0}
+    more = {
+        "group.id": "sparkonce-testing",  # required, and not used: partitions are assigned by hand
+        "enable.auto.commit": False,
+        "isolation.level": isolation.lower(),
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 10,
+        # Offset 0 and this reset are the beginning too, without the half second that asking for it takes.
+        "auto.offset.reset": "earliest",
+    }
+    count = 0
+    with closing(Consumer({**settings, **more})) as consumer:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
+        while unread:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{topic} not read to {unread} in {timeout_s} s; {count} records so far")
+            chunk = []
+            for message in consumer.consume(_CHUNK, timeout=_POLL_S):
+                partition, offset, error = message.partition(), message.offset(), message.error()
+                # Control records and aborted rows are never given out, so the end may show as this event alone.
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if error is None and offset < ends[partition]:
+                    chunk.append(message)
+                if offset + (error is None) >= ends[partition]:
+                    unread.pop(partition, None)
+            count += len(chunk)
+            if chunk:
+                yield chunk
+
+
+def _record(message: Any) -> Record:
+    _, timestamp_ms = message.timestamp()
+    headers = tuple(message.headers() or ())
+    return Record(message.partition(), message.offset(), message.key(), message.value(), timestamp_ms, headers)
+
+
+def describe_transactions(
+    bootstrap: str | Mapping[str, Any], transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
+) -> dict[str, Transaction]:
+    """Asks the coordinators about these ids. Ids that they do not know are left out.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        transactional_ids: The ids.
+        timeout_s: For the whole call, in seconds.
+
+    Raises:
+        TimeoutError: if a coordinator does not answer in time.
+        BrokerResponseError: of kafka-python, if it refuses.
+    """
+    from kafka.errors import TransactionalIdNotFoundError
+
+    def one(admin: KafkaAdminClient, transactional_id: str) -> Transaction | None:
+        try:
+            found = admin.describe_transactions([transactional_id])[transactional_id]
+        except TransactionalIdNotFoundError:
+            return None
+        return Transaction(
+            transactional_id,
+            found.state.value,
+            found.producer_id,
+            found.producer_epoch,
+            found.transaction_timeout_ms,
+            found.transaction_start_time_ms,
+            tuple(sorted((partition.topic, partition.partition) for partition in found.topic_partitions)),
+        )
+
+    def every(admin: KafkaAdminClient) -> dict[str, Transaction]:
+        described = [one(admin, transactional_id) for transactional_id in transactional_ids]
+        return {each.transactional_id: each for each in described if each is not None}
+
+    answer: dict[str, Transaction] = _ask(bootstrap, every, timeout_s)
+    return answer
+
+
+def list_transactions(
+    bootstrap: str | Mapping[str, Any],
+    *,
+    states: Sequence[str] = (),
+    prefix: str = "",
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Transaction]:
+    """Asks every broker for its transactional ids, and describes them.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        states: Only those in one of these, for example ``["Ongoing"]``; by default all.
+        prefix: Only ids that begin with this.
+        timeout_s: For each of the two requests, in seconds.
+
+    Raises:
+        TimeoutError: if a broker does not answer in time.
+        BrokerResponseError: of kafka-python, if it refuses.
+    """
+    listings: dict[int, Any] = _ask(
+        bootstrap, lambda admin: admin.list_transactions(state_filters=list(states) or None), timeout_s
+    )
+    listed = (listing.transactional_id for of_broker in listings.values() for listing in of_broker)
+    ids = sorted(name for name in listed if name.startswith(prefix))
+    described = describe_transactions(bootstrap, ids, timeout_s=timeout_s)
+    return {name: found for name, found in described.items() if not states or found.state in states}
+
+
+def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, int]:
+    """Returns the broker that coordinates each transactional id.
+
+    Args:
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        timeout_s: For the whole call, in seconds.
+
+    Raises:
+        TimeoutError: if a broker does not answer in time.
+        BrokerResponseError: of kafka-python, if it refuses.
+    """
+    listings: dict[int, Any] = _ask(bootstrap, lambda admin: admin.list_transactions(), timeout_s)
+    return {listing.transactional_id: int(node) for node, of_node in listings.items() for listing in of_node}
+
+
+def _connecting(bootstrap: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else dict(bootstrap)
+
+
+def _ask(bootstrap: str | Mapping[str, Any], question: Callable[[KafkaAdminClient], Any], timeout_s: float) -> Any:
+    """Repeats the question while the answer is an error that passes, as while a coordinator loads."""
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    from sparkonce.sinks.kafka.settings import admin_settings
+
+    settings = admin_settings(_connecting(bootstrap))
+    give_up_at = time.monotonic() + timeout_s
+    while True:
+        left_ms = max(int((give_up_at - time.monotonic()) * 1000), 1)
+        try:
+            limits = {"bootstrap_timeout_ms": left_ms, "request_timeout_ms": left_ms}
+            with closing(KafkaAdminClient(**{**settings, **limits})) as admin:
+                return question(admin)
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(
+                    f"{settings['bootstrap_servers']} gave no answer in {timeout_s} s: {error!r}"
+                ) from error
+            time.sleep(_POLL_S)
+
+
+def _wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"not true after {timeout_s} s: {what}")
+        time.sleep(_POLL_S)
+
+
+_LOOK_S = 0.1
+
+_STOPS_WITHIN_S = 60.0
+
+_AT_ONCE = 10_000
+
+
+class KafkaReader:
+    """Reads a topic from its beginning, with confluent-kafka's own consumer.
+
+    Args:
+        settings: librdkafka's, of how to connect, or ``bootstrap.servers`` alone.
+        topic: The topic.
+        partitions: How many it has.
+        wait_ms: How long the broker waits for rows before it answers that there are none.
+    """
+
+    def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int, *, wait_ms: int = 100) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        connecting = {"bootstrap.servers": settings} if isinstance(settings, str) else settings
+        more = {
+            "group.id": "sparkonce-reader",  # required, and not used: partitions are assigned by hand
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": wait_ms,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+            "error_cb": lambda _: None,  # brokers that are away are asked again
+        }
+        self._consumer = Consumer({**connecting, **more})
+        self._consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
+
+    def read(self, timeout_s: float) -> list[Message]:
+        """Returns the new records. A broker that is away gives none."""
+        return [one for one in self._consumer.consume(_AT_ONCE, timeout=timeout_s) if one.error() is None]
+
+    def close(self) -> None:
+        """Closes the consumer."""
+        self._consumer.close()
+
+
+class LiveReader(Background):
+    """Reads a topic all the time, from its beginning. A subclass says what becomes of the records.
+
+    Args:
+        settings: See `KafkaReader`, as for the following.
+        topic: The topic.
+        partitions: How many it has.
+    """
+
+    def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int) -> None:
+        super().__init__(f"reader of {topic}", _STOPS_WITHIN_S)
+        self._where = settings, topic, partitions
+        self._taken = threading.Condition()
+
+    def take(self, messages: Sequence[Any]) -> None:
+        """Receives the new records. No `wait_for` looks meanwhile."""
+        raise NotImplementedError
+
+    def wait_for(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Waits until something holds of the records that were taken. Raises what ended the reader.
+
+        Returns:
+            Whether it held in time.
+        """
+        give_up_at = time.monotonic() + limit_s
+        with self._taken:
+            while not (held := holds()) and time.monotonic() < give_up_at:
+                self.check()
+                self._taken.wait(_LOOK_S)
+        return held
+
+    def work(self) -> None:
+        """Reads until it is stopped."""
+        with closing(KafkaReader(*self._where)) as reader:
+            while not self.stopping.is_set():
+                messages = reader.read(_LOOK_S)
+                with self._taken:
+                    self.take(messages)
+                    self._taken.notify_all()

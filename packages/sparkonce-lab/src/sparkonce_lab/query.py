@@ -1,0 +1,391 @@
+"""The query under verification: rows from Kafka, passed on one by one and summed by key and window, to every system.
+
+A process of its own (``python -m sparkonce_lab.query``). It tells what it does in lines of JSON on standard output,
+takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
+cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
+among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":
+true}`` releases it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.protocol.state import Phase
+from sparkonce.sources.packages import SCALA
+from sparkonce_lab.clock import adapt_python, let_java_start, only_the_drivers
+from sparkonce_lab.rig.kafka.jars import spark_jars_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from sparkonce.sink import TwoPhaseCommitSink
+
+    View = Callable[[DataFrame], DataFrame]
+    Start = Callable[[SparkSession, "QueryConfig", "Gate", threading.Event], StreamingQuery]
+
+_POLL_S = 0.1
+_HOLD_S = 300.0
+_PROGRESS_S = 10.0
+WATERMARK_DELAY = "2 seconds"
+LOCAL = "local[2,4]"
+"""A task that fails is tried again, up to four times, as on a cluster. In ``local[2]`` it would not be."""
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryConfig:
+    """The configuration of one start of the query, in plain values.
+
+    Attributes:
+        source: librdkafka's settings of how to connect to the source.
+        topic: The source.
+        sinks: Of each system by name: what its `System.build` makes the sink of.
+        checkpoint: The query's folder, a path or a URL.
+        temporary: For what Spark leaves behind when it is killed.
+        jars: For ``spark.jars``.
+        window_ms: Width of the windows.
+        refuse_every: Of so many rows of a key Kafka refuses one; 0 for none.
+        dead_letters: The folder for refused rows; empty for none.
+        conf: Spark's settings for the checkpoint's store, and for systems.
+        trigger: ``processingTime``, or empty for ``availableNow``.
+        master: Spark's master.
+        slots: How many slots each system's sink has; 0 for as many as the plan has.
+        shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
+        hold: Name of the phase to be held at from the beginning, if any.
+        java_flags: Of the driver's JVM.
+        plain_to: Instead of all sinks, where Spark itself writes to: a folder for Parquet.
+        log_level: The lowest level of the product's own log lines that are told.
+        outage_patience_s: See `sparkonce.ExactlyOnce`.
+        stop_within_s: The time that the query has to stop in order; then its process ends at once.
+    """
+
+    source: Mapping[str, Any]
+    topic: str
+    sinks: Mapping[str, Mapping[str, Any]]
+    checkpoint: str
+    temporary: str
+    jars: tuple[str, ...]
+    window_ms: int
+    refuse_every: int = 0
+    dead_letters: str = ""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    trigger: str = "500 milliseconds"
+    master: str = LOCAL
+    slots: int = 0
+    shuffle_partitions: int = 3
+    hold: str = ""
+    java_flags: str = FAST_START
+    plain_to: str = ""
+    log_level: str = "WARNING"
+    outage_patience_s: float = 60.0
+    stop_within_s: float = 120.0
+
+    def to_json(self) -> str:
+        """Returns one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> QueryConfig:
+        """Reads what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def source_rows(spark: SparkSession, config: QueryConfig) -> DataFrame:
+    """Reads the workload: key, number, amount, and the event time as ``at``."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    from sparkonce import read_kafka
+
+    records = read_kafka(spark, config.source, topics=config.topic)
+    fields = F.split(F.col("value").cast("string"), ",")
+    return records.select(
+        F.col("key").cast("string").cast("bigint").alias("key"),
+        fields[0].cast("bigint").alias("number"),
+        fields[1].cast("bigint").alias("amount"),
+        F.timestamp_millis(fields[2].cast("bigint")).alias("at"),
+    )
+
+
+def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
+    """Sums each key's amounts in each window. A sum comes out once, when the watermark has passed its window."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    return (
+        rows.withWatermark("at", WATERMARK_DELAY)
+        .groupBy(F.window("at", f"{config.window_ms} milliseconds"), "key")
+        .agg(F.sum("amount").alias("amount"), F.count("*").alias("rows"))
+        .select(F.lit("sum").alias("kind"), "key", F.unix_millis("window.start").alias("number"), "amount", "rows")
+    )
+
+
+def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
+    """Passes each row on, and adds the sums of each window."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    rows = source_rows(spark, config)
+    single = rows.where("key >= 0").select(
+        F.lit("row").alias("kind"), "key", "number", "amount", F.lit(1).cast("bigint").alias("rows")
+    )
+    return single.union(sums(rows, config))
+
+
+def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
+    """Makes key and value of each row's record, and a time that Kafka refuses for some."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
+    columns = [F.col("key").cast("string").alias("key"), value.alias("value")]
+    if refuse_every:
+        refused = (F.col("kind") == "row") & (F.col("number") % refuse_every == 0)
+        columns.append(F.when(refused, F.timestamp_millis(F.lit(0))).alias("timestamp"))
+    return batch.select(*columns)
+
+
+def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
+    """Makes every system's sink, with the view that gives it its slots. All but Kafka's share one, and a Spark job."""
+
+    def view(kafka: bool) -> View:
+        def of(batch: DataFrame) -> DataFrame:
+            shown = for_kafka(batch, config.refuse_every) if kafka else batch
+            # Not by coalesce: it goes by which executor has what at the moment, and a batch that is lost in part is
+            # written again only if its rows come in the slots of before.
+            return shown.repartition(config.slots, "key") if config.slots else shown
+
+        return of
+
+    from sparkonce_lab.systems.names import SYSTEMS
+
+    records, rows = view(True), view(False)
+    found = {}
+    for name, settings in config.sinks.items():
+        sink = SYSTEMS[name].build(settings)
+        found[sink] = records if name == "kafka" else rows
+    return found
+
+
+class Gate:
+    """Holds the query where a phase begins, for as long as it is told to."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase = phase
+        self._go = threading.Event()
+
+    def hold(self, phase: str) -> None:
+        """Holds the query where this phase begins the next time."""
+        self._go.clear()
+        self._phase = phase
+
+    def go(self) -> None:
+        """Releases it, and holds it at no later phase."""
+        self._phase = ""
+        self._go.set()
+
+    def holds(self, phase: str) -> bool:
+        """Tells whether it is to be held where this phase begins."""
+        return phase == self._phase
+
+    def pass_by(self, phase: str, batch: int) -> None:
+        """Waits here if the query is to be held where this phase begins."""
+        if self.holds(phase):
+            tell("held", phase=phase, batch=batch)
+            self._go.wait(_HOLD_S)
+
+
+def main(start: Start) -> int:
+    """Runs a query until standard input is closed. Returns 0 unless it failed."""
+    adapt_python()
+    lines = _lines()
+    config = QueryConfig.of_json(next(lines))
+    gate, stopping = Gate(config.hold), threading.Event()
+    threading.Thread(target=_listen, args=(lines, gate, stopping, config.stop_within_s), daemon=True).start()
+    _tell_log(config.log_level)
+    spark = session(config)
+    query = start(spark, config, gate, stopping)
+    tell("started", run=str(query.runId))
+    while query.isActive and not stopping.wait(_POLL_S):
+        pass
+    error = query.exception()
+    if error is not None:
+        tell("failed", error=type(error).__name__, message=str(error)[:2000])
+        return 1
+    _tell_state(spark, query, config.checkpoint)
+    query.stop()
+    spark.stop()
+    tell("stopped")
+    return 0
+
+
+def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> None:
+    """Tells the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
+    from sparkonce.spark.checkpoints.opening import open_checkpoint
+
+    newest = SparkCheckpoint(open_checkpoint(spark, checkpoint)).finished()
+    give_up_at = time.monotonic() + _PROGRESS_S
+    while time.monotonic() < give_up_at:
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] >= newest:
+            tell("state", rows=sum(each["numRowsTotal"] for each in progress["stateOperators"]))
+            return
+        time.sleep(_POLL_S)
+
+
+def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
+    """Starts the query. Errors are told unless it is ``stopping``: then its batch is broken off on purpose."""
+    rows = plan(spark, config)
+    if config.plain_to:
+        return writing(rows, config).format("parquet").option("path", config.plain_to).start()
+    return writing(rows, config).foreachBatch(run_batches(sinks_of(config), config, gate, stopping)).start()
+
+
+def writing(rows: DataFrame, config: QueryConfig) -> DataStreamWriter:
+    """Returns Spark's writer of a query, with checkpoint and trigger."""
+    trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
+    return rows.writeStream.outputMode("append").option("checkpointLocation", config.checkpoint).trigger(**trigger)
+
+
+def run_batches(
+    sinks: Mapping[TwoPhaseCommitSink, View], config: QueryConfig, gate: Gate, stopping: threading.Event
+) -> Callable[[DataFrame, int], None]:
+    """Returns the function for ``foreachBatch``, which tells each phase and waits at the gate."""
+    from sparkonce import ExactlyOnce
+    from sparkonce_lab.systems.letters import MOST, letters_sink
+
+    def listen(phase: Phase, batch: int) -> None:
+        if phase is Phase.IDLE:
+            done = exactly_once.progress()[-1]
+            tell(
+                "batch",
+                batch=batch,
+                rows=done.rows,
+                transactions=done.transactions,
+                recovered=done.recovered,
+                healed=done.healed,
+                seconds=done.seconds,
+            )
+        tell("phase", phase=phase.name, batch=batch)
+        gate.pass_by(phase.name, batch)
+
+    kafka = next((sink for sink in sinks if sink.name == "kafka"), None)
+    letters = {kafka: letters_sink(config.dead_letters)} if config.dead_letters and kafka else None
+    exactly_once = ExactlyOnce(
+        sinks,
+        checkpoint=config.checkpoint,
+        listener=listen,
+        display=False,
+        outage_patience_s=config.outage_patience_s,
+        sweep_every_s=2.0,
+        dead_letters=letters,
+        max_refused=MOST,
+    )
+
+    def run_batch(rows: DataFrame, batch: int) -> None:
+        from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+        try:
+            exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
+        except Exception as error:
+            # By its own name, whosever it is: Spark wraps it in one of its own.
+            if not stopping.is_set():
+                tell("stop", error=type(error).__name__, message=str(error)[:2000])
+            raise
+
+    return run_batch
+
+
+def session(config: QueryConfig) -> SparkSession:
+    """Starts Spark on loopback, with its temporary files in a folder of ours."""
+    from pyspark.sql import SparkSession
+
+    if config.master.startswith("local-cluster"):
+        # An executor is started by what belongs to an installation of Spark, and else looks for a build's folders.
+        os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
+    let_java_start()
+    java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
+    spark = (
+        SparkSession.builder.config(map=dict(config.conf))
+        .config("spark.hadoop.fs.defaultFS", "file:///")  # a path is one of this machine
+        .master(config.master)
+        .appName("sparkonce verify")
+        .config("spark.jars", ",".join(config.jars))
+        .config("spark.driver.extraJavaOptions", java)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.executor.extraJavaOptions", f"-Djava.io.tmpdir={config.temporary} {FAST_START}")
+        .config("spark.local.dir", config.temporary)
+        .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
+        .config(map=dict(only_the_drivers()))
+        .config("spark.ui.enabled", "false")
+        # A full collection often, and little kept for a page that is off (by default 100,000 tasks, which takes hours):
+        # what memory the JVM has after an hour is then what the query needs.
+        .config("spark.cleaner.periodicGC.interval", "2min")
+        .config("spark.ui.retainedJobs", "100")
+        .config("spark.ui.retainedStages", "100")
+        .config("spark.ui.retainedTasks", "1000")
+        .config("spark.sql.ui.retainedExecutions", "100")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def tell(event: str, **fields: Any) -> None:
+    """Writes one line for the process that listens."""
+    # One write for a line: the JVM has the same standard output.
+    os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+
+def _lines() -> Iterator[str]:
+    """Yields the lines of standard input."""
+    # Not by sys.stdin: a reading thread would hold its lock at the interpreter's end.
+    rest = b""
+    while piece := os.read(0, 65_536):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_within_s: float) -> None:
+    for line in lines:
+        _obey(json.loads(line), gate)
+    # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
+    end = threading.Timer(stop_within_s, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    gate.go()
+    stopping.set()
+
+
+def _obey(command: Mapping[str, Any], gate: Gate) -> None:
+    if "hold" in command:
+        gate.hold(command["hold"])
+    if "go" in command:
+        gate.go()
+
+
+class _TellingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell("log", level=record.levelname, message=record.getMessage()[:1000])
+
+
+def _tell_log(level: str) -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    ours = logging.getLogger("sparkonce")
+    ours.setLevel(logging.INFO)
+    telling = _TellingHandler(level=level)
+    ours.addHandler(telling)
+
+
+if __name__ == "__main__":
+    sys.exit(main(start))

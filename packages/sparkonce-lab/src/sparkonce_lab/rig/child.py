@@ -1,0 +1,221 @@
+"""A Python program in a process of its own: started, listened to, and ended with everything that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sparkonce.errors import SparkonceError
+from sparkonce_lab.rig.process import POLL_S, freeze, last_lines
+
+Event = Mapping[str, Any]
+"""One line of the program's standard output, which is JSON. ``event`` names the kind."""
+
+_LAST_WORDS_S = 2.0
+_GONE_S = 20.0
+_LOG_LINES = 25
+_UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON")
+"""Variables that would select another Spark, or start it differently, than the one that the jars were fetched for."""
+
+
+class ChildError(SparkonceError):
+    """A child process ended by itself, or cannot be ended."""
+
+
+class Child:
+    """One start of a program, in a session of its own: the Python process, its JVM, and the Python workers.
+
+    The program stops when its standard input is closed, so it cannot outlive us.
+
+    Args:
+        arguments: The program's.
+        log: Receives its standard error, appended.
+        temporary: The folder for temporary files of Spark and Python. Is made.
+        module: The program.
+        env: More of its environment.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, log: Path, temporary: Path, module: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        temporary.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        own = {
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(temporary),
+            "TMPDIR": str(temporary),
+        }
+        environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**environment, **own, **(env or {})},
+                start_new_session=True,
+            )
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
+        self._ended_at: float | None = None
+        self._is_gone = False
+
+    @property
+    def pid(self) -> int:
+        """The program's process id, which is its session's too."""
+        return self._process.pid
+
+    def events(self) -> list[Event]:
+        """Returns what it has told since the last call."""
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._events.get_nowait())
+        return found
+
+    def send(self, line: str) -> None:
+        """Writes a line to its standard input. Does nothing if it is gone."""
+        with suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.write(line.encode() + b"\n")
+                self._process.stdin.flush()
+
+    def ask_to_stop(self) -> None:
+        """Closes its standard input: it stops in order, if it can."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def exit_code(self) -> int | None:
+        """Returns None while it runs, and a negative number if a signal ended it."""
+        return self._process.poll()
+
+    def wait(self, limit_s: float) -> None:
+        """Waits until it has ended by itself.
+
+        Raises:
+            ChildError: if it has not after so many seconds.
+        """
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise ChildError(
+                f"The query has not ended within {limit_s:.0f} s.", next_step=f"Read {self.log}."
+            ) from None
+
+    def check_running(self) -> None:
+        """Raises `ChildError` with the end of its log if it has ended by itself.
+
+        Not at once: what it told last may still be on its way.
+        """
+        code = self.exit_code()
+        if code is None:
+            return
+        self._ended_at = self._ended_at or time.monotonic()
+        if time.monotonic() - self._ended_at > _LAST_WORDS_S:
+            raise self._ended(code)
+
+    def pause(self) -> None:
+        """Stops its clock: on return, nothing of program, JVM and workers runs any more (SIGSTOP)."""
+        freeze(lambda: session_of(self.pid))
+
+    def resume(self) -> None:
+        """Continues it after `pause` (SIGCONT)."""
+        for pid in [] if self._is_gone else session_of(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends the program (SIGKILL) unless it is dead already, then its JVM and workers, and waits until all are gone.
+
+        Raises:
+            ChildError: if a process is left.
+        """
+        if self._is_gone:
+            return  # the system may have given its number to another process
+        give_up_at = time.monotonic() + _GONE_S
+        if self.exit_code() is None:
+            self._process.kill()
+        self._process.wait()
+        while members := session_of(self.pid):
+            if time.monotonic() > give_up_at:
+                raise ChildError(
+                    f"The processes {members} of the killed query still run {_GONE_S:g} s after SIGKILL.",
+                    next_step="End them by hand.",
+                )
+            for pid in members:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL_S)
+        self._listening.join(_GONE_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # it never read the last line that was sent
+                    pipe.close()
+        self._is_gone = True
+
+    def stop(self, limit_s: float) -> None:
+        """Asks it to stop and waits for it, then ends what is left.
+
+        Raises:
+            ChildError: if it does not stop in order.
+        """
+        self.ask_to_stop()
+        try:
+            self.wait(limit_s)
+        finally:
+            self.kill()
+        if code := self.exit_code():
+            raise self._ended(code)
+
+    def _ended(self, code: int) -> ChildError:
+        return ChildError(
+            f"The query's process ended with exit code {code}. The end of {self.log}:\n"
+            f"{last_lines(self.log, _LOG_LINES)}\n",
+            next_step=f"Read {self.log}.",
+        )
+
+    def _listen(self) -> None:
+        if self._process.stdout is None:
+            return
+        for line in self._process.stdout:
+            # The JVM shares the stream and may print there too.
+            with suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    self._events.put(event)
+
+
+def session_of(leader: int) -> list[int]:
+    """Returns the living processes of a session. PySpark's worker daemon leaves the process group, not the session."""
+    if not Path("/proc/self/stat").exists():
+        return _group(leader)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError):
+            # After the name, which is in brackets and may contain anything: state, parent, group, session.
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def _group(leader: int) -> list[int]:
+    """Ends the leader's group as one, without /proc. Workers outside it end by themselves when the JVM is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    return []

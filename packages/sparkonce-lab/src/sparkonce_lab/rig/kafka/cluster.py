@@ -1,0 +1,240 @@
+"""Kafka brokers as child processes on loopback ports: one for trying out, several for tests of what breaks.
+
+::
+
+    with Cluster(nodes=3, overrides={"transaction.max.timeout.ms": 60_000}) as cluster:
+        cluster.brokers[0].kill()
+        cluster.brokers[0].start()      # same ports, same data: clients reconnect
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.operate.java import find_java
+from sparkonce_lab.rig.kafka.broker import Broker
+from sparkonce_lab.rig.kafka.class_archive import archive_flags, kafka_archive
+from sparkonce_lab.rig.kafka.jars import KAFKA_VERSION, kafka_jars
+from sparkonce_lab.rig.kafka.properties import CONTROLLER, HOST, PLAINTEXT
+from sparkonce_lab.rig.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+"""JVM flags that start a broker in half the time, and make it slower under load."""
+
+_FORMAT_TIMEOUT_S = 120.0
+_ARCHIVE_TIMEOUT_S = 60.0
+
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",  # prints every setting
+)
+
+
+class Cluster:
+    """A Kafka cluster of our own. Also a context manager, which starts and closes it.
+
+    Args:
+        nodes: How many. Internal topics and new ones have min(3, nodes) replicas, and need all but one of them.
+        version: Kafka's version.
+        folder: Keeps settings, logs and data, and is kept; by default a temporary one that `close` deletes.
+        port: The first node's, the next node has the next one; 0 for free ones.
+        listeners: Listeners beside PLAINTEXT and CONTROLLER by name, with their security protocol, for example
+            ``{"SASL": "SASL_PLAINTEXT"}``. Their JAAS settings are overrides. With an authorizer, make
+            ``User:ANONYMOUS`` a super user: it is who the nodes are to each other.
+        overrides: Broker properties of every node, which win over all others.
+        heap: The JVM's maximum heap, as in ``-Xmx``.
+        jvm_flags: More JVM flags. Leave `FAST_START` out where speed under load matters.
+        add_scram: Users made when the data is formatted, as in ``kafka-storage format --add-scram``, for example
+            ``SCRAM-SHA-256=[name=alice,password=secret]``.
+        features: Levels of Kafka's features, set when the data is formatted, as in ``{"transaction.version": 1}``.
+            By default those of the version. Kafka 3.9 or newer takes them.
+        dies_with_parent: Whether the brokers end when this process does, even by SIGKILL.
+
+    Attributes:
+        brokers: The nodes, in the order of their ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        version: str = KAFKA_VERSION,
+        folder: Path | None = None,
+        port: int = 0,
+        listeners: Mapping[str, str] | None = None,
+        overrides: Mapping[str, str | int] | None = None,
+        heap: str = "512m",
+        jvm_flags: Sequence[str] = FAST_START,
+        add_scram: Sequence[str] = (),
+        features: Mapping[str, int] | None = None,
+        dies_with_parent: bool = True,
+    ) -> None:
+        self._temporary = folder is None
+        self.folder = folder.absolute() if folder else Path(tempfile.mkdtemp(prefix="sparkonce-kafka-"))
+        self.version = version
+        self.listeners = dict(listeners or {})
+        self.overrides = dict(overrides or {})
+        self.dies_with_parent = dies_with_parent
+        self._jvm = (f"-Xmx{heap}", *jvm_flags, *_LOGGING)
+        self._add_scram = tuple(add_scram)
+        self._features = dict(features or {})
+        self._classes: tuple[str, ...] = ()
+        self._new_cluster_id = _random_id()
+        names = [PLAINTEXT, CONTROLLER, *self.listeners]
+        free = iter(free_ports(nodes * len(names)))
+        self.brokers = [Broker(self, node_id, dict(zip(names, free, strict=False))) for node_id in range(nodes)]
+        if port:
+            for offset, broker in enumerate(self.brokers):
+                broker.ports[PLAINTEXT] = port + offset
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` of the plain listeners."""
+        return self.bootstrap_of(PLAINTEXT)
+
+    @property
+    def ports(self) -> Mapping[int, Mapping[str, int]]:
+        """The ports of every node's listeners, by node id and name."""
+        return {broker.node_id: broker.ports for broker in self.brokers}
+
+    def bootstrap_of(self, listener: str) -> str:
+        """Returns ``bootstrap.servers`` of another listener, by its name."""
+        return ",".join(f"{HOST}:{broker.ports[listener]}" for broker in self.brokers)
+
+    def start(self, timeout_s: float = 60.0) -> Self:
+        """Starts every node, and waits until each serves clients and knows the others.
+
+        Fetching Kafka, the first time, and keeping its classes is not counted.
+
+        Raises:
+            ConfigurationError: if Java is missing, a port is taken, or a property is malformed.
+            PreflightError: if Kafka cannot be fetched or does not start; the message has the end of the log.
+        """
+        try:
+            self.launch()
+            self.wait_ready(timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def launch(self) -> None:
+        """Formats what is new and starts every node, without waiting for them. The first time, fetches Kafka."""
+        if self.dies_with_parent:
+            atexit.register(self.close)
+        self._check_data()
+        self._classes = archive_flags(kafka_archive(self.version), self._record_classes)
+        self._format()
+        for broker in self.brokers:
+            broker.launch()
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        """Waits until every node serves clients, as `start` does after `launch`."""
+        give_up_at = time.monotonic() + timeout_s
+        for broker in self.brokers:
+            broker.wait_ready({each.node_id for each in self.brokers}, give_up_at)
+
+    def close(self) -> None:
+        """Ends every node, in order if the data is kept, and deletes a temporary folder. May be called again."""
+        atexit.unregister(self.close)
+        if self._temporary:
+            for broker in self.brokers:
+                broker.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for broker in self.brokers:  # all at once: the last ones could not shut down in order without a quorum
+            broker.ask_to_stop()
+        for broker in self.brokers:
+            broker.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def java_command(self, main: str, *arguments: str) -> list[str]:
+        """Returns the command that runs one of Kafka's main classes."""
+        classpath = ":".join(str(jar) for jar in kafka_jars(self.version))
+        return [find_java(), *self._jvm, *self._classes, "-cp", classpath, main, *arguments]
+
+    def _record_classes(self, flag: str) -> None:
+        """Runs a node that keeps the classes which it has loaded; see `archive_flags`."""
+        with tempfile.TemporaryDirectory(prefix="sparkonce-kafka-") as folder:
+            cluster = Cluster(version=self.version, folder=Path(folder))
+            cluster._format()
+            cluster._classes = (flag,)
+            (node,) = cluster.brokers
+            try:
+                node.start()
+            finally:
+                in_order = node.stop(_ARCHIVE_TIMEOUT_S)
+            if not in_order:
+                raise PreflightError(
+                    "A node that was to keep its classes did not end in order.", next_step="Start again."
+                )
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id: the one in the data, or the one that the data will be given."""
+        for broker in self.brokers:
+            if broker.is_formatted:
+                found = re.search(r"^cluster\.id=(.+)$", broker.meta_file.read_text(), re.MULTILINE)
+                if found:
+                    return found[1].strip()
+        return self._new_cluster_id
+
+    def _check_data(self) -> None:
+        standing = len(list(self.folder.glob("node-*/data/meta.properties")))
+        if standing not in (0, len(self.brokers)):
+            raise ConfigurationError(
+                f"The data in {self.folder} is that of {standing} node(s), and {len(self.brokers)} are asked for.",
+                next_step="Start as many nodes as before, take another folder, or delete the data.",
+            )
+
+    def _format(self) -> None:
+        """Makes the data folders of nodes that have none."""
+        new = [broker for broker in self.brokers if not broker.is_formatted]
+        with ThreadPoolExecutor(max_workers=len(self.brokers)) as pool:
+            for _ in pool.map(self._format_node, new):
+                pass
+
+    def _format_node(self, broker: Broker) -> None:
+        broker.write_properties()
+        scram = [argument for user in self._add_scram for argument in ("--add-scram", user)]
+        levels = [argument for name, level in self._features.items() for argument in ("--feature", f"{name}={level}")]
+        arguments = ["format", "--cluster-id", self.cluster_id, "--config", str(broker.properties_file)]
+        command = self.java_command("kafka.tools.StorageTool", *arguments, *scram, *levels)
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as expired:
+            raise PreflightError(
+                f"Formatting {broker.folder} took longer than {expired.timeout:.0f} s.", next_step="Try again."
+            ) from None
+        if run.returncode != 0:
+            raise PreflightError(
+                f"Kafka cannot format {broker.folder}: {(run.stdout + run.stderr).strip()[-2000:]}\n",
+                next_step="Correct the property or user that it names.",
+            )
+
+
+def _random_id() -> str:
+    """Makes a cluster id in Kafka's form: 16 random bytes in URL-safe base64, and no leading dash."""
+    return base64.urlsafe_b64encode(b"s" + secrets.token_bytes(15)).rstrip(b"=").decode()

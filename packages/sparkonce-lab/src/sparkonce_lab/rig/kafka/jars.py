@@ -1,0 +1,231 @@
+"""Fetches Java libraries from Maven repositories with the Ivy that PySpark ships, into a cache of our own.
+
+Each set of coordinates is one folder, made under a lock and renamed into place when it is complete, so what stands
+there is whole and a second call costs nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import quoteattr
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.operate.java import find_java
+from sparkonce.sources.packages import AVRO_MODULE, KAFKA_MODULE, SCALA, spark_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+KAFKA_VERSION = "4.3.0"
+FETCH_TIMEOUT_S = 600.0
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what sparkonce fetches: SPARKONCE_CACHE, or ``sparkonce`` in the user's cache."""
+    own = os.environ.get("SPARKONCE_CACHE")
+    if own:
+        return Path(own).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "sparkonce"
+
+
+def spark_jars_folder() -> Path:
+    """Finds the jars folder of the installed PySpark, without importing it.
+
+    Raises:
+        ConfigurationError: if PySpark is not installed, or is the client that ships no jars.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
+    if folder is None or not folder.is_dir():
+        raise ConfigurationError(
+            f"PySpark has no jars folder here (looked for {folder or 'the package pyspark'}).",
+            next_step="pip install pyspark (not pyspark-client)",
+        )
+    return folder
+
+
+def artifact_name(jar: str) -> str:
+    """Returns the artifact in a jar's file name: ``commons-pool2`` of ``commons-pool2-2.12.0.jar``."""
+    return re.sub(r"-\d.*$", "", jar.removesuffix(".jar"))
+
+
+def resolve(
+    coordinates: Sequence[str], *, exclude: Sequence[str] = (), timeout_s: float = FETCH_TIMEOUT_S
+) -> list[Path]:
+    """Fetches artifacts and all that they need at run time.
+
+    A set that was fetched before is answered from the cache at once. Repositories other than Ivy's default are set by
+    an Ivy settings file, named in the environment variable SPARKONCE_IVY_SETTINGS.
+
+    Args:
+        coordinates: Each ``group:artifact:version``.
+        exclude: Names of artifacts to leave out, for example because Spark has them already.
+        timeout_s: Longest time for the whole call, waiting for another process included, in seconds.
+
+    Returns:
+        The jars, sorted by name.
+
+    Raises:
+        ConfigurationError: if a coordinate is malformed, or if Java or PySpark is missing.
+        PreflightError: if an artifact cannot be had; the message has Ivy's own lines.
+    """
+    parts = [coordinate.split(":") for coordinate in coordinates]
+    for coordinate, part in zip(coordinates, parts, strict=True):
+        if len(part) != 3 or not all(re.fullmatch(r"[\w.+-]+", word) for word in part):
+            raise ConfigurationError(
+                f"The coordinate {coordinate!r} is not group:artifact:version.", next_step="Correct the coordinate."
+            )
+    excluded = sorted(set(exclude))
+    digest = hashlib.sha256("\n".join([*sorted(coordinates), "", *excluded]).encode()).hexdigest()[:12]
+    complete = cache_folder() / "jars" / f"{parts[0][1]}-{parts[0][2]}-{digest}"
+    if not complete.is_dir():
+        give_up_at = time.monotonic() + timeout_s
+        java = find_java()
+        with file_lock(cache_folder() / "ivy.lock", give_up_at):
+            if not complete.is_dir():  # another process may have made it meanwhile
+                _fetch(java, _ivy_file(parts, excluded), coordinates, complete, give_up_at)
+    return sorted(complete.glob("*.jar"))
+
+
+def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
+    """Fetches the jars of a Kafka broker, with an SLF4J binding that logs to standard error.
+
+    Raises:
+        ConfigurationError: see `resolve`.
+        PreflightError: see `resolve`.
+    """
+    jars = resolve([f"org.apache.kafka:kafka_{SCALA}:{version}"])
+    api = next(jar for jar in jars if artifact_name(jar.name) == "slf4j-api")
+    # A binding works only with the API of its own version, and Kafka brings none.
+    slf4j = api.stem.removeprefix("slf4j-api-")
+    return jars + resolve([f"org.slf4j:slf4j-simple:{slf4j}"], exclude=["slf4j-api"])
+
+
+def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
+    """Fetches the jars for Spark's Kafka source: the connector, and what Spark lacks of its needs.
+
+    Args:
+        pyspark_version: The connector's version, which must be Spark's own; by default that of the installed PySpark.
+
+    Raises:
+        ConfigurationError: see `resolve`.
+        PreflightError: see `resolve`.
+    """
+    return _spark_module_jars(KAFKA_MODULE, pyspark_version)
+
+
+def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
+    """Fetches the jars for Spark's ``from_avro`` and ``to_avro``."""
+    return _spark_module_jars(AVRO_MODULE, pyspark_version)
+
+
+def spark_delta_jars() -> list[Path]:
+    """Fetches the jars of Delta Lake, in the version that `DeltaSink` is tested with."""
+    present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    return resolve([spark_packages(avro=False, delta=True).rpartition(",")[2]], exclude=present)
+
+
+def spark_s3a_jars() -> list[Path]:
+    """Fetches S3A of Spark's own Hadoop, without what Spark has. The first time that is half a gigabyte."""
+    present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
+    hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
+    return resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=present)
+
+
+def spark_s3a_class_path() -> str:
+    """Returns the class path of S3A. Spark's own jars come first: Amazon's client brings another SLF4J."""
+    return ":".join([f"{spark_jars_folder()}/*", *map(str, spark_s3a_jars())])
+
+
+def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:
+    version = pyspark_version or importlib.metadata.version("pyspark")
+    present = {artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")}
+    return resolve([f"org.apache.spark:{module}_{SCALA}:{version}"], exclude=sorted(present))
+
+
+@contextmanager
+def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
+    """Holds a lock between processes, freed also by this process's death.
+
+    Args:
+        path: The lock's own file, made if missing and never deleted.
+        give_up_at: When to stop waiting for it, on the clock of ``time.monotonic``, in seconds.
+
+    Raises:
+        PreflightError: if another process still holds it then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_at:
+                    raise PreflightError(
+                        f"Another process has held {path} for too long.", next_step="Wait for it, or end it."
+                    ) from None
+                time.sleep(0.1)
+        yield
+
+
+def _ivy_file(parts: Sequence[Sequence[str]], excluded: Sequence[str]) -> str:
+    dependencies = "".join(
+        f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} conf='default->default'/>"
+        for group, name, version in parts
+    )
+    exclusions = "".join(f"<exclude module={quoteattr(name)}/>" for name in excluded)
+    return (
+        "<ivy-module version='2.0'><info organisation='sparkonce' module='resolve'/>"
+        f"<configurations><conf name='default'/></configurations>"
+        f"<dependencies>{dependencies}{exclusions}</dependencies></ivy-module>"
+    )
+
+
+def _fetch(java: str, ivy_file: str, coordinates: Sequence[str], complete: Path, give_up_at: float) -> None:
+    ivy_home = cache_folder() / "ivy"
+    complete.parent.mkdir(parents=True, exist_ok=True)
+    ivy_jar = next(iter(sorted(spark_jars_folder().glob("ivy-*.jar"))), None)
+    if ivy_jar is None:
+        raise ConfigurationError(f"There is no ivy-*.jar in {spark_jars_folder()}.", next_step="Reinstall pyspark.")
+    with tempfile.TemporaryDirectory(dir=complete.parent, prefix=".fetching-") as temporary:
+        description, jars = Path(temporary, "ivy.xml"), Path(temporary, "jars")
+        description.write_text(ivy_file)
+        settings = os.environ.get("SPARKONCE_IVY_SETTINGS")
+        command = [
+            *(java, f"-Divy.default.ivy.user.dir={ivy_home}", "-cp", str(ivy_jar), "org.apache.ivy.Main"),
+            *(("-settings", settings) if settings else ()),
+            *("-cache", str(ivy_home / "cache"), "-ivy", str(description), "-confs", "default"),
+            *("-retrieve", f"{jars}/[artifact]-[revision](-[classifier]).[ext]"),
+        ]
+        wanted = ", ".join(coordinates)
+        next_step = "check the version and the network, or name a mirror in SPARKONCE_IVY_SETTINGS"
+        try:
+            run = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=max(give_up_at - time.monotonic(), 1)
+            )
+        except subprocess.TimeoutExpired as expired:
+            raise PreflightError(
+                f"Fetching {wanted} took longer than {expired.timeout:.0f} s.", next_step=next_step
+            ) from None
+        if run.returncode != 0 or not jars.is_dir():
+            raise PreflightError(f"Cannot fetch {wanted}: {_problems(run.stdout + run.stderr)}.", next_step=next_step)
+        jars.rename(complete)
+
+
+def _problems(ivy_output: str) -> str:
+    """Returns Ivy's lines about what it did not find or could not download."""
+    lines = [line.strip(" :\t") for line in ivy_output.splitlines()]
+    told = [line for line in lines if re.search(r"not found|UNRESOLVED|FAILED|Exception|error", line, re.IGNORECASE)]
+    return "; ".join(dict.fromkeys(told or lines[-3:]))

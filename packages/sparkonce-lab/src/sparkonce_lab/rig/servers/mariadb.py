@@ -1,0 +1,139 @@
+"""A MariaDB server for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparkonce.errors import PreflightError
+from sparkonce_lab.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.servers.process import HOST, Server, find_program
+
+PROGRAM = "mariadbd"
+INSTALL = "mariadb-install-db"
+MISSING = "mariadbd is not installed."
+NEXT = "Install it (Debian, as root: apt install mariadb-server), or name your own server."
+_LOG_SIZE = "--innodb-log-file-size=32M"
+_INSTALL_WITHIN_S = 120.0
+_GREETS_WITHIN_S = 2.0
+_PROTOCOL = bytes([10])
+
+
+class MariaDBServer(Server):
+    """One server; its user ``root`` has no password. Its data are copied from a folder that is made once and kept.
+
+    Args:
+        folder: For its data.
+        port: By default a free one.
+        options: More of the server's, for example ``{"local-infile": "0"}``.
+    """
+
+    def __init__(self, folder: Path, port: int | None = None, *, options: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder, port)
+        self.options = dict(options or {})
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Tells whether the program is installed."""
+        return find_program(PROGRAM) is not None and find_program(INSTALL) is not None
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings with which PyMySQL connects as root."""
+        return {"host": HOST, "port": self.port, "user": "root", "password": "", "ssl_disabled": True}
+
+    def initialise(self) -> None:
+        """Copies empty data."""
+        self._temporary.mkdir(exist_ok=True)
+        if not (self.folder / "mysql").exists():
+            shutil.copytree(_template(), self.folder, dirs_exist_ok=True)
+
+    @property
+    def _temporary(self) -> Path:
+        """The folder of its temporary tables. It is its own: a server that starts deletes all that it finds there."""
+        return self.folder.with_name(f"{self.folder.name}-tmp")
+
+    def command(self) -> Sequence[str]:
+        """See `Server.command`."""
+        more = [f"--{name}={value}" for name, value in self.options.items()]
+        program = find_program(PROGRAM) or Path(PROGRAM)
+        return [
+            str(program),
+            "--no-defaults",
+            f"--basedir={_base(program)}",
+            f"--user={_user()}",
+            f"--datadir={self.folder}",
+            f"--tmpdir={self._temporary}",
+            f"--socket={self.folder / 'mariadb.sock'}",
+            f"--port={self.port}",
+            f"--bind-address={HOST}",
+            _LOG_SIZE,
+            "--innodb-buffer-pool-size=64M",
+            "--skip-name-resolve",
+            "--skip-ssl",  # a certificate turns it on again; without one, 11.4 makes a key at each start, for seconds
+            *more,
+        ]
+
+    def is_up(self) -> bool:
+        """Tells whether it greets. A server that takes no connections yet sends an error, 0xFF, instead."""
+        try:
+            with socket.create_connection((HOST, self.port), timeout=_GREETS_WITHIN_S) as client:
+                return client.recv(5)[4:] == _PROTOCOL
+        except OSError:
+            return False
+
+
+def _user() -> str:
+    return "root" if os.geteuid() == 0 else str(os.geteuid())
+
+
+def _base(program: Path) -> Path:
+    """Returns the folder of an installation, whose other files are not always where they were compiled to be."""
+    return program.resolve().parents[1]
+
+
+def _template() -> Path:
+    """Returns an empty data folder, made at the first use."""
+    program = find_program(PROGRAM)
+    if program is None or not MariaDBServer.is_installed():
+        raise PreflightError(MISSING, next_step=NEXT)
+    stamp = f"{program.resolve().stat().st_size:x}-{program.resolve().stat().st_mtime_ns:x}"
+    kept = cache_folder() / f"mariadb-{stamp}"
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as work:
+        made = Path(work) / "data"
+        done = subprocess.run(
+            [
+                str(find_program(INSTALL)),
+                "--no-defaults",
+                f"--basedir={_base(program)}",
+                f"--user={_user()}",
+                f"--datadir={made}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                _LOG_SIZE,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_INSTALL_WITHIN_S,
+            env={**os.environ, "TMPDIR": work},
+        )
+        if done.returncode:
+            raise PreflightError(
+                f"{INSTALL} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}\n",
+                next_step="Remove the cause that it names, and start again.",
+            )
+        try:
+            made.rename(kept)
+        except OSError:  # somebody else was faster
+            if not kept.exists():
+                raise
+    return kept

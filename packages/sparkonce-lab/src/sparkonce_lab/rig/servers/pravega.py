@@ -1,0 +1,91 @@
+"""Pravega for tests: controller, segment store and ZooKeeper in one Java process, with its data in memory.
+
+A server that is started again is empty. What would listen on a fixed port, its REST servers and the gateway, is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparkonce.operate.java import find_java
+from sparkonce.sources.packages import PRAVEGA_VERSION
+from sparkonce_lab.rig.kafka.jars import resolve
+from sparkonce_lab.rig.servers.process import HOST, Server, free_port
+
+_LEFT_OUT = (
+    "bc-fips",
+    "hadoop-minicluster",
+    "jsr311-api",
+    "slf4j-reload4j",
+    *(f"jersey-{part}" for part in ("core", "guice", "json", "servlet")),
+)
+_JARS = (f"io.pravega:pravega-standalone:{PRAVEGA_VERSION}", "com.google.protobuf:protobuf-java:3.21.12")
+
+
+class PravegaServer(Server):
+    """See `Server`. Its address for clients is `url`.
+
+    Args:
+        folder: For its settings.
+        port: Of the controller.
+        settings: More of the lines of its file of settings.
+
+    Raises:
+        PreflightError: if the jars cannot be fetched.
+        ConfigurationError: if there is no Java.
+    """
+
+    up_within_s = 120.0
+
+    def __init__(self, folder: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder, port)
+        self._settings = dict(settings or {})
+        self._java = find_java()
+        self._jars = resolve(_JARS, exclude=_LEFT_OUT)
+
+    @property
+    def url(self) -> str:
+        """``tcp://host:port``, of the controller."""
+        return f"tcp://{HOST}:{self.port}"
+
+    def initialise(self) -> None:
+        """Writes its settings, with new ports for its other parts."""
+        settings = {
+            "singlenode.zk.port": free_port(),
+            "singlenode.segmentStore.port": free_port(),
+            "singlenode.controller.rpc.port": self.port,
+            "singlenode.controller.rest.port": free_port(),
+            "singlenode.controller.rest.enable": "false",
+            "singlenode.admin.gateway.enable": "false",
+            **self._settings,
+        }
+        lines = (f"{name}={value}\n" for name, value in settings.items())
+        (self.folder / "standalone.properties").write_text("".join(lines))
+        (self.folder / "logback.xml").write_text(_LOGGING)
+
+    def command(self) -> Sequence[str]:
+        """Returns the command that runs Java."""
+        settings = {
+            "singlenode.configurationFile": self.folder / "standalone.properties",
+            "logback.configurationFile": self.folder / "logback.xml",
+            "java.io.tmpdir": self.folder,
+        }
+        given = [f"-D{name}={value}" for name, value in settings.items()]
+        memory = ["-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        jars = ":".join(map(str, self._jars))
+        return [self._java, *memory, *given, "-cp", jars, "io.pravega.local.LocalPravegaEmulator"]
+
+    def is_up(self) -> bool:
+        """Tells whether its last part, the controller, has said that it runs."""
+        return self.pid is not None and "Pravega Sandbox is running locally now" in self.log.read_text()
+
+
+_LOGGING = """<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%date %level %logger{1} %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="OUT"/></root>
+  <logger name="io.pravega.local" level="INFO"/>
+</configuration>
+"""

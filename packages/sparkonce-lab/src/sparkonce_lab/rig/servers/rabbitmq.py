@@ -1,0 +1,242 @@
+"""A RabbitMQ server with its stream plugin, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce_lab.rig.ports import free_port, free_ports
+from sparkonce_lab.rig.process import DOWN_WITHIN_S, POLL_S, ServerProcess
+from sparkonce_lab.rig.servers.process import HOST, Server, find_program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Debian's command in /usr/sbin changes the user; these programs do not.
+_PROGRAMS = Path("/usr/lib/rabbitmq/bin")
+_AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
+_ANSWERS_WITHIN_S = 2.0
+_CONTROL_WITHIN_S = 60.0
+_EPMD_WITHIN_S = 10.0
+_NODE_ENV = ("RABBITMQ_", "ERL_")
+
+
+class RabbitServer(Server):
+    """One node, which shares nothing with another one on this machine: its epmd and Erlang cookie are its own too.
+
+    Its user ``guest`` has the password ``guest`` and all rights in the virtual host ``/``.
+
+    Args:
+        folder: For its data. Its path must have no spaces.
+        port: The port of AMQP; by default a free one, as all its other ports are.
+        settings: More lines of ``rabbitmq.conf``, by name; they win over ours.
+        users: More users: name, password. They have no rights.
+        permissions: Of each user, its virtual host, and patterns of names: configure, write, read.
+        virtual_hosts: More of them.
+        plugins: More of its plugins, for example ``rabbitmq_management``.
+        tls: The paths of the certificate of its authority, its own certificate and its key. It then listens with
+            TLS at `tls_port` and `stream_tls_port`, beside the plain ports.
+
+    Attributes:
+        stream_port: The port of the stream protocol.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        users: Mapping[str, str] | None = None,
+        permissions: Sequence[tuple[str, str, str, str, str]] = (),
+        virtual_hosts: Sequence[str] = (),
+        plugins: Sequence[str] = (),
+        tls: tuple[Path, Path, Path] | None = None,
+    ) -> None:
+        found, self.stream_port, self.tls_port, self.stream_tls_port, self._dist_port, self._epmd_port = free_ports(6)
+        super().__init__(folder, port or found)
+        self.plugins = ["rabbitmq_stream", *plugins]
+        hosts = ["/", *virtual_hosts]
+        rights = [("guest", host, ".*", ".*", ".*") for host in hosts] + list(permissions)
+        self._definitions = {
+            "vhosts": [{"name": host} for host in hosts],
+            "users": [
+                {"name": name, "password": password, "tags": "administrator" if name == "guest" else ""}
+                for name, password in {"guest": "guest", **(users or {})}.items()
+            ],
+            "permissions": [
+                {"user": user, "vhost": host, "configure": configure, "write": write, "read": read}
+                for user, host, configure, write, read in rights
+            ],
+        }
+        self.settings = {
+            "listeners.tcp.1": self.address,
+            "stream.listeners.tcp.1": f"{HOST}:{self.stream_port}",
+            "stream.advertised_host": HOST,
+            "stream.advertised_port": str(self.stream_port),
+            "load_definitions": str(self.folder / "definitions.json"),
+            "log.console": "true",
+            "log.file": "false",
+            "disk_free_limit.absolute": "100MB",
+            **(self._tls_settings(*tls) if tls else {}),
+            **(settings or {}),
+        }
+        self._has_tls = tls is not None
+        self._epmd: ServerProcess | None = None
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Tells whether the server and Erlang are installed."""
+        return _program("rabbitmq-server") is not None and find_program("epmd") is not None
+
+    @property
+    def node(self) -> str:
+        """The node's name in Erlang."""
+        return f"sparkonce-{self.port}@localhost"
+
+    @property
+    def url(self) -> str:
+        """The address, as AMQP clients take it."""
+        return f"amqp://guest:guest@{self.address}/%2F"
+
+    def initialise(self) -> None:
+        """Writes its settings, and starts its epmd.
+
+        Raises:
+            ConfigurationError: if it is not installed.
+        """
+        self._dist_port = free_port()  # nobody has to find it again, and somebody may have taken the last one
+        epmd = find_program("epmd")
+        if epmd is None or not self.is_installed():
+            raise ConfigurationError(
+                "rabbitmq-server is not installed.",
+                next_step="Install it (Debian, as root: apt install --no-install-recommends rabbitmq-server).",
+            )
+        (self.folder / "rabbitmq.conf").write_text("".join(f"{name} = {one}\n" for name, one in self.settings.items()))
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
+        (self.folder / "definitions.json").write_text(json.dumps(self._definitions))
+        self._start_epmd(epmd)
+
+    def command(self) -> Sequence[str]:
+        """Returns the program; Erlang ignores the option that marks it."""
+        return [str(_program("rabbitmq-server")), "-sparkonce", str(self.folder)]
+
+    def env(self) -> Mapping[str, str]:
+        """Returns what keeps the node apart from others, and from settings of the machine."""
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(_NODE_ENV)}
+        return {
+            **ours,
+            "HOME": str(self.folder),  # Erlang's cookie
+            "LC_ALL": "C.UTF-8",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, instead of waiting for it
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_CONF_ENV_FILE": str(self.folder / "rabbitmq-env.conf"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-kernel inet_dist_use_interface {{{HOST.replace('.', ',')}}}",
+        }
+
+    def is_up(self) -> bool:
+        """Tells whether it greets at AMQP's port, and listens at its other ports."""
+        try:
+            with socket.create_connection((HOST, self.port), timeout=_ANSWERS_WITHIN_S) as client:
+                client.sendall(_AMQP_GREETING)
+                if not client.recv(8):
+                    return False
+            for port in (self.stream_port, *((self.tls_port, self.stream_tls_port) if self._has_tls else ())):
+                socket.create_connection((HOST, port), timeout=_ANSWERS_WITHIN_S).close()
+        except OSError:
+            return False
+        return True
+
+    def control(self, *words: str) -> str:
+        """Runs one command of ``rabbitmqctl`` on it, which takes a second or two, and returns what it prints.
+
+        Raises:
+            PreflightError: if the command fails.
+        """
+        done = subprocess.run(
+            [str(_program("rabbitmqctl")), "--quiet", "--node", self.node, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CONTROL_WITHIN_S,
+            env=self.env(),
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-2000:]
+            raise PreflightError(
+                f"rabbitmqctl {words[0]} ended with exit code {done.returncode}: {said}\n",
+                next_step="Read the server's log.",
+            )
+        return done.stdout
+
+    def settle(self) -> None:
+        """Writes down which streams and quorum queues there are.
+
+        The server itself does so half a second later. A stream or quorum queue that was declared just before a kill is
+        never served again.
+        """
+        self.control("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
+
+    def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
+        """See `Restartable.stop`. Its epmd ends with it."""
+        in_order = super().stop(timeout_s)
+        if self._epmd is not None:
+            self._epmd.kill()
+        return in_order
+
+    def _start_epmd(self, program: Path) -> None:
+        """Starts an epmd that ends with us. A server that finds none would start one that stays for ever."""
+        if self._epmd is not None and self._epmd.exit_code is None:
+            return
+        marked = self.folder / "epmd"  # by this path, its command line shows whose it is
+        with suppress(FileExistsError):
+            marked.symlink_to(program)
+        self._epmd = ServerProcess(
+            [str(marked), "-port", str(self._epmd_port), "-address", HOST],
+            mark=str(marked),
+            log=self.log,
+            dies_with_parent=True,
+        )
+        give_up_at = time.monotonic() + _EPMD_WITHIN_S
+        while True:
+            with suppress(OSError), socket.create_connection((HOST, self._epmd_port), timeout=_ANSWERS_WITHIN_S):
+                return
+            if self._epmd.exit_code is not None or time.monotonic() >= give_up_at:
+                self._epmd.kill()
+                raise PreflightError(
+                    f"epmd did not come up on port {self._epmd_port} (exit code {self._epmd.exit_code}).",
+                    next_step=f"Read {self.log}, and start the server again.",
+                )
+            time.sleep(POLL_S)
+
+    def _tls_settings(self, authority: Path, certificate: Path, key: Path) -> dict[str, str]:
+        return {
+            "listeners.ssl.1": f"{HOST}:{self.tls_port}",
+            "stream.listeners.ssl.1": f"{HOST}:{self.stream_tls_port}",
+            "stream.advertised_tls_port": str(self.stream_tls_port),
+            "ssl_options.cacertfile": str(authority),
+            "ssl_options.certfile": str(certificate),
+            "ssl_options.keyfile": str(key),
+            "ssl_options.verify": "verify_none",
+        }
+
+
+def _program(name: str) -> Path | None:
+    found = shutil.which(name, path=str(_PROGRAMS))
+    return Path(found) if found else find_program(name)

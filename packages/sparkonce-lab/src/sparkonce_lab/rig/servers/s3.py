@@ -1,0 +1,109 @@
+"""versitygw, which serves a folder as S3 does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparkonce.errors import ConfigurationError
+from sparkonce_lab.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.servers.process import Server, find_program
+
+ACCESS_KEY = "sparkonce"
+SECRET_KEY = "sparkonce-secret"  # noqa: S105 - of a server on loopback that lives as long as a test
+_WITHIN_S = 30.0
+
+
+def find_versitygw() -> Path | None:
+    """Finds versitygw: on PATH, in sparkonce's cache, or where ``go install`` puts it."""
+    return find_program("versitygw", cache_folder() / "bin", Path.home() / "go" / "bin")
+
+
+class S3Server(Server):
+    """versitygw with one administrator, `ACCESS_KEY`. Buckets are folders, objects are files in them.
+
+    It knows no lifecycle rules. Old versions are kept where a bucket asks for it.
+
+    Raises:
+        ConfigurationError: if there is no versitygw.
+    """
+
+    def initialise(self) -> None:
+        """See `Server.initialise`."""
+        for part in ("data", "users", "versions"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+
+    def command(self) -> Sequence[str]:
+        """See `Server.command`."""
+        return [
+            *(
+                str(_program()),
+                "--port",
+                self.address,
+                "--quiet",
+                "--keep-alive",
+                "--iam-dir",
+                str(self.folder / "users"),
+            ),
+            *("posix", "--versioning-dir", str(self.folder / "versions"), str(self.folder / "data")),
+        ]
+
+    def env(self) -> Mapping[str, str]:
+        """See `Server.env`."""
+        return {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+
+    def is_up(self) -> bool:
+        """See `Server.is_up`."""
+        try:
+            urllib.request.urlopen(self.url, timeout=1).close()  # noqa: S310 - http to loopback
+        except urllib.error.HTTPError as refused:  # it wants a signature, so it is there
+            refused.close()
+            return True
+        except OSError:
+            return False
+        return True
+
+    @property
+    def url(self) -> str:
+        """The ``endpoint_url``."""
+        return f"http://{self.address}"
+
+    def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
+        """Returns the options with which a store reaches it."""
+        return {
+            "endpoint_url": self.url,
+            "region_name": "us-east-1",
+            "aws_access_key_id": access_key,
+            "aws_secret_access_key": secret_key,
+            "addressing_style": "path",
+        }
+
+    def add_user(self, access_key: str, secret_key: str) -> None:
+        """Makes a user who may do nothing until a bucket's policy says so.
+
+        Raises:
+            ConfigurationError: if versitygw refuses.
+        """
+        command = [
+            *(str(_program()), "admin", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--endpoint-url", self.url),
+            *("create-user", "--access", access_key, "--secret", secret_key, "--role", "user"),
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+        if run.returncode != 0:
+            raise ConfigurationError(
+                f"versitygw made no user {access_key!r}: {run.stdout}{run.stderr}",
+                next_step="Choose another name, or restart the server.",
+            )
+
+
+def _program() -> Path:
+    found = find_versitygw()
+    if found is None:
+        raise ConfigurationError(
+            "There is no versitygw here.", next_step="go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+        )
+    return found

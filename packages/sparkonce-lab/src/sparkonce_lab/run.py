@@ -1,0 +1,385 @@
+"""A whole verification: systems started, rows fed, the schedule carried out, everything read, judged and reported."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce_lab.checkers import judge
+from sparkonce_lab.checkpoint import Place, checkpoint_away, checkpoint_disk, with_connector
+from sparkonce_lab.child import Driver
+from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
+from sparkonce_lab.errors import RunFailedError
+from sparkonce_lab.faults import Fault
+from sparkonce_lab.feed import Feeder
+from sparkonce_lab.history import ROWS, History, Kind, Recorder, load
+from sparkonce_lab.possible import check_steps, hindrances, words_of
+from sparkonce_lab.query import FAST_START, QueryConfig
+from sparkonce_lab.reading import noting, read_systems
+from sparkonce_lab.rig.kafka import spark_kafka_jars
+from sparkonce_lab.rig.process import end_on_signals
+from sparkonce_lab.schedule import Step, draw
+from sparkonce_lab.strike import Striker, choices
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.kafka import KafkaSystem
+from sparkonce_lab.systems.store import CheckpointStore
+from sparkonce_lab.watch import Readers, has_log, note_violation
+from sparkonce_lab.workload import Workload
+
+_FIRST_BATCH_S = 300.0
+_DRAIN_S = 300.0
+_SLOWEST_ROWS_PER_S = 2_000
+_UNDISTURBED_S = 900.0
+_ASK_EVERY_S = 0.2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of a run.
+
+    Attributes:
+        source: The Kafka with the source; also the system ``kafka`` if that is among ``systems``.
+        systems: What the query writes to.
+        folder: A new one; keeps history, logs, and report.
+        seed: Of workload and schedule.
+        rows: How many rows at least.
+        workload: What is written.
+        faults: How many.
+        every_s: From one fault to the next, at least, in seconds.
+        wanted: Only these faults; all that are possible by default.
+        schedule: Instead of drawing one.
+        fresh_end: Whether a new driver finishes what was written last, and not the one that runs.
+        undisturbed: Whether to compare the rows with those of an undisturbed query.
+        limits: How long to wait.
+        store: Of the checkpoint; None for a disk of our own.
+        module: The query's module.
+        java_flags: Of the drivers' JVMs.
+        places: Where the user's own systems are, by name; without credentials.
+    """
+
+    source: KafkaSystem
+    systems: Sequence[VerifiedSystem]
+    folder: Path
+    seed: int
+    rows: int
+    workload: Workload
+    faults: int = 12
+    every_s: float = 0.0
+    wanted: Sequence[Fault] = ()
+    schedule: Sequence[Step] | None = None
+    fresh_end: bool = True
+    undisturbed: bool = True
+    limits: RunLimits = field(default_factory=RunLimits)
+    store: CheckpointStore | None = None
+    module: str = "sparkonce_lab.query"
+    java_flags: str = FAST_START
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(options: Options, say: Say) -> History:
+    """Runs it, and reads back what was recorded.
+
+    Raises:
+        ConfigurationError: if something asked for is not possible.
+        PreflightError: if a system cannot be had.
+        RunFailedError: if the verification cannot be carried through.
+    """
+    if not Path("/proc/self/stat").exists():
+        raise ConfigurationError(
+            "sparkonce verify needs Linux: it finds the processes that it kills in /proc.",
+            next_step="Run it on Linux, or in a container.",
+        )
+    versions = _versions()
+    with end_on_signals(), ExitStack() as stack:
+        recorder = Recorder(options.folder)
+        stack.callback(recorder.close)
+        for system in _all(options):
+            say(f"{system.name} starts")
+            stack.callback(_stop, system, say)
+            _start(system, options.folder / system.name)
+        if options.store is not None:
+            stack.callback(_stop, options.store, say)
+            _start(options.store, options.folder / "store")
+        place = stack.enter_context(_place(options, options.folder / "checkpoint", say))
+        stack.callback(_try, lambda: _keep_what_was_found(load(options.folder), options, say), say)
+        _Run(options, recorder, place, say, versions).carry_out()
+    return load(options.folder)
+
+
+def _place(options: Options, folder: Path, say: Say) -> AbstractContextManager[Place]:
+    if options.store is None:
+        return checkpoint_disk(folder, say)
+    say(f"the checkpoint is in {options.store.files.location}")
+    return checkpoint_away(options.store.files, folder, say)
+
+
+def _start(system: VerifiedSystem | CheckpointStore, folder: Path) -> None:
+    try:
+        system.start(folder)
+        if isinstance(system, VerifiedSystem):
+            system.place()
+    except ModuleNotFoundError as error:
+        raise PreflightError(
+            f"The system {system.name} needs the package {error.name}, which is not installed.",
+            next_step=f"pip install 'sparkonce[{system.name}]'",
+        ) from error
+
+
+def _stop(system: VerifiedSystem | CheckpointStore, say: Say) -> None:
+    """Stops a system. A failure is told, and changes neither the verdict nor an earlier error."""
+    _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
+
+
+def _try(end: Callable[[], None], say: Say) -> None:
+    try:
+        end()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be ended, too
+        say(str(error) or repr(error))
+
+
+def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
+    """Leaves the rows on the user's own servers, to be looked at, if they are not what they must be."""
+    if not options.places or not any(verdict.count for verdict in judge(history) if verdict.system):
+        return
+    for system in _all(options):
+        if system.name in options.places:
+            system.keep_place = True
+            say(f"{system.name}: what the query wrote is left there to be looked at; its name begins with sparkonce")
+
+
+def _versions() -> dict[str, str]:
+    try:
+        return {name: version(name) for name in ("sparkonce", "pyspark", "confluent-kafka")}
+    except PackageNotFoundError as error:
+        raise PreflightError(
+            f"The package {error.name} is not installed.", next_step=f"pip install {error.name}"
+        ) from error
+
+
+def _all(options: Options) -> list[VerifiedSystem]:
+    """Lists the systems, and the source's first."""
+    others = [system for system in options.systems if system is not options.source]
+    return [options.source, *others]
+
+
+class _Run:
+    def __init__(
+        self, options: Options, recorder: Recorder, place: Place, say: Say, versions: Mapping[str, str]
+    ) -> None:
+        self._versions = versions
+        self._options = options
+        self._recorder = recorder
+        self._say = say
+        self._checkpoint = place.files
+        self._disk = place.disk
+        disk, store = place.disk is not None, options.store
+        source = options.source
+        why = hindrances(options.systems, source, disk=disk, store=store)
+        wanted = options.wanted or list(Fault)
+        if told := words_of({one: reason for one, reason in why.items() if one[0] in wanted}):
+            say(f"cannot be injected here: {told}")
+        found = choices(options.systems, source, disk=disk, wanted=wanted, store=store)
+        drawn = options.schedule if options.schedule is not None else draw(options.seed, options.faults, found)
+        self._steps = list(drawn)
+        check_steps(self._steps, found, why)
+        if not any(step.fault is Fault.EXPIRED for step in self._steps):
+            # What the product leaves open is found open, and not ended by the broker before anybody looks.
+            source.transaction_timeout_s = None
+        self._feeder = Feeder(source.settings, source.source, options.workload)
+        self._readers = Readers(options.systems, self._checkpoint, recorder)
+        self._config = QueryConfig(
+            source={**source.settings, "bootstrap.servers": source.client_bootstrap},
+            topic=source.source,
+            sinks={system.name: system.sink_settings() for system in options.systems},
+            checkpoint=self._checkpoint.location,
+            conf={
+                **(with_connector(self._checkpoint.location, store.conf) if store is not None else {}),
+                **{name: value for system in options.systems for name, value in system.session.items()},
+            },
+            temporary=str(options.folder / "tmp"),
+            jars=tuple(map(str, [*spark_kafka_jars(), *(jar for system in options.systems for jar in system.jars())])),
+            window_ms=options.workload.window_ms,
+            java_flags=options.java_flags,
+            refuse_every=source.refuse_every,
+            dead_letters="" if source.letters is None else str(source.letters),
+        )
+        logs = options.folder / "logs"
+        logs.mkdir()
+        self._conductor = Conductor(
+            self._config,
+            checkpoint=self._checkpoint,
+            module=options.module,
+            folder=logs,
+            recorder=recorder,
+            limits=options.limits,
+            look=self._feeder.check,
+        )
+
+    def carry_out(self) -> None:
+        """Carries out the whole run. What was found until something went wrong is recorded in any case."""
+        conductor = self._conductor
+        self._note_began()
+        striker = Striker(
+            conductor,
+            {system.name: system for system in _all(self._options)},
+            store=self._options.store,
+            seed=self._options.seed,
+            disk=self._disk,
+            expiry_s=self._options.source.transaction_timeout_s or 0.0,
+            every_s=self._options.every_s,
+        )
+        try:
+            self._feeder.start()
+            self._readers.start()
+            striker.start(self._steps, beside=True)
+            if not conductor.wait(lambda: conductor.finished > 0, _FIRST_BATCH_S):
+                raise RunFailedError(
+                    f"The query has not finished a batch in {_FIRST_BATCH_S:.0f} s, and nothing has been done to it.",
+                    next_step=f"Read the logs in {self._options.folder / 'logs'}; perhaps the machine is too slow.",
+                )
+            self._say("the query runs; faults begin")
+            striker.carry_out(self._steps)
+            if not conductor.wait(lambda: self._feeder.written >= self._options.rows, self._longest_feed_s()):
+                raise RunFailedError(
+                    f"The source takes fewer rows than --rate {self._options.workload.rows_per_second} a second.",
+                    next_step="Ask for fewer.",
+                )
+            disturbed = self._drain()
+            self._read()
+            if self._options.undisturbed:
+                self._hold_against_undisturbed(disturbed)
+            self._recorder.note(Kind.FINISHED)
+        except StuckError as stuck:
+            self._say(str(stuck))
+            self._end()
+            self._read()
+        except Exception:
+            # It says nothing of the query, but what systems hold by now may.
+            self._end()
+            self._read()
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Ends all that runs, the drivers first. What goes wrong here is told, and hides nothing that went before."""
+        for end in (self._conductor.end, self._readers.stop, self._feeder.stop):
+            _try(end, self._say)
+
+    def _drain(self) -> Driver | None:
+        """Lets a driver finish all that was written, and close every window."""
+        conductor = self._conductor
+        self._feeder.stop()
+        self._recorder.note(Kind.FED, rows=self._feeder.written)
+        if self._options.fresh_end:
+            conductor.stop()
+        self._feeder.close_windows()
+        self._say(f"{self._feeder.written:,} rows written; the last windows are closed")
+        if self._options.fresh_end:
+            conductor.start(slots=0)
+        conductor.need(
+            self._has_come_to(self._feeder.closed_at_ms()),
+            _DRAIN_S + self._feeder.written / _SLOWEST_ROWS_PER_S,
+            "every window is given out",
+        )
+        return conductor.stop()
+
+    def _has_come_to(self, watermark_ms: int) -> Callable[[], bool]:
+        """Returns a function that asks whether a batch is done with such a watermark, but not at every call."""
+        checkpoint, asked_at = SparkCheckpoint(self._checkpoint), 0.0
+
+        def has_come() -> bool:
+            nonlocal asked_at
+            if time.monotonic() - asked_at < _ASK_EVERY_S:
+                return False
+            with suppress(OSError):  # the store is asked again
+                if checkpoint.finished_watermark_ms() >= watermark_ms:
+                    return True
+            asked_at = time.monotonic()
+            return False
+
+        return has_come
+
+    def _read(self) -> None:
+        self._say("reading what readers see")
+        self._readers.stop()
+        with noting("the decision log", self._recorder, self._say):
+            if has_log(self._checkpoint):
+                note_violation(self._recorder, self._checkpoint, self._conductor.started)
+        self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
+        read_systems(self._options.systems, self._recorder, self._say)
+
+    def _hold_against_undisturbed(self, disturbed: Driver | None) -> None:
+        """Runs the same query on the same rows undisturbed, with a checkpoint of its own, and compares."""
+        self._say("the same query once more, undisturbed")
+        with noting("the same query, undisturbed", self._recorder, self._say):
+            self._run_undisturbed(disturbed)
+
+    def _run_undisturbed(self, disturbed: Driver | None) -> None:
+        folder = self._options.folder / "undisturbed"
+        config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
+        log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
+        driver = Driver(0, config.to_json(), log=log, temporary=temporary, module=self._options.module)
+        try:
+            driver.wait(_UNDISTURBED_S)
+        finally:
+            driver.kill()
+        list(driver.news())
+        if driver.error or driver.exit_code() != 0:
+            raise RunFailedError(
+                f"The undisturbed query failed: {driver.error or driver.exit_code()}.",
+                next_step=f"Read {log}.",
+            )
+        self._recorder.keep("undisturbed", _parquet(folder / "rows"))
+        before = disturbed.state_rows if disturbed is not None else None
+        if before is not None and driver.state_rows is not None:
+            self._recorder.note(Kind.STATE, disturbed=before, undisturbed=driver.state_rows)
+
+    def _longest_feed_s(self) -> float:
+        return 2.0 * self._options.rows / self._options.workload.rows_per_second + 60.0
+
+    def _note_began(self) -> None:
+        self._recorder.note(
+            Kind.BEGAN,
+            seed=self._options.seed,
+            workload=self._options.workload.to_json(),
+            systems=[system.name for system in self._options.systems],
+            guarantee="exactly-once",
+            versions={**self._versions, **_machine()},
+            schedule=[step.to_json() for step in self._steps],
+            rows=self._options.rows,
+            every_s=self._options.every_s,
+            brokers=self._options.source.nodes,
+            refuse_every=self._options.source.refuse_every,
+            places=dict(self._options.places),
+            checkpoint=self._options.store.location if self._options.store else "",
+            conf=self._options.store.given if self._options.store else [],
+            kafka_config=sorted(self._options.source.settings.keys() - {"bootstrap.servers"}),
+            limits=self._options.limits.to_json(),
+        )
+
+
+def _parquet(folder: Path) -> pa.Table:
+    import pyarrow.dataset as ds
+
+    paths = [str(path) for path in sorted(folder.glob("*.parquet"))]
+    if not paths:
+        return ROWS.empty_table()
+    return ds.dataset(paths, format="parquet").to_table(columns=ROWS.names).cast(ROWS)
+
+
+def _machine() -> Mapping[str, Any]:
+    return {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}

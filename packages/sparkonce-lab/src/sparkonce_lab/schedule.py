@@ -1,0 +1,156 @@
+"""The schedule of faults, with their order and moments: drawn from a seed, or read from a file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.state import Phase
+from sparkonce_lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, Fault
+
+EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE)
+"""The phases that most batches go through: what a schedule aims at."""
+FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
+"""The phases of a driver's first batch. They are struck while a driver recovers from the step before."""
+
+_DRIFTS_MS = (0, 0, 0, 0, 20, 200)
+"""The times after a phase's begin; at 0 the query is held there until the fault has happened."""
+_LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
+"""Most are over before anybody gives up; 20 s are more than a start waits, 75 s more than a commit is tried."""
+_BATCHES = (1, 1, 2, 3)
+_SLOTS = (1, 2, 3, 4, 5, 6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fault of a schedule.
+
+    Attributes:
+        number: From 1.
+        fault: What.
+        phase: Name of the `Phase` of the driver in which it happens.
+        system: The name of the system that it strikes; empty for a fault of the query's own processes.
+        request: Which request of the system, for a fault of one request.
+        batches: How many batches are to be finished since the step before has been recovered from.
+        delay_ms: How long after the phase has begun. At 0 the query is held at the phase's beginning until the fault
+            has happened.
+        lasts_ms: How long an outage, a pause, or slowness lasts.
+        amount: What a fault needs besides: by how many seconds the clock jumps, how many slots the new driver has.
+    """
+
+    number: int
+    fault: Fault
+    phase: str
+    system: str = ""
+    request: str = ""
+    batches: int = 1
+    delay_ms: int = 0
+    lasts_ms: int = 1_000
+    amount: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {**asdict(self), "fault": self.fault.value}
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Step:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ConfigurationError: if a field is missing, unknown, or not what it must be.
+        """
+        try:
+            step = cls(**{**fields, "fault": Fault(fields["fault"])})
+            Phase[step.phase]
+            step._check()
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigurationError(
+                f"A step of the schedule cannot be read: {fields!r}: {error!r}",
+                next_step="Correct it: schedules that were drawn show how steps look.",
+            ) from error
+        return step
+
+    def _check(self) -> None:
+        for name in ("number", "batches", "delay_ms", "lasts_ms", "amount"):
+            value = getattr(self, name)
+            if type(value) is not int or (value < 0 and name != "amount"):
+                raise ValueError(f"{name}={value!r} is not a whole number of 0 or more")
+        for name, needed in (("system", self.fault.of_a_system), ("request", self.fault in OF_REQUESTS)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or bool(value) != needed:
+                wants = f"needs a {name}" if needed else f"takes no {name}"
+                raise ValueError(f"{name}={value!r}: {self.fault.value} {wants}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A fault that can be injected here.
+
+    Attributes:
+        fault: What.
+        system: Where; empty for the query's own processes.
+        requests: The names of requests, for a fault of one request.
+    """
+
+    fault: Fault
+    system: str = ""
+    requests: tuple[str, ...] = ()
+
+
+def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
+    """Draws a schedule. The same arguments give the same schedule.
+
+    Every choice comes as often as every other, in a random order. Phases take turns, too, but those of a driver's first
+    batch wait for a step after which there is one, and `Fault.EXPIRED` has its own.
+
+    Args:
+        seed: Of the random numbers.
+        count: How many steps.
+        choices: What can be injected.
+
+    Raises:
+        ConfigurationError: if nothing can be.
+    """
+    if not choices:
+        raise ConfigurationError("No fault can be injected here.", next_step="Name other systems or other faults.")
+    dice = random.Random(seed)  # noqa: S311 - the same schedule again, nothing secret
+    deck: list[Choice] = []
+    phases: list[Phase] = []
+    steps: list[Step] = []
+    for number in range(1, count + 1):
+        deck = deck or dice.sample(choices, len(choices))
+        phases = phases or dice.sample(EVERY_BATCH + FIRST_BATCH, len(EVERY_BATCH + FIRST_BATCH))
+        choice = deck.pop()
+        phase = Phase.FINISHING
+        if choice.fault is not Fault.EXPIRED:
+            after_restart = bool(steps) and steps[-1].fault in ENDS_THE_DRIVER
+            open_to = [one for one in phases if after_restart or one in EVERY_BATCH]
+            phase = open_to[0] if open_to else dice.choice(EVERY_BATCH)
+            if open_to:
+                phases.remove(phase)
+        before = next((step.amount for step in reversed(steps) if step.fault is Fault.OTHER_PARALLELISM), 0)
+        steps.append(_step(dice, number, choice, phase, before))
+    return steps
+
+
+def _step(dice: random.Random, number: int, choice: Choice, phase: Phase, slots_before: int) -> Step:
+    fault = choice.fault
+    amount = 0
+    if fault is Fault.CLOCK_JUMPED:
+        amount = dice.choice((-86_400, -3_600, -60, 60, 3_600, 86_400))
+    elif fault is Fault.OTHER_PARALLELISM:
+        amount = dice.choice([slots for slots in _SLOTS if slots != slots_before])
+    return Step(
+        number=number,
+        fault=fault,
+        phase=phase.name,
+        system=choice.system,
+        request=dice.choice(choice.requests) if fault in OF_REQUESTS else "",
+        batches=0 if phase in FIRST_BATCH else dice.choice(_BATCHES),
+        delay_ms=dice.choice(_DRIFTS_MS),
+        lasts_ms=dice.choice(_LASTS_MS),
+        amount=amount,
+    )

@@ -1,0 +1,103 @@
+"""A Delta table in a local folder, read as the Delta protocol says, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+from uuid import uuid4
+
+from sparkonce_lab.rig.kafka.jars import spark_delta_jars
+from sparkonce_lab.systems.files import FilesSystem
+
+if TYPE_CHECKING:
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+
+_LOG = "_delta_log"
+_COLUMNS = ("kind string", *(f"{name} long" for name in ("key", "number", "amount", "rows", "batch")))
+_WAITING = ("open", "prepared", "started")
+
+
+class DeltaSystem(FilesSystem):
+    """A table of our own, on a disk that can be filled where mounting is allowed; or a new one in the user's folder.
+
+    Its rows are appended: a batch that is written twice is there twice. See `FilesSystem` for the arguments.
+    """
+
+    name = "delta"
+    session: Mapping[str, str] = {
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+
+    @property
+    def root(self) -> Path:
+        """The table's folder."""
+        return self.folder / "table"
+
+    @property
+    def waiting(self) -> Path:
+        """The folder in which the sink's rows wait."""
+        return self.folder / "rows"
+
+    def jars(self) -> Sequence[Path]:
+        """See `VerifiedSystem.jars`."""
+        return spark_delta_jars()
+
+    def make(self, columns: Sequence[str]) -> None:
+        """Makes the table, with columns such as ``number long``, by the types' names in the protocol."""
+        fields = [dict(zip(("name", "type"), column.split(), strict=True)) for column in columns or _COLUMNS]
+        described = [{**field, "nullable": True, "metadata": {}} for field in fields]
+        schema = json.dumps({"type": "struct", "fields": described})
+        table = {"id": str(uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema}
+        actions: list[dict[str, Any]] = [
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            {"metaData": {**table, "partitionColumns": [], "configuration": {}, "createdTime": 0}},
+        ]
+        (self.root / _LOG).mkdir(parents=True)
+        (self.root / _LOG / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`."""
+        return {"path": str(self.root), "folder": str(self.waiting), **options}
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.spark.tables.delta import DeltaSink
+
+        return DeltaSink(**arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Deletes a transaction's waiting rows."""
+        found = [path for path in self.waiting.rglob(str(handle["name"])) if path.parent.name in _WAITING]
+        for path in found:
+            path.unlink()
+        return bool(found)
+
+    def actions(self) -> Iterator[dict[str, Any]]:
+        """Yields what the versions say, from the first one on. A table of thousands of versions has lost the first."""
+        for version in sorted((self.root / _LOG).glob("*.json")):
+            yield from map(json.loads, version.read_text().splitlines())
+
+    def published(self) -> Sequence[Path]:
+        """Lists the files that make the newest version."""
+        found: dict[str, None] = {}
+        for action in self.actions():
+            if "remove" in action:
+                found.pop(action["remove"]["path"], None)
+            elif "add" in action:
+                found[action["add"]["path"]] = None
+        return [self.root / unquote(path) for path in found]
+
+    def labels(self) -> list[str]:
+        """Lists the notes of all versions that have one."""
+        infos = (action["commitInfo"] for action in self.actions() if "commitInfo" in action)
+        return [info["userMetadata"] for info in infos if "userMetadata" in info]
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: rows that wait."""
+        return sorted(path.name for state in _WAITING for path in self.waiting.glob(f"*/{state}/*"))

@@ -1,0 +1,155 @@
+"""A local folder that the files sink writes to."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import PreflightError
+from sparkonce_lab.rig.disk import SmallDisk, affordable
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.injections import Injectable, of_disk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+
+MEGABYTES = 1024
+HELD = ".sparkonce/held"
+"""Where the sink holds back the files of prepared transactions."""
+
+
+class FilesSystem(Injectable, VerifiedSystem):
+    """A folder of our own, on a disk that can be filled where mounting is allowed; or a new one in the user's.
+
+    Args:
+        path: The user's folder; None for one of our own.
+        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+
+    Attributes:
+        folder: Made by `place`.
+    """
+
+    name = "files"
+
+    def __init__(self, path: str | Path | None = None, megabytes: int = MEGABYTES) -> None:
+        self._users = path
+        self._parent = Path(path or "").absolute()
+        self._megabytes = megabytes
+        self._disk: SmallDisk | None = None
+        self._batches: dict[Path, int] = {}
+        self._made: list[Path] = []
+        self.injections = {}
+        self.folder = self._parent
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        if self._users is None:
+            try:
+                self._disk = SmallDisk(folder / "disk", affordable(self._megabytes))
+            except OSError as error:
+                raise self._refused(folder, error) from error
+            self.injections = of_disk(self._disk)
+            self._parent = self._disk.folder
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        if self._disk is not None:
+            self._disk.close()
+            self._disk = None
+        elif not self.keep_place:
+            for folder in self._made:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._made = []
+
+    def place(self, *columns: str) -> None:
+        """See `System.place`."""
+        self.folder = self._parent / f"sparkonce-verify-{secrets.token_hex(5)}"
+        try:
+            self.make(columns)
+        except OSError as error:
+            raise self._refused(self.folder, error) from error
+        self._made.append(self.folder)
+
+    def make(self, columns: Sequence[str]) -> None:  # noqa: ARG002 - a folder of files needs none
+        """Makes the folder."""
+        self.folder.mkdir(parents=True)
+
+    @staticmethod
+    def _refused(folder: Path, error: OSError) -> PreflightError:
+        return PreflightError(f"{folder} cannot be made: {error}", next_step="Name another folder.")
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`."""
+        return {"path": str(self.folder), **options}
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `VerifiedSystem.sink_settings`."""
+        return self.arguments(name=self.name)
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.files.sink import FilesSink
+
+        return FilesSink(**arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Deletes the files that a transaction holds back, as somebody may who tidies up."""
+        from sparkonce.sinks.files.handle import read_handle
+
+        for one in read_handle(handle).files or ():
+            (self.folder / HELD / str(one["held"])).unlink()
+        return True
+
+    def published(self) -> Sequence[Path]:
+        """Lists the files that a reader of such folders takes: no part of their path begins with ``.`` or ``_``."""
+        return [path for path in sorted(self.folder.rglob("*")) if path.is_file() and is_published(path, self.folder)]
+
+    def visible(self, *columns: str) -> list[Any]:
+        """See `System.visible`."""
+        return [row for path in self.published() for row in rows_in(path.name, path.read_bytes(), columns)]
+
+    def read(self) -> pa.Table:
+        """See `VerifiedSystem.read`. A file that is not Parquet, or has other columns, gives one unreadable row."""
+        import pyarrow as pa
+
+        from sparkonce_lab.systems.observed import of_parquet, of_texts
+
+        return pa.concat_tables([of_texts([]), *map(of_parquet, self.published())])
+
+    def newest(self) -> int:
+        """See `VerifiedSystem.newest`. Reads each file's batch once."""
+        from sparkonce_lab.systems.observed import newest_in
+
+        files = self.published()
+        self._batches |= {path: newest_in(path) for path in files if path not in self._batches}
+        return max((self._batches[path] for path in files), default=-1)
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: files that are held back."""
+        return sorted(str(path) for path in (self.folder / HELD).rglob("*") if path.is_file())
+
+
+def is_published(path: Path, root: Path) -> bool:
+    """Returns True if readers of a folder take this file: no part of its path there begins with ``.`` or ``_``."""
+    return not any(part[0] in "._" for part in path.relative_to(root).parts)
+
+
+def rows_in(name: str, content: bytes, columns: Sequence[str]) -> list[Any]:
+    """Returns the rows of a Parquet or JSON file: each row's number, or a tuple of these columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = list(columns or ["number"])
+    if name.endswith(".parquet"):
+        rows = pq.ParquetFile(pa.BufferReader(content)).read(columns=wanted).to_pylist()
+    else:
+        rows = [json.loads(line) for line in content.splitlines()]
+    return [tuple(row[name] for name in wanted) if columns else row["number"] for row in rows]

@@ -1,0 +1,342 @@
+"""MariaDB or MySQL: a table in a database."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.sinks.mysql.names import Xid, quote, stage_table
+from sparkonce.sinks.mysql.settings import parse_settings
+from sparkonce_lab.rig.matchers import after
+from sparkonce_lab.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.injections import ServerSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce_lab.rig.proxy import Request
+
+MEGABYTES = 3072
+
+_COLUMNS = (
+    "kind VARCHAR(100)",
+    *(f"`{name}` BIGINT" for name in ("key", "number", "amount", "rows", "batch")),
+    "KEY (batch)",  # for `newest`
+)
+_CONNECTS_WITHIN_S = 3
+_ANSWERS_WITHIN_S = 5
+_READ_WITHIN_S = 600
+_CHUNK = 50_000
+_DRIVER = b"sparkonce driver"
+_RECOVER = "XA RECOVER"
+_UNKNOWN_XID = 1397
+_POLL_S = 0.02
+_STAGES = "SHOW TABLES FROM {} LIKE 'sparkonce\\_stage\\_%'"
+_OPEN = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> CONNECTION_ID()"
+_OPEN_IN = """
+SELECT t.trx_mysql_thread_id FROM information_schema.innodb_trx t
+JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = %s AND p.id <> CONNECTION_ID()
+"""
+
+
+class PreparedBranch(NamedTuple):
+    """A prepared XA transaction. ``data`` is its id: the first ``gtrid`` bytes, and the branch."""
+
+    format_id: int
+    gtrid: int
+    bqual: int
+    data: bytes
+
+    @property
+    def literal(self) -> str:
+        """The transaction's id in a statement."""
+        return f"X'{self.data[: self.gtrid].hex()}',X'{self.data[self.gtrid :].hex()}',{self.format_id}"
+
+
+class MySQLSystem(ServerSystem, VerifiedSystem):
+    """A MariaDB server of our own, on a disk that can be filled where mounting is allowed; or the user's, by a proxy.
+
+    The user must be allowed to make a database: the table and the sink's own tables get one that nobody has, and that
+    is dropped in the end. Faults of one request need connections that are not encrypted (``ssl_disabled=true``).
+
+    Args:
+        settings: The user's server, as ``name=value …`` in PyMySQL's names; None for a server of our own.
+        commit: ``staged`` or ``two_phase``, see `sparkonce.MySQLSink`.
+        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+        server: One that is running; it is not stopped here.
+        alone: Whether nobody else uses the server: `left_open` then looks at all of it.
+        answers_within_s: The longest wait for an answer, in seconds.
+
+    Attributes:
+        database: Made by `place`, and the prefix of the sink's transactions.
+        table: The table in it.
+
+    Raises:
+        ConfigurationError: if ``commit`` is something else, or the settings cannot be read.
+    """
+
+    name = "mysql"
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
+        "two_phase": {"prepare": b"XA PREPARE", "commit": b"XA COMMIT", "abort": b"XA ROLLBACK"},
+        "staged": {
+            "prepare": after(b"CREATE TABLE `sparkonce_stage_", b"\x03COMMIT", always=True),
+            "commit": after(_DRIVER, b"\x03COMMIT", always=True),
+            "abort": after(_DRIVER, b"DROP TABLE", always=True),
+        },
+    }
+
+    def __init__(
+        self,
+        settings: str | None = None,
+        commit: str = "two_phase",
+        megabytes: int = MEGABYTES,
+        *,
+        server: MariaDBServer | None = None,
+        alone: bool = False,
+        answers_within_s: int = _ANSWERS_WITHIN_S,
+    ) -> None:
+        if commit not in self.REQUESTS:
+            raise ConfigurationError(
+                f"commit={commit!r} is not one of {', '.join(self.REQUESTS)}.", next_step="Choose one of them."
+            )
+        self.commit = commit
+        self._users = None if settings is None else parse_settings(settings)
+        self._borrowed = server
+        self._megabytes = megabytes
+        self._alone = alone
+        self._limits = {"connect_timeout": _CONNECTS_WITHIN_S, "read_timeout": answers_within_s}
+        self._direct: dict[str, Any] = {}
+        self._connection: Any = None
+        self._one_asks = threading.Lock()
+        self.injections = {}
+        self.database = self.table = ""
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `System.missing`."""
+        return "" if MariaDBServer.is_installed() else MISSING
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        import pymysql
+
+        if self._borrowed is not None:
+            self.borrow(self._borrowed)
+            self._direct = dict(self._borrowed.settings)
+            return
+        if self._users is None:
+            if self.missing():
+                raise PreflightError(MISSING, next_step=NEXT)
+            server = MariaDBServer(folder)
+            self.start_own(server, self._megabytes)
+            self._direct = dict(server.settings)
+        else:
+            self._direct = {**self._users, "host": self._users.get("host", "localhost")}
+            self._direct.pop("database", None)
+        try:
+            ((_, cipher),) = self.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+        except pymysql.Error as error:
+            raise self._refused(error) from None
+        self.start_proxy((self._direct["host"], self._port), {} if cipher else self.REQUESTS[self.commit])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """PyMySQL's settings of how to connect to the database, past the proxy."""
+        return {**self._direct, "database": self.database}
+
+    @property
+    def _port(self) -> int:
+        return int(self._direct.get("port", 3306))
+
+    def _refused(self, error: Exception) -> PreflightError:
+        named = "MariaDB" if self._users is None else f"--system mysql=host={self._direct['host']} port={self._port}"
+        return PreflightError(
+            f"{named} has no place for the rows: {error}",
+            next_step="Check the address and the credentials, and GRANT ALL ON `sparkonce\\_verify\\_%`.*.",
+        )
+
+    # --- the table ----------------------------------------------------------------------------------------------------
+
+    def place(self, *columns: str) -> None:
+        """See `System.place`. Without a unique key, a row that is written twice is there twice."""
+        import pymysql
+
+        self.table = "verified"
+        try:
+            self.new_database()
+            self.ask(f"CREATE TABLE {self.database}.{self.table} ({', '.join(columns or _COLUMNS)}) ENGINE=InnoDB")
+        except pymysql.Error as error:
+            raise self._refused(error) from None
+
+    def new_database(self, name: str = "") -> None:
+        """Makes an empty database, by default with a name that nobody has. Statements are for it from now on."""
+        name = name or f"sparkonce_verify_{secrets.token_hex(5)}"
+        self.ask(f"CREATE DATABASE {quote(name)} CHARACTER SET utf8mb4")
+        self.database, self._made = name, True
+        self.close()  # the next connection is to the database
+
+    def drop_place(self) -> None:
+        """Rolls back what is prepared, and drops the database."""
+        import pymysql
+
+        try:
+            self.ask(f"SET lock_wait_timeout = {_ANSWERS_WITHIN_S}")
+            for found in self.prepared():
+                self.end_branch("ROLLBACK", found.literal)
+            self.ask(f"DROP DATABASE IF EXISTS {self.database}")
+        except pymysql.Error as error:
+            raise PreflightError(
+                f"The database {self.database} cannot be dropped: {error}", next_step="Drop it by hand."
+            ) from None
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`. With the user's password, if there is one."""
+        to = {**self.settings, "connect_timeout": _CONNECTS_WITHIN_S}
+        if self.proxy is not None:
+            to |= {"host": HOST, "port": self.proxy.port}
+        return {"settings": to, "table": self.table, "commit": self.commit, "prefix": self.database, **options}
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `VerifiedSystem.sink_settings`."""
+        return self.arguments(name=self.name, commit_timeout_s=60.0, lock_timeout_s=5.0)
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.mysql.sink import MySQLSink
+
+        return MySQLSink(**arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Takes a transaction away, as an operator may: nothing expires here."""
+        from sparkonce.protocol.ownership import TransactionName
+
+        name = TransactionName.parse(str(handle["transaction"]))
+        if name is None:
+            return False
+        if handle["commit"] == "staged":
+            self.ask(f"DROP TABLE {self.database}.{stage_table(name.copy)}")
+        else:
+            self.end_branch("ROLLBACK", Xid.of(name))
+        return True
+
+    # --- what a reader sees -------------------------------------------------------------------------------------------
+
+    def visible(self, *columns: str) -> list[Any]:
+        """See `System.visible`."""
+        rows = self.ask(f"SELECT {', '.join(columns or ['number'])} FROM {self.database}.{self.table}")  # noqa: S608 - ours
+        return rows if columns else [number for (number,) in rows]
+
+    def read(self) -> pa.Table:
+        """See `VerifiedSystem.read`."""
+        import pyarrow as pa
+        from pymysql.cursors import SSCursor
+
+        from sparkonce_lab.systems.observed import COLUMNS, of_texts
+
+        columns = ", ".join(f"`{name}`" for name in COLUMNS)
+        # One text is read several times as fast as six columns. A null makes it one that is not a row's.
+        ask = f"SELECT CAST(CONCAT_WS(',', {columns}) AS BINARY) FROM {self.database}.{self.table}"  # noqa: S608 - ours
+        found = [of_texts([])]
+        with self.connected(read_timeout=_READ_WITHIN_S) as connection, connection.cursor(SSCursor) as cursor:
+            cursor.execute(ask)
+            while rows := cursor.fetchmany(_CHUNK):
+                found.append(of_texts([text for (text,) in rows]))
+        return pa.concat_tables(found)
+
+    def newest(self) -> int:
+        """See `VerifiedSystem.newest`."""
+        ((newest,),) = self.ask(f"SELECT COALESCE(MAX(batch), -1) FROM {self.database}.{self.table}")  # noqa: S608 - ours
+        return int(newest)
+
+    # --- what is open -------------------------------------------------------------------------------------------------
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: XA transactions, staging tables, and sessions in a transaction."""
+        found = self.ask(_OPEN) if self._alone else self.ask(_OPEN_IN, self.database)
+        return [*self.kept(), *(f"session {number}" for (number,) in found)]
+
+    def kept(self) -> list[str]:
+        """Names what is open and outlives its session: prepared transactions and staging tables."""
+        return [*(f"prepared {found.data!r}" for found in self.prepared()), *(f"table {one}" for one in self.stages())]
+
+    def prepared(self) -> list[PreparedBranch]:
+        """Lists the prepared transactions. The branch of a transaction's id begins with its prefix."""
+        rows = [(*numbers, data if isinstance(data, bytes) else data.encode()) for *numbers, data in self.ask(_RECOVER)]
+        start = b"" if self._alone else f"{self.database}.".encode()
+        return sorted(found for row in rows if (found := PreparedBranch(*row)).data[found.gtrid :].startswith(start))
+
+    def stages(self) -> list[str]:
+        """Lists the sink's staging tables."""
+        return [str(table) for (table,) in self.ask(_STAGES.format(quote(self.database)))]
+
+    def state(self) -> object:
+        """See `System.state`. There is one marker for each transaction."""
+        markers = self.ask(f"SELECT batch, slot, copy, kind FROM {self.database}.sparkonce_commits")  # noqa: S608 - ours
+        return sorted(self.visible()), sorted(self.kept()), sorted(markers)
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def ask(self, statement: str, *values: Any) -> list[Any]:
+        """Runs a statement, on a connection that is kept while it works."""
+        with self._one_asks:
+            try:
+                if self._connection is None:
+                    self._connection = self.connect()
+                with self._connection.cursor() as cursor:
+                    cursor.execute(statement, values or None)
+                    return list(cursor.fetchall())
+            except BaseException:
+                self.close()
+                raise
+
+    def end_branch(self, how: str, xid: object) -> None:
+        """Commits or rolls back a branch. The server knows it once the connection that prepared it has ended."""
+        import pymysql
+
+        give_up_at = time.monotonic() + _ANSWERS_WITHIN_S
+        while True:
+            try:
+                self.ask(f"XA {how} {xid}")
+                return
+            except pymysql.OperationalError as error:
+                if error.args[0] != _UNKNOWN_XID or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_POLL_S)
+
+    def connect(self, **more: Any) -> Any:
+        """Opens another connection, with more settings."""
+        import pymysql
+
+        settings = self.settings if self.database else self._direct
+        return pymysql.connect(**{**settings, **self._limits, **more}, autocommit=True)
+
+    @contextmanager
+    def connected(self, **more: Any) -> Iterator[Any]:
+        """Opens another connection and closes it in the end, whatever its state."""
+        connection = self.connect(**more)
+        try:
+            yield connection
+        finally:
+            _close(connection)
+
+    def close(self) -> None:
+        """See `ServerSystem.close`."""
+        connection, self._connection = self._connection, None
+        _close(connection)
+
+
+def _close(connection: Any) -> None:
+    if connection is not None:
+        with suppress(Exception):  # it is given up, whatever state it is in
+            connection.close()

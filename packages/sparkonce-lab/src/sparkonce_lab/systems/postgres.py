@@ -1,0 +1,327 @@
+"""PostgreSQL: a table in a schema."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce_lab.rig.matchers import after
+from sparkonce_lab.rig.servers.postgres import MISSING, PostgresServer, find_postgres
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.systems.addresses import without_credentials
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.injections import ServerSystem
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+    from psycopg import sql
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce_lab.rig.proxy import Request
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+MEGABYTES = 3072
+
+_SETTINGS = {"max_prepared_transactions": "100", "max_wal_size": "256MB", "min_wal_size": "32MB"}
+_COLUMNS = ("kind text", *(f"{name} bigint" for name in ("key", "number", "amount", "rows", "batch")))
+_CONNECTS_WITHIN_S = 3
+_ANSWERS_WITHIN_S = 5.0
+_READ_WITHIN_S = 600.0
+_NAME = "sparkonce-witness"
+_PREPARED = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE pg_catalog.starts_with(gid, %s) ORDER BY gid"
+_STAGES = """
+SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname ~ '^sparkonce_[0-9a-f]{12}_' ORDER BY c.relname
+"""
+_OPEN = """
+SELECT pid || ' ' || application_name FROM pg_catalog.pg_stat_activity
+WHERE datname IS NOT NULL AND xact_start IS NOT NULL AND application_name <> %s
+"""
+_OPEN_IN = """
+SELECT DISTINCT a.pid || ' ' || a.application_name FROM pg_catalog.pg_stat_activity a
+JOIN pg_catalog.pg_locks l ON l.pid = a.pid JOIN pg_catalog.pg_class c ON c.oid = l.relation
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE a.backend_type = 'client backend' AND a.application_name <> %s AND n.nspname = %s
+"""
+
+
+class PostgresSystem(ServerSystem, VerifiedSystem):
+    """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
+
+    The user's must be reached by TCP, and its role must be allowed to make a schema: the table and the sink's own
+    tables get one that nobody has, and that is dropped in the end. Faults of one request need connections that are not
+    encrypted (``sslmode=disable``).
+
+    Args:
+        conninfo: The user's, as libpq has it; None for a server of our own.
+        commit: ``staged`` or ``two_phase``, see `sparkonce.PostgresSink`.
+        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+        server: One that is running; it is not stopped here.
+        settings: Of our own server.
+        alone: Whether nobody else uses the server: `left_open` then looks at all of it.
+        answers_within_s: The longest wait for an answer, in seconds.
+
+    Attributes:
+        schema: Made by `place`, and the prefix of the sink's transactions.
+        table: The table in it.
+
+    Raises:
+        ConfigurationError: if ``commit`` is something else.
+    """
+
+    name = "postgres"
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
+        "two_phase": {"prepare": b"PREPARE TRANSACTION", "commit": b"COMMIT PREPARED", "abort": b"ROLLBACK PREPARED"},
+        "staged": {
+            "prepare": after(b"SET LOCAL statement_timeout", b"COMMIT\x00"),
+            "commit": b"SET state = 'committed'",
+            "abort": b"DELETE FROM",
+        },
+    }
+
+    def __init__(
+        self,
+        conninfo: str | None = None,
+        commit: str = "two_phase",
+        megabytes: int = MEGABYTES,
+        *,
+        server: PostgresServer | None = None,
+        settings: Mapping[str, str] | None = None,
+        alone: bool = False,
+        answers_within_s: float = _ANSWERS_WITHIN_S,
+    ) -> None:
+        if commit not in self.REQUESTS:
+            raise ConfigurationError(
+                f"commit={commit!r} is not one of {', '.join(self.REQUESTS)}.", next_step="Choose one of them."
+            )
+        self.commit = commit
+        self._users = conninfo
+        self._borrowed = server
+        self._megabytes = megabytes
+        self._settings = {**_SETTINGS, **(settings or {})}
+        self._alone = alone
+        self._answers_within_s = answers_within_s
+        self._connection: Connection | None = None
+        self._one_asks = threading.Lock()
+        self._direct = self._through = ""
+        self.injections = {}
+        self.schema = self.table = ""
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `System.missing`."""
+        return "" if find_postgres() else MISSING
+
+    def start(self, folder: Path) -> None:  # noqa: ARG002 - PostgreSQL cannot use one that only root can reach
+        """See `System.start`."""
+        import psycopg
+
+        if self._borrowed is not None:
+            self.borrow(self._borrowed)
+            self._direct = self._through = self._borrowed.conninfo()
+            return
+        if self._users is None:
+            server = PostgresServer(self._settings)
+            self.start_own(server, self._megabytes)
+            self._direct = server.conninfo()
+        else:
+            self._direct = self._users
+            try:
+                psycopg.conninfo.conninfo_to_dict(self._users)
+            except psycopg.ProgrammingError:  # its message repeats what it does not understand: perhaps a password
+                raise ConfigurationError(
+                    "--system postgres=…: libpq cannot read where the server is.",
+                    next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
+                ) from None
+        try:
+            upstream, encrypted = self._locate()
+        except psycopg.Error as error:
+            raise self._refused(error) from None
+        proxy = self.start_proxy(upstream, {} if encrypted else self.REQUESTS[self.commit])
+        self._through = psycopg.conninfo.make_conninfo(
+            self._direct, hostaddr=HOST, port=proxy.port, connect_timeout=_CONNECTS_WITHIN_S
+        )
+
+    def _locate(self) -> tuple[tuple[str, int], bool]:
+        """Returns the server's address, and whether connections to it are encrypted."""
+        with self.connect() as connection:
+            info = connection.info
+            host = info.hostaddr or info.host
+            if not host or host.startswith(("/", "@")):
+                raise ConfigurationError(
+                    "PostgreSQL is reached by a socket of this machine, and faults of connections need TCP.",
+                    next_step="Give host=localhost.",
+                )
+            return (host, info.port), bool(connection.pgconn.ssl_in_use)
+
+    def _refused(self, error: Exception) -> PreflightError:
+        named = f"--system postgres={without_credentials(self._users)}" if self._users else "PostgreSQL"
+        return PreflightError(
+            f"{named} has no place for the rows: {str(error).strip()}",
+            next_step="Check the address and the credentials, and GRANT CREATE ON DATABASE to the role.",
+        )
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        own = self._own
+        super().stop()
+        if isinstance(own, PostgresServer):
+            own.delete()
+
+    # --- the table ----------------------------------------------------------------------------------------------------
+
+    def place(self, *columns: str) -> None:
+        """See `System.place`. Without a unique key, a row that is written twice is there twice."""
+        import psycopg
+
+        self.schema, self.table = f"sparkonce_verify_{secrets.token_hex(5)}", "rows"
+        try:
+            self.ask(f"CREATE SCHEMA {self.schema}")
+            self._made = True
+            self.ask(f"CREATE TABLE {self.schema}.{self.table} ({', '.join(columns or _COLUMNS)})")
+            if not columns:
+                self.ask(f"CREATE INDEX ON {self.schema}.{self.table} (batch)")  # for `newest`
+        except psycopg.Error as error:
+            raise self._refused(error) from None
+
+    def drop_place(self) -> None:
+        """Rolls back what is prepared, and drops the schema."""
+        import psycopg
+        from psycopg import sql
+
+        try:
+            self.ask(f"SET lock_timeout = '{_ANSWERS_WITHIN_S:g}s'")
+            for gid in self.prepared():
+                self.ask(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+            self.ask(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+        except psycopg.Error as error:
+            raise PreflightError(
+                f"The schema {self.schema} cannot be dropped: {str(error).strip()}", next_step="Drop it by hand."
+            ) from None
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`. With the user's password, if there is one."""
+        own = {"conninfo": self._through, "table": self.table, "schema": self.schema, "commit": self.commit}
+        return {**own, "prefix": self.schema, **options}
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `VerifiedSystem.sink_settings`."""
+        return self.arguments(name=self.name, slot_timeout_s=120.0, commit_timeout_s=60.0, lock_timeout_s=5.0)
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.postgres.sink import PostgresSink
+
+        return PostgresSink(**arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Gives a transaction up, as docs/postgres.md tells an operator to."""
+        from psycopg import sql
+
+        name = str(handle["name"])
+        if self.commit == "two_phase":
+            self.ask(sql.SQL("ROLLBACK PREPARED {}").format(name))
+        else:
+            words = name.split(".")
+            self.ask(f"DROP TABLE {self.schema}.sparkonce_{words[-5]}_{words[-1]}")
+            self.ask(f"DELETE FROM {self.schema}.sparkonce_commits WHERE name = %s", name)  # noqa: S608 - ours
+        return True
+
+    # --- what a reader sees -------------------------------------------------------------------------------------------
+
+    def visible(self, *columns: str) -> list[Any]:
+        """See `System.visible`."""
+        rows = self.ask(f"SELECT {', '.join(columns or ['number'])} FROM {self.schema}.{self.table}")  # noqa: S608 - ours
+        return rows if columns else [number for (number,) in rows]
+
+    def read(self) -> pa.Table:
+        """See `VerifiedSystem.read`."""
+        from sparkonce.sinks.postgres.connection import within
+        from sparkonce_lab.systems.observed import COLUMNS, of_csv
+
+        ask = f"COPY (SELECT {', '.join(COLUMNS)} FROM {self.schema}.{self.table}) TO STDOUT (FORMAT csv)"  # noqa: S608 - ours
+        with self.connect() as connection, within(connection, _READ_WITHIN_S), connection.cursor().copy(ask) as rows:
+            return of_csv(bytes(piece) for piece in rows)
+
+    def newest(self) -> int:
+        """See `VerifiedSystem.newest`."""
+        (newest,) = self.column(f"SELECT coalesce(max(batch), -1) FROM {self.schema}.{self.table}")  # noqa: S608 - ours
+        return int(newest)
+
+    # --- what is open -------------------------------------------------------------------------------------------------
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: prepared transactions, staged rows, and sessions in a transaction."""
+        open_ = self.column(_OPEN, _NAME) if self._alone else self.column(_OPEN_IN, _NAME, self.schema)
+        return [*self.kept(), *(f"session {session}" for session in open_)]
+
+    def kept(self) -> list[str]:
+        """Names what is open and outlives its session: prepared transactions, staging tables, and their markers."""
+        return [
+            *(f"prepared {gid}" for gid in self.prepared()),
+            *(f"table {table}" for table in self.stages()),
+            *(f"marker {name}" for name, state in self.markers() if state != "committed"),
+        ]
+
+    def prepared(self) -> list[str]:
+        """Lists the prepared transactions, by name."""
+        return self.column(_PREPARED, "" if self._alone else f"{self.schema}.")
+
+    def stages(self) -> list[str]:
+        """Lists the sink's staging tables."""
+        return self.column(_STAGES, self.schema)
+
+    def markers(self) -> list[tuple[str, str]]:
+        """Lists the markers with their states, none before the sink has made their table."""
+        if self.column("SELECT to_regclass(%s)::text", f"{self.schema}.sparkonce_commits") == [None]:
+            return []
+        return self.ask(f"SELECT name::text, state::text FROM {self.schema}.sparkonce_commits")  # noqa: S608 - ours
+
+    def state(self) -> object:
+        """See `System.state`. There is one marker for each transaction."""
+        return sorted(self.visible()), sorted(self.kept()), sorted(self.markers())
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def column(self, question: str, *values: Any) -> list[Any]:
+        """Returns the first column of an answer."""
+        return [row[0] for row in self.ask(question, *values)]
+
+    def ask(self, statement: str | sql.Composable, *values: Any) -> list[Any]:
+        """Runs a statement, on a connection that is kept while it works. It is cut if a paused server never answers."""
+        from sparkonce.sinks.postgres.connection import within
+
+        with self._one_asks:
+            try:
+                if self._connection is None:
+                    self._connection = self.connect()
+                with within(self._connection, self._answers_within_s):
+                    cursor = self._connection.execute(statement, values or None)  # type: ignore[arg-type]
+                    return cursor.fetchall() if cursor.description else []
+            except BaseException:
+                self.close()
+                raise
+
+    def connect(self) -> Connection:
+        """Opens another connection."""
+        import psycopg
+
+        limits = {"connect_timeout": _CONNECTS_WITHIN_S, "application_name": _NAME}
+        # Plans are not kept: tables change under this connection.
+        return psycopg.connect(self._direct, autocommit=True, prepare_threshold=None, **limits)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """See `ServerSystem.close`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it is given up, whatever state it is in
+                connection.close()

@@ -1,0 +1,385 @@
+"""RabbitMQ: a stream, a super stream or a queue. The sink's rows wait in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.injections import ServerSystem
+from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
+
+if TYPE_CHECKING:
+    from pika.adapters.blocking_connection import BlockingChannel
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce.sinks.rabbitmq.server import RabbitMQ
+    from sparkonce_lab.rig.proxy import Request
+
+_Answer = TypeVar("_Answer")
+_ANSWERS_WITHIN_S = 60.0
+_AT_ONCE = 1000
+_CREDIT = 20
+_SUBSCRIPTION = 0
+_FRAME_MAX = 1 << 20
+_POLL_S = 0.2
+
+
+class RabbitSystem(ServerSystem):
+    """A server of ours, or one that somebody else has started.
+
+    Args:
+        server: One that is running; it is not stopped here.
+
+    Attributes:
+        folder: Where the sink's rows wait, a new one for each `place`.
+    """
+
+    rabbit: RabbitServer
+    _parent: Path
+
+    def __init__(self, *, server: RabbitServer | None = None) -> None:
+        self._borrowed = server
+        self.injections = {}
+        self.folder = Path()
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `System.missing`."""
+        return "" if RabbitServer.is_installed() else "rabbitmq-server is not installed."
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        self._parent = folder
+        if self._borrowed is not None:
+            self.rabbit = self._borrowed
+            self.borrow(self._borrowed)
+            return
+        self.rabbit = RabbitServer(folder / "data")
+        self.start_own(self.rabbit, None)
+        self.start_proxy((HOST, self.port()), self.REQUESTS[""])
+
+    def port(self) -> int:
+        """Returns the port that the sink connects to."""
+        return self.rabbit.port
+
+    def place(self, *columns: str) -> None:  # noqa: ARG002 - messages have none
+        """See `System.place`."""
+        self.folder = self._parent / f"rows-{secrets.token_hex(5)}"
+
+    def drop_place(self) -> None:
+        """See `ServerSystem.drop_place`. There is no server but ours."""
+
+    def close(self) -> None:
+        """See `ServerSystem.close`. Every question opens a connection."""
+
+    def restart(self) -> bool:
+        """See `System.restart`. Waits first until what was declared is on the disk."""
+        self.rabbit.settle()
+        return super().restart()
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """Where the server is, past the proxy, as arguments of `sparkonce.RabbitMQ`."""
+        return {"host": HOST, "port": self.rabbit.port, "stream_port": self.rabbit.stream_port}
+
+    def settings(self, **changed: Any) -> RabbitMQ:
+        """Returns how to reach the server, past the proxy."""
+        from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+        return RabbitMQ(**{**self.address, **changed})
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`."""
+        return {"server": {**self.address, "timeout_s": 2.0}, "folder": str(self.folder), **options}
+
+    def expire(self, handle: Handle) -> bool:
+        """See `expire_rows`."""
+        return expire_rows(self.folder, handle)
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`."""
+        return waiting_rows(self.folder)
+
+
+class RabbitStreamSystem(RabbitSystem):
+    """A stream: each message that was published twice is there twice. Or a super stream, of so many partitions."""
+
+    name = "rabbitmq"
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
+        "": {"commit": re.compile(rb"\x00\x02\x00\x01\x00\x00\x00")}  # a frame that publishes
+    }
+
+    def __init__(self, partitions: int = 0, *, server: RabbitServer | None = None) -> None:
+        super().__init__(server=server)
+        self._partitions = partitions
+        self.target: dict[str, str] = {}
+        self.streams: Sequence[str] = ()
+
+    def port(self) -> int:
+        """See `RabbitSystem.port`."""
+        return self.rabbit.stream_port
+
+    @property
+    def client(self) -> StreamClient:
+        """Asks the server about its streams."""
+        return StreamClient(HOST, self.rabbit.stream_port)
+
+    def place(self, *columns: str) -> None:
+        """See `System.place`."""
+        super().place(*columns)
+        if self._partitions:
+            name, self.streams = new_super_stream(self.rabbit, self._partitions)
+            self.target = {"super_stream": name, "route_by": "value"}
+        else:
+            self.streams = [self.client.create()]
+            self.target = {"stream": self.streams[0]}
+        self.rabbit.settle()
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`."""
+        found = super().arguments(**self.target, body="raw", **options)
+        if self.proxy is not None:
+            found["server"] |= {"stream_port": self.proxy.port}
+        return found
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.rabbitmq.server import RabbitMQ
+        from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+
+        return RabbitMQStreamSink(**{**arguments, "server": RabbitMQ(**arguments["server"])})
+
+    def visible(self, *columns: str) -> list[Any]:  # noqa: ARG002 - messages have none
+        """See `System.visible`."""
+        return [int(body) for stream in self.streams for body in self.client.messages(stream)]
+
+
+class RabbitQueueSystem(RabbitSystem):
+    """A queue, with a reader that drops each message whose deduplication id it has seen, or without one.
+
+    Args:
+        server: One that is running; it is not stopped here.
+        deduplicates: Whether the reader does.
+    """
+
+    name = "rabbitmq-queue"
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {"": {"commit": DEDUPLICATION_HEADER.encode()}}
+
+    def __init__(self, *, server: RabbitServer | None = None, deduplicates: bool = False) -> None:
+        super().__init__(server=server)
+        self._deduplicates = deduplicates
+        self.queue = ""
+
+    def place(self, *columns: str) -> None:
+        """See `System.place`."""
+        super().place(*columns)
+        self.queue = self.declare()
+
+    @contextmanager
+    def channel(self) -> Iterator[BlockingChannel]:
+        """Opens a channel on another connection."""
+        import pika
+
+        with pika.BlockingConnection(pika.URLParameters(self.rabbit.url)) as connection:
+            yield connection.channel()
+
+    def declare(self, kind: str = "classic", **arguments: Any) -> str:
+        """Makes a durable queue with a new name, and returns the name."""
+        name = f"queue-{secrets.token_hex(4)}"
+        given = {key.replace("_", "-"): value for key, value in arguments.items()}
+        with self.channel() as channel:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind, **given})
+        return name
+
+    def publish(self, queue: str, names: Iterable[str], **properties: Any) -> None:
+        """Publishes messages whose bodies and ids are their names, and returns when all are confirmed."""
+        import pika
+
+        with self.channel() as channel:
+            channel.confirm_delivery()
+            for name in names:
+                sent = pika.BasicProperties(**{"message_id": name, "delivery_mode": 2, **properties})
+                channel.basic_publish("", queue, name.encode(), sent, mandatory=True)
+
+    def ready(self, queue: str) -> int:
+        """Counts the messages that wait for a consumer."""
+        with self.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+    def peek(self, queue: str) -> list[tuple[Any, bytes]]:
+        """Returns the properties and bodies of the messages that no consumer has. They stay there."""
+        found = []
+        with self.channel() as channel:
+            while (one := channel.basic_get(queue))[0] is not None:
+                found.append((one[1], one[2]))
+        return found
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`."""
+        found = super().arguments(queue=self.queue, **options)
+        if self.proxy is not None:
+            found["server"] |= {"port": self.proxy.port}
+        return found
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink
+        from sparkonce.sinks.rabbitmq.server import RabbitMQ
+
+        return RabbitMQQueueSink(**{**arguments, "server": RabbitMQ(**arguments["server"])})
+
+    def visible(self, *columns: str) -> list[Any]:  # noqa: ARG002 - messages have none
+        """See `System.visible`."""
+        found = [(about.headers[DEDUPLICATION_HEADER], int(body)) for about, body in self.peek(self.queue)]
+        return [*dict(found).values()] if self._deduplicates else [number for _, number in found]
+
+
+def new_super_stream(server: RabbitServer, partitions: int) -> tuple[str, Sequence[str]]:
+    """Makes a super stream, as RabbitMQ 3.10 knows it: an exchange. Returns its name and its streams in order."""
+    import pika
+
+    name = f"super-{secrets.token_hex(4)}"
+    streams = [f"{name}-{number}" for number in range(partitions)]
+    with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        for number, stream in enumerate(streams):
+            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+            order = {"x-stream-partition-order": number}
+            channel.queue_bind(stream, name, str(number), arguments=order)
+    return name, streams
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClient:
+    """Asks a server about streams, on a new connection each time.
+
+    Attributes:
+        host: Its address.
+        port: Its port of the stream protocol.
+        user: A user who may do everything.
+        password: That user's password.
+        virtual_host: The virtual host.
+        answers_within_s: The longest wait for an answer, in seconds.
+    """
+
+    host: str
+    port: int
+    user: str = "guest"
+    password: str = "guest"  # noqa: S105 - the server's own default
+    virtual_host: str = "/"
+    answers_within_s: float = _ANSWERS_WITHIN_S
+
+    def create(self, stream: str = "", **arguments: Any) -> str:
+        """Makes an empty stream, by default under a new name, and returns the name."""
+        name = stream or f"stream-{secrets.token_hex(6)}"
+        self.ask(
+            lambda client: client.create_stream(name, {key.replace("_", "-"): one for key, one in arguments.items()})
+        )
+        return name
+
+    def delete(self, stream: str) -> None:
+        """Deletes a stream."""
+        self.ask(lambda client: client.delete_stream(stream))
+
+    def sequence(self, stream: str, publisher: str) -> int:
+        """Returns a publisher's highest id."""
+        found: int = self.ask(lambda client: client.query_publisher_sequence(stream, publisher))
+        return found
+
+    def publish(
+        self, stream: str, bodies: Sequence[bytes], publisher: str = "", first_id: int = 1, at_once: int = _AT_ONCE
+    ) -> None:
+        """Publishes messages, so many in a frame, and returns when all are confirmed."""
+        self.ask(lambda client: _publish(client, stream, bodies, publisher, first_id, at_once))
+
+    def publish_as(self, stream: str, publishers: Sequence[str], body: bytes) -> None:
+        """Publishes one message under each of these names."""
+
+        async def each(client: Any) -> None:
+            for publisher in publishers:
+                await _publish(client, stream, [body], publisher, 1, 1)
+                await client.delete_publisher(0)
+
+        self.ask(each)
+
+    def messages(self, stream: str) -> list[bytes]:
+        """Returns the messages that are there now, in order, as they were published."""
+        end = f"sparkonce-end-{secrets.token_hex(8)}".encode()
+        self.publish(stream, [end])  # nothing else says where a stream ends
+        found: list[bytes] = self.ask(lambda client: _read(client, stream, end))
+        return [one for one in found if not one.startswith(b"sparkonce-end-")]
+
+    def ask(self, question: Callable[[Any], Awaitable[_Answer]]) -> _Answer:
+        """Asks one thing, and again while a server that has just started has no leader for the stream."""
+        from rstream.client import Client
+        from rstream.exceptions import StreamNotAvailable
+
+        async def run() -> _Answer:
+            client = Client(self.host, self.port, frame_max=_FRAME_MAX, heartbeat=0)
+            await client.start()
+            try:
+                await client.authenticate(self.virtual_host, self.user, self.password)
+                return await question(client)
+            finally:
+                await client.close()
+
+        give_up_at = time.monotonic() + self.answers_within_s
+        while True:
+            try:
+                return asyncio.run(asyncio.wait_for(run(), self.answers_within_s))
+            except StreamNotAvailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_POLL_S)
+
+
+async def _publish(
+    client: Any, stream: str, bodies: Sequence[bytes], publisher: str, first_id: int, at_once: int
+) -> None:
+    from rstream import schema
+
+    left = 0
+    done = asyncio.Event()
+
+    def confirmed(frame: Any) -> None:
+        nonlocal left
+        left -= len(frame.publishing_ids)
+        if left == 0:
+            done.set()
+
+    client.add_handler(schema.PublishConfirm, confirmed)
+    await client.declare_publisher(stream, publisher, 0)
+    for first in range(0, len(bodies), at_once):
+        some = bodies[first : first + at_once]
+        left = len(some)
+        done.clear()
+        messages = [schema.Message(first_id + first + at, None, body) for at, body in enumerate(some)]
+        await client.send_publish_frame(schema.Publish(0, messages))
+        await done.wait()
+
+
+async def _read(client: Any, stream: str, end: bytes) -> list[bytes]:
+    from rstream import schema
+
+    client.add_handler(schema.Deliver, lambda _: None, name=str(_SUBSCRIPTION))
+    await client.subscribe(stream, _SUBSCRIPTION, initial_credit=_CREDIT)
+    found: list[bytes] = []
+    while end not in found[-1000:]:
+        frame = await client._frames[_SUBSCRIPTION].get()
+        found += frame.get_messages()
+        await client.credit(_SUBSCRIPTION, 1)
+    return found

@@ -1,0 +1,372 @@
+"""Redis: keys with a common prefix, on one server or in a cluster."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit, urlunsplit
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.sinks.redis import names, scripts
+from sparkonce_lab.rig.proxy import FaultProxy
+from sparkonce_lab.rig.servers.process import HOST, find_program
+from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
+from sparkonce_lab.systems.addresses import without_credentials
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.injections import ServerSystem, of_connections, of_server
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce_lab.rig.proxy import Request
+
+MEGABYTES = 3072
+
+_ANSWERS_WITHIN_S = 5.0
+_OWN = "sparkonce:"
+_SCAN = 10_000
+_PORTION = 5_000
+_CHUNK = 50_000
+_LOOKS = 20
+"""The most portions of keys that `newest` scans in one call."""
+_WEEK_MS = 7 * 24 * 60 * 60 * 1000
+
+
+def _any_of(*several: scripts.Script) -> Request:
+    return re.compile(b"|".join(script.sha.encode() for script in several))
+
+
+class RedisSystem(ServerSystem, VerifiedSystem):
+    """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
+
+    Each row of a verified query is a key, ``<prefix>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is
+    incremented by the row's ``rows``: a row that is written twice has twice that number. On the user's server the keys
+    are deleted in the end. The proxy works for ``redis://`` only.
+
+    Args:
+        url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server of our own.
+        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+        server: One that is running, or a cluster; it is not stopped here.
+        alone: Whether nobody else uses the server: `left_open` then looks at all of it.
+        answers_within_s: The longest wait for an answer, in seconds.
+
+    Attributes:
+        prefix: Made by `place`: of every key, and of the sink's transactions.
+        clients: A client for each server.
+
+    Raises:
+        ConfigurationError: if the url is another one.
+    """
+
+    name = "redis"
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
+        "staged": {
+            "prepare": _any_of(scripts.PREPARE),
+            "commit": _any_of(scripts.DECIDE, scripts.APPLY),
+            "abort": _any_of(scripts.ABORT),
+        }
+    }
+
+    def __init__(
+        self,
+        url: str | None = None,
+        megabytes: int = MEGABYTES,
+        *,
+        server: RedisServer | RedisCluster | None = None,
+        alone: bool = False,
+        answers_within_s: float = _ANSWERS_WITHIN_S,
+    ) -> None:
+        if url is not None and not _is_readable(url):
+            raise ConfigurationError(
+                f"--system redis={without_credentials(url)} is no url of Redis that can be used.",
+                next_step="Name it redis://host:port, with a number for the port.",
+            )
+        self._users = url
+        self._borrowed = server
+        self._megabytes = megabytes
+        self._alone = alone
+        self._answers_within_s = answers_within_s
+        self._direct = self._through = ""
+        self._cursor = 0
+        self._newest = -1
+        self.injections = {}
+        self.clients: list[Any] = []
+        self.prefix = ""
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `System.missing`."""
+        return "" if find_program("redis-server") else "redis-server is not installed."
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        if isinstance(self._borrowed, RedisCluster):
+            self.watch(*self._borrowed.nodes)
+            return
+        if self._borrowed is not None:
+            self.borrow(self._borrowed)
+            self.watch(self._borrowed)
+            return
+        if self._users is None:
+            server = RedisServer(folder)
+            self.start_own(server, self._megabytes)
+            self.watch(server)
+        else:
+            self._connect(self._users)
+        address = urlsplit(self._direct)
+        proxy = self.start_proxy((address.hostname or "localhost", address.port or 6379), self.REQUESTS["staged"])
+        login = f"{address.netloc.rpartition('@')[0]}@" if "@" in address.netloc else ""
+        self._through = urlunsplit(address._replace(netloc=f"{login}{HOST}:{proxy.port}"))
+
+    def watch(self, *servers: RedisServer) -> None:
+        """Connects to these servers of ours."""
+        self._connect(*(server.url for server in servers))
+
+    def _connect(self, *urls: str) -> None:
+        import redis
+
+        self._direct = self._through = urls[0]
+        limits: dict[str, Any] = {"socket_connect_timeout": 3.0, "socket_timeout": self._answers_within_s}
+        self.clients = [redis.Redis.from_url(url, protocol=2, **limits) for url in urls]
+        try:
+            for client in self.clients:
+                client.ping()
+        except redis.RedisError as error:
+            named = f"--system redis={without_credentials(self._users)}" if self._users else "Redis"
+            raise PreflightError(
+                f"{named} does not answer: {error}", next_step="Check the url and the credentials."
+            ) from None
+
+    def close(self) -> None:
+        """See `ServerSystem.close`."""
+        for client in self.clients:
+            client.close()
+
+    def restart(self) -> bool:
+        """See `System.restart`."""
+        if isinstance(self._borrowed, RedisCluster):
+            self._borrowed.restart()
+            return True
+        return super().restart()
+
+    # --- the keys -----------------------------------------------------------------------------------------------------
+
+    def place(self, *columns: str) -> None:  # noqa: ARG002 - keys have none
+        """See `System.place`."""
+        self.prefix = f"sparkonce-verify-{secrets.token_hex(5)}"
+        self._cursor, self._newest = 0, -1
+        self._made = True
+
+    def drop_place(self) -> None:
+        """Deletes the keys, and the sink's own."""
+        import redis
+
+        patterns = (f"{self.prefix}:*", f"{_OWN}{{{self.prefix}.*")
+        try:
+            self.delete(*patterns)
+        except redis.RedisError as error:
+            raise PreflightError(
+                f"The keys {' and '.join(patterns)} cannot be deleted: {error}", next_step="Delete them by hand."
+            ) from None
+
+    def delete(self, *patterns: str) -> None:
+        """Deletes the keys of these patterns."""
+        for client in self.clients:
+            for pattern in patterns:
+                for keys in self._scan(client, pattern):
+                    with client.pipeline(transaction=False) as several:
+                        for key in keys:  # one by one: a node of a cluster takes no keys of several slots at once
+                            several.unlink(key)
+                        several.execute()
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`. With the user's password, if there is one."""
+        counting = {"structure": "increment", "key_template": f"{self.prefix}:{{number}}"}
+        return {"url": self._through, "cluster": len(self.clients) > 1, "prefix": self.prefix, **counting, **options}
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `VerifiedSystem.sink_settings`."""
+        keys = f"{self.prefix}:{{kind}},{{key}},{{number}},{{amount}},{{rows}},{{batch}}"
+        return self.arguments(name=self.name, key_template=keys, amount="rows", timeout_s=3.0)
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        from sparkonce.sinks.redis.sink import RedisSink
+
+        return RedisSink(**arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Deletes a transaction's rows, as their expiry does a week and more after they were prepared."""
+        from sparkonce.protocol.ownership import TransactionName
+
+        name = TransactionName.parse(str(handle[names.TRANSACTION]))
+        if name is None:
+            return False
+        for client in self.clients:
+            for keys in self._scan(client, f"{_OWN}*", "list"):
+                for key in keys:
+                    if key.endswith(str(name).encode()):
+                        client.delete(key)
+        if len(self.clients) > 1:
+            ledger = names.ledger_of(name).name
+            (home,) = (client for client in self.clients for keys in self._scan(client, ledger) if keys)
+            written = home.hget(ledger, str(name)).decode()
+            prepared_ms = names.LedgerEntry.parse(written).prepared_ms
+            home.hset(ledger, str(name), written.replace(str(prepared_ms), str(prepared_ms - _WEEK_MS - 1)))
+        return True
+
+    # --- what a reader sees -------------------------------------------------------------------------------------------
+
+    def values(self, pattern: str = "*") -> Iterator[tuple[bytes, bytes | None]]:
+        """Yields every key of this pattern that is not the sink's own, with its text."""
+        for client in self.clients:
+            for keys in self._scan(client, pattern):
+                wanted = [key for key in keys if not key.startswith(_OWN.encode())]
+                if len(self.clients) == 1:
+                    yield from zip(wanted, client.mget(wanted) if wanted else (), strict=True)
+                    continue
+                several = client.pipeline(transaction=False)  # a cluster refuses MGET for keys of several hash slots
+                for key in wanted:
+                    several.get(key)
+                yield from zip(wanted, several.execute(), strict=True)
+
+    def visible(self, *columns: str) -> list[Any]:
+        """See `System.visible`: each key's number, or its parts, as often as it was incremented."""
+        found = []
+        for key, text in self.values(f"{self.prefix}:*"):
+            parts = key.decode().split(":")[1:]
+            times = int(text) if text is not None and text.isdigit() else 1
+            found += [tuple(parts) if columns else int(parts[0])] * times
+        return found
+
+    def read(self) -> pa.Table:
+        """See `VerifiedSystem.read`."""
+        import pyarrow as pa
+
+        from sparkonce_lab.systems.observed import of_texts
+
+        skip = len(self.prefix) + 1
+        values = self.values(f"{self.prefix}:*")
+        texts = (text for key, count in values for text in times_applied(key[skip:], count))
+        found = [of_texts([])]
+        while some := list(islice(texts, _CHUNK)):
+            found.append(of_texts(some))
+        return pa.concat_tables(found)
+
+    def newest(self) -> int:
+        """See `VerifiedSystem.newest`. Each call looks at the next portion of the keys: it may be late."""
+        for _ in range(_LOOKS):
+            self._cursor, keys = self.clients[0].scan(self._cursor, match=f"{self.prefix}:*", count=_PORTION)
+            batches = (key.rpartition(b",")[2] for key in keys)
+            self._newest = max([self._newest, *(int(batch) for batch in batches if batch.isdigit())])
+            if self._cursor == 0:
+                break
+        return self._newest
+
+    # --- what is open -------------------------------------------------------------------------------------------------
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: staged rows. The ledger is a hash, and stays."""
+        return sorted(key.decode() for key in self.own_keys("list"))
+
+    def own_keys(self, kind: str | None = None) -> set[bytes]:
+        """Lists the sink's own keys, all or those of one type: ``list`` for staged rows, ``hash`` for ledgers."""
+        pattern = f"{_OWN}*" if self._alone else f"{_OWN}*{self.prefix}*"
+        return {key for client in self.clients for keys in self._scan(client, pattern, kind) for key in keys}
+
+    def state(self) -> object:
+        """See `System.state`. The ledgers have the state of each transaction."""
+        ledgers: list[Any] = [
+            (key, sorted(client.hgetall(key).items()))
+            for client in self.clients
+            for keys in self._scan(client, f"{_OWN}*", "hash")
+            for key in keys
+        ]
+        return super().state(), sorted(ledgers)
+
+    @staticmethod
+    def _scan(client: Any, pattern: str, kind: str | None = None) -> Iterator[list[bytes]]:
+        """Yields the keys of a pattern, each once, in portions."""
+        cursor, seen = None, set[bytes]()
+        while cursor != 0:
+            cursor, found = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=kind)
+            keys = [key for key in dict.fromkeys(found) if key not in seen]  # a scan may give a key twice
+            seen.update(keys)
+            if keys:
+                yield keys
+
+
+class RedisClusterSystem(RedisSystem):
+    """Three masters of our own, each of which announces the proxy's port as its own."""
+
+    name = "redis-cluster"
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        self._cluster = cluster = RedisCluster(folder)
+        first, *others = cluster.nodes
+        self.proxy = proxy = FaultProxy((HOST, first.port), self.REQUESTS["staged"])
+        ports = [proxy.port, *(proxy.add((HOST, node.port)) for node in others)]
+        for node, port in zip(cluster.nodes, ports, strict=True):
+            bus = node.settings["cluster-port"]
+            node.settings |= {"cluster-announce-port": str(port), "cluster-announce-bus-port": bus}
+        proxy.start()
+        cluster.start()
+        self.watch(*cluster.nodes)
+        self.requests = proxy.requests
+        self.injections = {**of_server(_Nodes(cluster)), **of_connections(proxy)}
+        self._through = f"redis://{HOST}:{proxy.port}/0"
+
+    def stop(self) -> None:
+        """See `System.stop`."""
+        self._made = False
+        super().stop()
+        self._cluster.stop()
+
+
+class _Nodes:
+    """All nodes of a cluster at once."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self._cluster = cluster
+
+    def start(self) -> None:
+        for node in self._cluster.nodes:
+            node.start()
+        self._cluster.await_formed()
+
+    def kill(self) -> None:
+        for node in self._cluster.nodes:
+            node.kill()
+
+    def pause(self) -> None:
+        for node in self._cluster.nodes:
+            node.pause()
+
+    def resume(self) -> None:
+        for node in self._cluster.nodes:
+            node.resume()
+
+
+def _is_readable(url: str) -> bool:
+    try:
+        place = urlsplit(url)
+        return place.scheme == "redis" and (place.port or 1) > 0
+    except ValueError:
+        return False
+
+
+def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
+    """Returns a row as often as it was applied, and an unreadable one for a number that is no multiple of it."""
+    rows = text.split(b",")[4:5]
+    if count is None or not rows or not rows[0].isdigit() or not count.isdigit():
+        return [None]
+    times, rest = divmod(int(count), int(rows[0])) if int(rows[0]) else (0, 1)
+    return [text] * times if times and not rest else [None]

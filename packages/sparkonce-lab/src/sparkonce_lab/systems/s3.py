@@ -1,0 +1,227 @@
+"""A bucket of S3 that the files sink writes to."""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from sparkonce.errors import PreflightError
+from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
+from sparkonce_lab.rig.matchers import after
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.s3 import S3Server, find_versitygw
+from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.files import FilesSystem, rows_in
+from sparkonce_lab.systems.injections import ServerSystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce.protocol.handles import Handle
+    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce_lab.rig.proxy import Request
+
+MEGABYTES = 1024
+
+_TIMEOUTS = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0}
+_THREADS = 8
+
+
+class S3System(ServerSystem, VerifiedSystem):
+    """A versitygw of our own, on a disk that can be filled where mounting is allowed; or a new prefix in the user's.
+
+    Connections to the user's own can be struck where they are not encrypted (an ``endpoint_url`` with ``http:``). Its
+    objects and uploads are deleted in the end.
+
+    Args:
+        location: The user's, ``s3://bucket/prefix``; None for a server of our own.
+        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+        store_options: How to reach the user's, see `sparkonce.FilesSink`; what is left out is boto3's to find.
+        server: One that is running; it is not stopped here.
+
+    Attributes:
+        client: boto3's.
+        bucket: Where `place` puts what the sink writes, a new one except on the user's server.
+        prefix: The part of the bucket that the sink writes to, made by `place`.
+
+    Raises:
+        ConfigurationError: if the location or an option is none.
+    """
+
+    name = "s3"
+    # Only files with rows: a run that starts tries the folder out with a file of its own.
+    REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
+        "held": {
+            # The body: a client first asks whether it may send it.
+            "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
+            "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
+            "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
+        }
+    }
+
+    def __init__(
+        self,
+        location: str | None = None,
+        megabytes: int = MEGABYTES,
+        store_options: Mapping[str, Any] | None = None,
+        *,
+        server: S3Server | None = None,
+    ) -> None:
+        self._users = location
+        self._borrowed = server
+        self.bucket, self._parent = ("", "") if location is None else read_location(location)
+        self.prefix = self._parent
+        self._direct: dict[str, Any] = dict(store_options or {})
+        read_settings(self._direct)
+        self._through = self._direct
+        self._megabytes = megabytes
+        self._batches: dict[str, int] = {}
+        self._rows: dict[str, bytes] = {}
+        self.client: Any = None
+        self.injections = {}
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `System.missing`."""
+        return "" if find_versitygw() else "There is no versitygw here."
+
+    def start(self, folder: Path) -> None:
+        """See `System.start`."""
+        if self._borrowed is not None:
+            self.borrow(self._borrowed)
+            self._direct = dict(self._borrowed.settings())
+        elif self._users is None:
+            server = S3Server(folder)
+            self.start_own(server, self._megabytes)
+            self._direct = dict(server.settings())
+        self._direct = self._through = {**_TIMEOUTS, **self._direct}
+        self.client = client(read_settings(self._direct), attempts=1)
+        endpoint = urlsplit(self.client.meta.endpoint_url)
+        if endpoint.scheme == "http" and self._borrowed is None:
+            upstream = (endpoint.hostname or "localhost", endpoint.port or 80)
+            proxy = self.start_proxy(upstream, self.REQUESTS["held"])
+            # A name of the bucket before the host would be one that nobody knows.
+            to = {"endpoint_url": f"http://{HOST}:{proxy.port}", "addressing_style": "path"}
+            self._through = {**self._direct, **to}
+
+    def close(self) -> None:
+        """See `ServerSystem.close`."""
+        if self.client is not None:
+            self.client.close()
+
+    # --- the bucket ---------------------------------------------------------------------------------------------------
+
+    def place(self, *columns: str) -> None:  # noqa: ARG002 - files need none
+        """See `System.place`."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        new = f"sparkonce-verify-{secrets.token_hex(5)}"
+        if self._users is None:
+            self.bucket, self.prefix = new, "out/"
+        else:
+            self.prefix = f"{self._parent}{new}/"
+        try:
+            if self._users is None:
+                self.client.create_bucket(Bucket=self.bucket)
+            self.client.head_bucket(Bucket=self.bucket)
+        except (BotoCoreError, ClientError) as error:
+            raise PreflightError(
+                f"The bucket {self.bucket!r} cannot be used: {error}", next_step="Check its name and the credentials."
+            ) from None
+        self._made = True
+
+    def drop_place(self) -> None:
+        """Aborts every upload and deletes every object."""
+        for upload in self.uploads():
+            self.abort_upload(upload)
+        for key in self.keys():
+            self.client.delete_object(Bucket=self.bucket, Key=key)
+
+    def arguments(self, **options: Any) -> dict[str, Any]:
+        """See `System.arguments`. With the credentials, if they are in the options."""
+        return {"path": f"s3://{self.bucket}/{self.prefix.rstrip('/')}", "store_options": self._through, **options}
+
+    def sink_settings(self) -> Mapping[str, Any]:
+        """See `VerifiedSystem.sink_settings`."""
+        return self.arguments(name=self.name)
+
+    @staticmethod
+    def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
+        """See `System.build`."""
+        return FilesSystem.build(arguments)
+
+    def expire(self, handle: Handle) -> bool:
+        """Aborts the uploads of a transaction, as a lifecycle rule does."""
+        from sparkonce.sinks.files.handle import read_handle
+
+        wanted = {str(one["upload_id"]) for one in read_handle(handle).files or ()}
+        for upload in self.uploads():
+            if upload["UploadId"] in wanted:
+                self.abort_upload(upload)
+        return True
+
+    # --- what a reader sees -------------------------------------------------------------------------------------------
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Lists the objects whose keys begin with this after `prefix`."""
+        pages = self.client.get_paginator("list_objects_v2")
+        found = pages.paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
+        return [one["Key"] for page in found for one in page.get("Contents", ())]
+
+    def published(self) -> list[str]:
+        """Lists the objects that a reader of such folders takes: no part of their path begins with ``.`` or ``_``."""
+        skip = len(self.prefix)
+        return [key for key in self.keys() if not any(part[:1] in "._" for part in key[skip:].split("/"))]
+
+    def content(self, key: str) -> bytes:
+        """Returns an object's content."""
+        content: bytes = self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        return content
+
+    def visible(self, *columns: str) -> list[Any]:
+        """See `System.visible`. Fetches each object once: what is published does not change."""
+        listed = self.published()
+        self._rows |= {key: self.content(key) for key in listed if key not in self._rows}
+        return [row for key in listed for row in rows_in(key, self._rows[key], columns)]
+
+    def read(self) -> pa.Table:
+        """See `VerifiedSystem.read`. An object that is not Parquet, or has other columns, gives one unreadable row."""
+        import pyarrow as pa
+
+        from sparkonce_lab.systems.observed import of_parquet, of_texts
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = threads.map(lambda key: of_parquet(io.BytesIO(self.content(key))), self.published())
+            return pa.concat_tables([of_texts([]), *found])
+
+    def newest(self) -> int:
+        """See `VerifiedSystem.newest`. Reads each object's batch once."""
+        from sparkonce_lab.systems.observed import newest_in
+
+        for key in self.published():
+            if key not in self._batches:
+                self._batches[key] = newest_in(io.BytesIO(self.content(key)))
+        return max(self._batches.values(), default=-1)
+
+    # --- what is open -------------------------------------------------------------------------------------------------
+
+    def uploads(self) -> list[dict[str, Any]]:
+        """Lists the uploads that are neither completed nor aborted."""
+        # Not by prefix, which MinIO answers for whole keys only.
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket)
+        found = [one for page in pages for one in page.get("Uploads", ())]
+        return [one for one in found if one["Key"].startswith(self.prefix)]
+
+    def abort_upload(self, upload: Mapping[str, Any]) -> None:
+        """Aborts an upload."""
+        self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
+    def left_open(self) -> Sequence[str]:
+        """See `System.left_open`: uploads that are neither completed nor aborted."""
+        return [f"{upload['Key']} {upload['UploadId']}" for upload in self.uploads()]

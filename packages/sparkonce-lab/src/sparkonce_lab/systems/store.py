@@ -1,0 +1,108 @@
+"""The store of the query's checkpoint, away from this machine's disk: S3 of our own, or whatever the user names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.errors import ConfigurationError
+from sparkonce.log.base import FOLDER
+from sparkonce_lab.checkpoint import check_place, new_folder, open_place
+from sparkonce_lab.faults import STORE
+from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.servers.s3 import S3Server
+from sparkonce_lab.systems.injections import Served
+
+OWN = "s3"
+"""The location that stands for a server of our own."""
+_MEGABYTES = 512
+_S3A = "fs.s3a."
+_BUCKET = "checkpoints"
+_REQUESTS = {"put": re.compile(rf"PUT [^\r\n]*/{FOLDER}/records/".encode())}
+"""The requests that can be struck: those that put a record into the decision log."""
+
+
+class CheckpointStore(Served):
+    """A new folder in a store.
+
+    Connections to S3 can be struck where they are not encrypted: a setting ``fs.s3a.endpoint`` with ``http:``.
+
+    Args:
+        location: A folder of the user's, a path or a URL; `OWN` for a versitygw of our own.
+        conf: Spark's settings of the store.
+
+    Attributes:
+        location: As given.
+        given: The names of the settings that were given.
+        files: The checkpoint's, once it is started. No fault strikes this client's connections.
+        conf: Spark's settings for the query, once it is started.
+
+    Raises:
+        ConfigurationError: if it is no location of a checkpoint, or a setting has no counterpart.
+    """
+
+    name = STORE
+    files: CheckpointFiles
+
+    def __init__(self, location: str, conf: Mapping[str, str]) -> None:
+        self.location = location
+        self.given = sorted(conf)
+        self.conf = dict(conf)
+        self.injections = {}
+        if location != OWN:
+            self.files = open_place(new_folder(location, "verify"), conf)
+        elif conf:
+            raise ConfigurationError(
+                f"--conf {' and '.join(conf)}: the store of the checkpoint is a server of our own.",
+                next_step="Name a folder of yours by --checkpoint, or leave --conf out.",
+            )
+
+    def start(self, folder: Path) -> None:
+        """Starts a server of our own, or checks the user's.
+
+        Raises:
+            ConfigurationError: if there is no versitygw, or no file can be put there.
+        """
+        if self.location == OWN:
+            self.conf = self._start_s3(folder)
+            self.files = open_place(new_folder(f"s3a://{_BUCKET}", "verify"), self.conf)
+        check_place(self.files)
+        self.conf = {**self.conf, **self._proxied()}
+
+    def stop(self) -> None:
+        """Ends what was started here. The user's folder stays. May be called again."""
+        self.close_proxy()
+        self.stop_own()
+
+    def _start_s3(self, folder: Path) -> dict[str, str]:
+        from sparkonce.sinks.files.s3.settings import client, read_settings
+
+        server = S3Server(folder)
+        self.start_own(server, _MEGABYTES)
+        given = server.settings()
+        s3 = client(read_settings(given), attempts=3)
+        s3.create_bucket(Bucket=_BUCKET)
+        s3.close()
+        settings = {
+            "endpoint": server.url,
+            "endpoint.region": given["region_name"],
+            "path.style.access": "true",
+            "access.key": given["aws_access_key_id"],
+            "secret.key": given["aws_secret_access_key"],
+        }
+        return {f"spark.hadoop.{_S3A}{name}": value for name, value in settings.items()}
+
+    def _proxied(self) -> dict[str, str]:
+        """Starts a proxy in front of S3, if its connections are not encrypted. Returns the settings that lead to it."""
+        scheme, _, rest = self.files.location.partition("://")
+        particular = f"spark.hadoop.{_S3A}bucket.{rest.partition('/')[0]}."
+        names = (f"{particular}endpoint", f"spark.hadoop.{_S3A}endpoint")
+        endpoint = urlsplit(next((self.conf[name] for name in names if name in self.conf), ""))
+        if scheme != "s3a" or endpoint.scheme != "http":
+            return {}
+        proxy = self.start_proxy((endpoint.hostname or HOST, endpoint.port or 80), _REQUESTS)
+        # A name of the bucket before the host would be one that nobody knows.
+        return {f"{particular}endpoint": f"http://{HOST}:{proxy.port}", f"{particular}path.style.access": "true"}

@@ -1,0 +1,128 @@
+"""Looks on while the query runs: the batches that readers see, and the size of log and checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.errors import LogError
+from sparkonce.log.base import FOLDER, DecisionLog
+from sparkonce.log.files import log_store
+from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.rig.background import Background
+from sparkonce_lab.systems.base import VerifiedSystem
+
+_EVERY_S = 0.2
+_STOPS_WITHIN_S = 60.0
+_RECORDS = f"{FOLDER}/records"
+
+
+class Readers:
+    """A reader for each system.
+
+    Args:
+        systems: The systems.
+        checkpoint: The checkpoint with the decision log.
+        recorder: Receives what is seen.
+    """
+
+    def __init__(self, systems: Sequence[VerifiedSystem], checkpoint: CheckpointFiles, recorder: Recorder) -> None:
+        self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
+
+    def start(self) -> None:
+        """Begins to look."""
+        for reader in self._readers:
+            reader.start()
+
+    def stop(self) -> None:
+        """Ends them, all at once. May be called again."""
+        for reader in self._readers:
+            reader.stopping.set()
+        for reader in self._readers:
+            reader.stop()
+
+
+class _Reader(Background):
+    """Notes when a system first shows rows of a batch, and what the decision log then says of the batch."""
+
+    def __init__(self, system: VerifiedSystem, checkpoint: CheckpointFiles, recorder: Recorder) -> None:
+        super().__init__(f"reader of {system.name}", _STOPS_WITHIN_S)
+        self._system = system
+        self._checkpoint = checkpoint
+        self._view = LogView()
+        self._recorder = recorder
+
+    def work(self) -> None:
+        newest = -1
+        stopping = False
+        while not stopping:
+            stopping = self.stopping.wait(_EVERY_S)  # and one last look, at what is there in the end
+            try:
+                found = self._system.newest()
+            except Exception:  # noqa: BLE001, S112 - the system does not answer now and is asked again
+                continue
+            if found <= newest:
+                continue
+            # Rows first, then the log: a batch that is undecided now was undecided when its rows were seen. In the
+            # other order, a decision in between would go unnoticed. Rows that are early for less time than these two
+            # reads take are missed, so drivers are held for longer where rows must not show yet.
+            decided = self._decided()
+            if decided is not None:
+                newest = found
+                self._recorder.note(Kind.SEEN, system=self._system.name, batch=found, decided=decided)
+
+    def _decided(self) -> int | None:
+        """Returns the newest decided batch, -1 for none, and None if the log cannot be read now."""
+        try:
+            if not has_log(self._checkpoint):
+                return -1
+            self._view = DecisionLog(log_store(self._checkpoint)).read(self._view)
+        except (LogError, LogViolation, OSError):
+            return None
+        found = self._view.newest_decision
+        return found.batch if found is not None else -1
+
+
+def has_log(checkpoint: CheckpointFiles) -> bool:
+    """Tells whether a decision log has begun. Raises OSError if that cannot be asked."""
+    return bool(checkpoint.names(_RECORDS))
+
+
+def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int) -> None:
+    """Notes whether the decision log holds what no correct run can have written: a new driver would stop there.
+
+    Args:
+        recorder: Takes it.
+        checkpoint: With the log.
+        driver: The newest one's number.
+    """
+    try:
+        DecisionLog(log_store(checkpoint)).read(LogView())
+    except (LogError, LogViolation) as error:
+        message = f"the verifier cannot read the decision log: {error}"
+        recorder.note(Kind.STOPPED, driver=driver, error=type(error).__name__, message=message)
+
+
+def note_sizes(recorder: Recorder, checkpoint: CheckpointFiles) -> None:
+    """Notes how large checkpoint and log are; of those that are not on a disk only how many files the log has."""
+    if isinstance(checkpoint, LocalFiles):
+        for name, folder in (("log", checkpoint.folder / FOLDER), ("checkpoint", checkpoint.folder)):
+            if folder.is_dir():
+                _note_folder(recorder, name, folder)
+        return
+    with suppress(OSError):
+        files = sum(len(checkpoint.names(f"{FOLDER}/{name}")) for name in ("records", "floors"))
+        recorder.note(Kind.FOLDER, name="log", files=files)
+
+
+def _note_folder(recorder: Recorder, name: str, folder: Path) -> None:
+    files = size = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            if path.is_file():
+                files, size = files + 1, size + path.stat().st_size
+    recorder.note(Kind.FOLDER, name=name, files=files, bytes=size)

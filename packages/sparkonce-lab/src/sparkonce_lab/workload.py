@@ -1,0 +1,126 @@
+"""Rows whose right result is known: numbered within each key, and summed by key and window of event time.
+
+Everything follows from a `Workload` and the number of rows: who has both can compute what must come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce_lab.history import ROWS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.int64]
+
+CHUNK_ROWS = 2_000
+"""Rows are made, and written, in chunks of so many: the last one may be cut off anywhere."""
+CLOSING_KEY = -1
+"""The key of the rows that only move the watermark on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The rows that are written to the source.
+
+    Attributes:
+        seed: Makes the same rows again.
+        partitions: Of the source. Key k is in partition k modulo this.
+        keys: How many keys.
+        skew: Exponent of the keys' frequencies: at 0 all are alike, at 1 the first comes about as often as Zipf says.
+        rows_per_second: How fast rows are written, and event time runs.
+        window_ms: Width of the windows of event time.
+        started_ms: Event time of the first row, in milliseconds since the epoch; a multiple of ``window_ms``.
+    """
+
+    seed: int
+    partitions: int = 4
+    keys: int = 64
+    skew: float = 0.8
+    rows_per_second: int = 2_000
+    window_ms: int = 10_000
+    started_ms: int = 1_700_000_000_000
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return asdict(self)
+
+    def event_ms(self, row: int) -> int:
+        """Returns the event time of the n-th row, in milliseconds since the epoch. It never goes back."""
+        return self.started_ms + row * 1000 // self.rows_per_second
+
+    def chunks(self, rows: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields the rows in the order in which they are written.
+
+        Args:
+            rows: How many; None without end.
+
+        Yields:
+            Batches of `CHUNK_ROWS` rows at most, with the columns key, number, amount, event_ms.
+        """
+        weights = 1.0 / np.arange(1, self.keys + 1) ** self.skew
+        # A key's rank is no longer its number: the frequent ones are not all in the first partitions.
+        ranks = np.random.default_rng([self.seed, 0]).permutation(self.keys)
+        next_number = np.zeros(self.keys, dtype=np.int64)
+        begun = 0
+        while rows is None or begun < rows:
+            dice = np.random.default_rng([self.seed, 1, begun])
+            size = CHUNK_ROWS
+            keys = ranks[dice.choice(self.keys, size=size, p=weights / weights.sum())].astype(np.int64)
+            amounts = dice.integers(-1_000, 10_000, size=size, dtype=np.int64)
+            if rows is not None and begun + size > rows:
+                size = rows - begun
+                keys, amounts = keys[:size], amounts[:size]
+            numbers = next_number[keys] + _times_before(keys)
+            next_number += np.bincount(keys, minlength=self.keys)
+            at = self.started_ms + (begun + np.arange(size, dtype=np.int64)) * 1000 // self.rows_per_second
+            columns = {"key": keys, "number": numbers, "amount": amounts, "event_ms": at}
+            yield pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+            begun += size
+
+    def expected(self, rows: int) -> pa.Table:
+        """Returns what must come out of so many rows once every window is closed, see `sparkonce_lab.history.ROWS`."""
+        batches = list(self.chunks(rows))
+        if not batches:
+            return ROWS.empty_table()
+        written = pa.Table.from_batches(batches)
+        single = pa.table(
+            {
+                "kind": pa.repeat("row", len(written)),
+                "key": written["key"],
+                "number": written["number"],
+                "amount": written["amount"],
+                "rows": pa.repeat(pa.scalar(1, pa.int64()), len(written)),
+            }
+        ).cast(ROWS)
+        at = written["event_ms"].to_numpy()
+        windows = written.append_column("window", pa.array(at // self.window_ms * self.window_ms))
+        sums = windows.group_by(["key", "window"]).aggregate([("amount", "sum"), ("amount", "count")])
+        summed = pa.table(
+            {
+                "kind": pa.repeat("sum", len(sums)),
+                "key": sums["key"],
+                "number": sums["window"],
+                "amount": sums["amount_sum"],
+                "rows": pc.cast(sums["amount_count"], pa.int64()),
+            }
+        ).cast(ROWS)
+        return pa.concat_tables([single, summed])
+
+
+def _times_before(keys: Numbers) -> Numbers:
+    """Counts for each place how often its key occurs before it."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    lengths = np.diff(np.r_[starts, len(ordered)])
+    found = np.empty(len(keys), dtype=np.int64)
+    found[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    return found

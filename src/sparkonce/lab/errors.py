@@ -1,9 +1,0 @@
-"""The error that `sparkonce.lab` raises of its own."""
-
-from __future__ import annotations
-
-from sparkonce.errors import SparkonceError
-
-
-class RunFailedError(SparkonceError):
-    """A run of demo or verifier could not be carried through. It says nothing about the guarantee."""
