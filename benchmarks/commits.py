@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from session import PARTITIONS
 from sparkonce import KafkaSink
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka.producer_pool import this_worker

@@ -29,10 +29,9 @@ from processes import CpuClock, memory_mib
 from session import PARTITIONS
 from sparkonce import KafkaSink
 from sparkonce.protocol.codec import encode_record
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Commit
+from sparkonce.protocol.view import Commit
 from sparkonce.sink import Owner, SinkCommitter
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork

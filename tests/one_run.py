@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Facts, Owner, SinkWriter, TwoPhaseCommitSink, WriterContext
 

@@ -13,8 +13,7 @@ import redis
 
 from one_run import open_writer, prepare
 from shared_servers import redis_cluster
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner, SinkCommitter, SinkWriter
 from sparkonce.sinks.redis import names

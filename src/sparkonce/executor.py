@@ -14,8 +14,8 @@ import pyarrow as pa
 from sparkonce.dead_letters import to_letters
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.guarantees import Guarantee
+from sparkonce.protocol.codec import is_scalar
 from sparkonce.protocol.handles import FINGERPRINT_MODULUS, Handle, transaction_fields
-from sparkonce.protocol.plain import is_scalar
 from sparkonce.sink import Owner, Refused, SinkWriter, TwoPhaseCommitSink, WriterContext
 
 Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]

@@ -29,9 +29,8 @@ from sparkonce.errors import (
 )
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
-from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.runs import Facts, Owner, Runs, claimed_by

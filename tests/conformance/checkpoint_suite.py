@@ -20,8 +20,7 @@ from sparkonce.log.base import DecisionLog, LogStore, record_name
 from sparkonce.log.files import log_store
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
-from sparkonce.protocol.view import Floor, LogView, LogViolation
+from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 
 RACES = 20

@@ -10,8 +10,7 @@ from functools import partial
 from socket import socket
 
 from sparkonce.protocol.codec import decode_handle, encode_handle
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.sink import TwoPhaseCommitSink
 from zygote import Zygote
 

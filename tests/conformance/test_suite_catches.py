@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from conformance.test_memory import TestMemorySink as Honest
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner, Refused, SinkCommitter, SinkWriter, WriterContext

@@ -13,8 +13,7 @@ from crashes.target import COMMIT, Target
 from crashes.toy import REQUESTS, toy
 from crashes.verdict import DoesNotRecover, Late
 from sparkonce.errors import PreflightError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner
 from sparkonce_lab.faults import Fault

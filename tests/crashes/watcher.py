@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crashes.target import Target
 from sparkonce.protocol.codec import decode_record
-from sparkonce.protocol.records import Amend, Commit
+from sparkonce.protocol.view import Amend, Commit
 from sparkonce_lab.rig.background import Background
 
 _LEAST_PAUSE_S = 0.005

@@ -13,8 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafka_transactions import await_markers
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce_lab.kafka import create_topic, describe_transactions, read_committed
 
 LIMIT_S = 60.0

@@ -20,7 +20,7 @@ from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
-from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Claim
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{}}'

@@ -15,7 +15,7 @@ from integration.files_scene import Life
 from small_job import SmallJob
 from sparkonce import FilesSink
 from sparkonce.files import read_manifests
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 
 PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})

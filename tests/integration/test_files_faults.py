@@ -17,8 +17,7 @@ import pytest
 from integration.files_scene import QUERY, Life
 from sparkonce.errors import CorruptRecordError, PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.files import read_manifests
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
 from sparkonce.sinks.files import manifests

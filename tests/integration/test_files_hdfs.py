@@ -13,8 +13,7 @@ from integration.files_scene import QUERY, Life
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.files import read_manifests, whole_batches
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce_lab.rig.servers.hdfs import Hdfs

@@ -19,7 +19,7 @@ import pytest
 from integration.files_scene import Life
 from sparkonce.errors import FilesGoneError
 from sparkonce.files import read_manifests, whole_batches
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files import writer as writer_module
 from sparkonce.sinks.files.sink import FilesSink
 

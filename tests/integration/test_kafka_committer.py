@@ -10,8 +10,7 @@ import pytest
 
 from integration.kafka_witness import Witness, new_name, until_final
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter

@@ -17,7 +17,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProdu
 
 from integration.kafka_witness import Prepared, Witness, eventually, new_name, until_final
 from small_job import SmallJob
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of

@@ -13,8 +13,7 @@ import pytest
 import one_run
 from integration.kafka_witness import Witness, until_final
 from sparkonce.errors import PreflightError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter

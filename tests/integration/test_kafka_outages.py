@@ -11,8 +11,7 @@ import pytest
 
 from integration.kafka_witness import Witness, eventually, until_final
 from shared_servers import KILLS_BROKER, broker_to_kill
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter

@@ -19,7 +19,6 @@ from small_job import SmallJob
 from sparkonce.errors import TransactionLostError
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.codec import decode_record
-from sparkonce.protocol.records import Void
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka import retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of

@@ -36,7 +36,7 @@ from secured import ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys, se
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Facts
 from sparkonce.sinks.kafka import lookout as lookout_module

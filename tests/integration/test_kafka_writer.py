@@ -20,8 +20,7 @@ from eventually import eventually
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.errors import OutageError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import batch_producer

@@ -10,8 +10,7 @@ import pytest
 
 from integration.kafka_witness import Witness
 from small_job import Killed, SmallJob
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.kafka.sink import KafkaSink

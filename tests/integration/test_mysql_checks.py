@@ -10,8 +10,7 @@ import pytest
 
 import one_run
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql.names import stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink

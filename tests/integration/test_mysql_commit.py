@@ -14,8 +14,7 @@ import pytest
 from eventually import eventually
 from integration.mysql_scene import MAY_NOT_RECOVER, Numbers, name_of, visible
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers, prepared, staged
 from sparkonce.sinks.mysql.committer import MySQLCommitter

@@ -9,7 +9,7 @@ import pytest
 
 from integration.mysql_scene import Numbers, visible
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.scene import Scene
 from sparkonce_lab.systems.mysql import MySQLSystem

@@ -15,7 +15,7 @@ from one_run import QUERY, finish, open_writer, outcomes, owner, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres

@@ -17,8 +17,7 @@ from one_run import QUERY, finish, open_writer, outcomes, owner, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks._shared.idle_pool import IdlePool
 from sparkonce.sinks.postgres import committer as committer_module

@@ -11,8 +11,7 @@ from integration.postgres_scene import new_sink
 from one_run import finish, open_writer, outcomes, prepare
 from other_servers import programs_of
 from shared_servers import new_postgres
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.systems.postgres import PostgresSystem

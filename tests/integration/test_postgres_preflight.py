@@ -17,7 +17,7 @@ from one_run import QUERY, finish, outcomes, owner, prepare
 from shared_servers import needs_postgres, new_postgres
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.postgres import preflight
 from sparkonce.sinks.postgres.connection import close_all

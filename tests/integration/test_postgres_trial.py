@@ -12,8 +12,7 @@ from integration.postgres_scene import new_sink
 from one_run import finish, outcomes, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.postgres.connection import connect
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce_lab.systems.postgres import PostgresSystem

@@ -12,7 +12,7 @@ from integration.postgres_scene import new_sink
 from one_run import finish, prepare
 from shared_servers import needs_postgres
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce_lab.systems.postgres import PostgresSystem
 
 pytestmark = needs_postgres

@@ -19,8 +19,7 @@ from simulation.sheets import ROW, STREAM, stream_answers
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.rabbitmq import publishing
 from sparkonce.sinks.rabbitmq.committer import StreamCommitter
 from sparkonce.sinks.rabbitmq.connection import PublisherConnection, connect_to

@@ -13,8 +13,7 @@ from redis.crc import key_slot
 from eventually import eventually
 from redis_servers import Everywhere, Query, cluster
 from shared_servers import needs_redis
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import names

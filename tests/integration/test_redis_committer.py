@@ -15,8 +15,7 @@ import pytest
 from redis_servers import Query, client, server, staged
 from shared_servers import needs_redis
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import committer as committing
 from sparkonce.sinks.redis import names, scripts

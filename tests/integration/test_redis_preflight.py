@@ -16,7 +16,7 @@ from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.redis import preflight as preflight_module
 from sparkonce.sinks.redis import scripts

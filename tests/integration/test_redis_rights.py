@@ -14,7 +14,7 @@ from redis_servers import Query, client, cluster, server, witness
 from shared_servers import needs_redis
 from small_job import SmallJob
 from sparkonce.errors import PreflightError, SparkonceError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.redis.committer import KEPT_BATCHES
 from sparkonce.sinks.redis.sink import RedisSink

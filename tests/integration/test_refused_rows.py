@@ -11,8 +11,7 @@ from one_run import finish, outcomes, owner
 from shared_servers import needs_postgres
 from sparkonce import MySQLSink, PostgresSink
 from sparkonce.errors import OutageError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, Refused, TwoPhaseCommitSink, WriterContext
 from sparkonce_lab.systems.mysql import MySQLSystem

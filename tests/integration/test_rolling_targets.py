@@ -16,8 +16,7 @@ from shared_servers import mariadb_server, postgres_server
 from small_job import SmallJob
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink

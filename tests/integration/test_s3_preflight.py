@@ -19,7 +19,7 @@ from s3_between import GO_ON, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from secured import make_keys
 from sparkonce.errors import PreflightError, PrepareError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.s3 import preflight
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce_lab.rig.servers.process import free_port

@@ -14,8 +14,7 @@ from integration.s3_scene import between, bucket, new_store, s3, seal
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
+from sparkonce.protocol.handles import COMMITTED, Finished, Handle, Outcome, transaction_fields
 from sparkonce.sinks.files.committer import FilesCommitter
 from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.names import name_in

@@ -13,8 +13,7 @@ from s3_between import GO_ON, Between, Reply
 from s3_bucket import Bucket
 from sparkonce import FilesSink, Guarantee
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce_lab.rig.servers.s3 import SECRET_KEY, S3Server

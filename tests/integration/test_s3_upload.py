@@ -17,7 +17,7 @@ from integration.s3_scene import between, bucket, new_store, s3
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, damaged, refusal
 from s3_bucket import Bucket, new_name
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.names import file_path
 from sparkonce.sinks.files.s3 import preflight, writing

@@ -22,7 +22,7 @@ from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 

@@ -34,8 +34,7 @@ from integration.write_ahead_scene import (
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome, transaction_fields
 from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module

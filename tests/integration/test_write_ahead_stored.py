@@ -15,8 +15,7 @@ from integration.write_ahead_scene import KilledError, commit, numbers, open_wri
 from plain_store import PlainStore
 from sparkonce import WriteAheadSink
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome, transaction_fields
 from sparkonce.write_ahead import Applies
 
 

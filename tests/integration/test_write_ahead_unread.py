@@ -14,7 +14,7 @@ from integration.write_ahead_scene import commit, files, numbers, open_writer, p
 from small_job import SmallJob
 from sparkonce import Guarantee, WriteAheadSink
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead import rows as rows_module
 from sparkonce.write_ahead import SKIPPED, Applies, ApplyToken

@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, SinkWriter, WriterContext
 from sparkonce.sinks.kafka.producer_pool import this_worker

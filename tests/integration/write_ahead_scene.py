@@ -14,8 +14,7 @@ from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, Sqlite
 from one_run import QUERY
 from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sink import Owner, SinkWriter
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder

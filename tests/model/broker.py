@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 
 EMPTY, OPEN, COMMITTED, ABORTED = range(4)
 ENDED: Mapping[str, Any] = {"status": ABORTED, "rows": None, "damaged": False}

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.records import Amend, Commit, Record, Void
-from sparkonce.protocol.view import Floor, LogView
+from sparkonce.protocol.view import Amend, Commit, Floor, LogView, Record, Void
 
 
 @cache

@@ -15,7 +15,7 @@ from model.log import Keys
 from model.world import DRIVERS, SHORT_QUERY, Config, Driver, Fault, Lanes, Model, Task, Violation, World
 from mutants.operators import wrong
 from sparkonce.protocol import horizon
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import LanePool, Token, TransactionalId
 from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import Floor

@@ -45,12 +45,10 @@ from sparkonce.protocol import coordinator
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.effects import StopReason
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import LanePool, Token, TransactionalId
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import BadTransition, Phase, State
-from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce.protocol.view import Claim, LogView, LogViolation
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 SHORT_QUERY = "5f6a2c1e0000"
@@ -594,9 +592,9 @@ class Model:
             waiting = self.drivers.number(driver._replace(sub=known))
             yield Move(label, _put(self._with(world, **parts), DRIVERS + run, waiting), wrong)
             return
-        yield self._tell(world, run, driver, on.Finished(outcomes=known), label, **parts)
+        yield self._tell(world, run, driver, on.HandlesFinished(outcomes=known), label, **parts)
         if self.config.doubt in known:
-            finished = on.Finished(outcomes=known, deadline_passed="too late")
+            finished = on.HandlesFinished(outcomes=known, deadline_passed="too late")
             yield self._tell(world, run, driver, finished, (*label, "deadline"), **parts)
 
     def _commit(self, world: World, name: str, epoch: int) -> tuple[int, Outcome, Violation | None]:

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
     from simulation.oracle import Key
     from simulation.spark import Process
-    from sparkonce.protocol.handles import Handle
-    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.handles import Finished, Handle
     from sparkonce.sink import Owner
 
 BROKERS = (1, 2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import Broken, Simulation
 from sparkonce import errors
-from sparkonce.protocol.records import Claim, Commit, Record, Void
+from sparkonce.protocol.view import Claim, Commit, Record, Void
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Handle

@@ -20,7 +20,7 @@ from sparkonce.operate.resolve import resolve
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Claim
 from sparkonce.sink import Owner
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.task import SlotWritten

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulation.engine import NoAnswerError, RefusedError, Words, text
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 

@@ -15,7 +15,7 @@ from simulation.oracle import Oracle, Place, Violation
 from sparkonce import errors
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sink import Owner
 
 SINKS = ("a", "b")

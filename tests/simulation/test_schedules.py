@@ -14,7 +14,7 @@ from simulation.config import FAMILIES, FAULTS, KINDS, REFUSING, STAGED
 from sparkonce.driver import run
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import TRANSITIONS, step
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase, State
 
 PIECES = 12
@@ -50,7 +50,7 @@ def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say: Call
 
     def noting(state: State, event: on.Event) -> Any:
         gone_through.add((state.phase, type(event)))
-        if isinstance(event, on.Finished):
+        if isinstance(event, on.HandlesFinished):
             outcomes.update(event.outcomes)
         return step(state, event)
 

@@ -16,7 +16,7 @@ from spark.in_process import travelling
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.view import Claim, Commit
 from sparkonce.spark.formats.sources import FormatSource, sources
 from sparkonce.spark.formats.stores import session_settings
 

@@ -16,8 +16,7 @@ from one_run import prepare
 from spark.harness import new_name
 from spark.table_job import KilledError, TableJob, killed
 from sparkonce import DeltaSink, IcebergSink
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.delta import _DeltaTable
 from sparkonce.spark.tables.iceberg import _IcebergTable

@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from one_run import prepare
 from spark.in_process import crash_at, ended
 from sparkonce import ExactlyOnce
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, SinkCommitter

@@ -22,7 +22,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats import kept
 from sparkonce.spark.formats.ends import Ends

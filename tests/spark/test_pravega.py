@@ -29,8 +29,7 @@ from sparkonce import ExactlyOnce, FilesSink, Guarantee, Pravega, PravegaSink, e
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.files import whole_batches
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.pravega.client import PravegaStream

@@ -20,7 +20,7 @@ from spark.table_job import QUERY
 from spark.test_pravega import PravegaJob
 from sparkonce import ExactlyOnce, FilesSink, Pravega, PravegaSink, read_pravega
 from sparkonce.errors import PreflightError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce_lab.rig.servers.pravega import PravegaServer
 
 pytestmark = [*SPARK, pytest.mark.slow]

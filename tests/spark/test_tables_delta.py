@@ -26,8 +26,7 @@ from spark.table_job import ARROW, QUERY, TableJob
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder

@@ -14,8 +14,7 @@ from spark.in_process import SPARK
 from spark.table_job import QUERY
 from sparkonce import DeltaSink, IcebergSink
 from sparkonce.errors import PreflightError, SchemaError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.spark.tables.sink import TableSink

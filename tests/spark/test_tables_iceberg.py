@@ -17,8 +17,7 @@ from spark.in_process import SPARK
 from spark.table_job import ARROW, NEW, OLD, QUERY, TableJob
 from sparkonce import IcebergSink
 from sparkonce.errors import PreflightError, SchemaError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable

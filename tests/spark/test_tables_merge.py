@@ -29,8 +29,7 @@ from spark.merge_job import (
     MergeJob,
     added,
 )
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.tables.iceberg import _IcebergTable

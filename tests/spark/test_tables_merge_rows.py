@@ -27,7 +27,7 @@ from spark.table_job import QUERY
 from sparkonce.errors import SchemaError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.spark.tables import repeats

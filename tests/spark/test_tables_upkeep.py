@@ -22,7 +22,7 @@ from spark.merge_job import (
     MergeJob,
     added,
 )
-from sparkonce.protocol.outcomes import COMMITTED
+from sparkonce.protocol.handles import COMMITTED
 from sparkonce.spark.tables.committer import _active
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.iceberg import _IcebergTable

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.sink import Refused, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.kafka.writer import KafkaWriter
 from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink, ForwardingWriter

@@ -26,8 +26,8 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.records import Record
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Record
 from sparkonce.sink import Owner, TwoPhaseCommitSink
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 

@@ -13,8 +13,7 @@ from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.records import Claim, Commit
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Claim, Commit, LogView
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 

@@ -19,7 +19,7 @@ from integration.files_scene import Life
 from sparkonce.cli.main import app
 from sparkonce.cli.output import OutputFormat, show_checks
 from sparkonce.operate.checkpoint import Check
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.sink import FilesSink
 
 

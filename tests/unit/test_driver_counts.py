@@ -11,11 +11,10 @@ import pytest
 from sparkonce.log.base import Landed, LogStore, Taken
 from sparkonce.protocol import horizon
 from sparkonce.protocol.codec import decode_floor, encode_record
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import LanePool
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase
-from sparkonce.protocol.view import KEPT_RUNS
+from sparkonce.protocol.view import KEPT_RUNS, Claim
 from unit.driver_world import QUERY, SLOTS, Clock, World, numbers, stopped_clock
 
 MANY = 10_000

@@ -9,9 +9,9 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.protocol import horizon
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.records import Amend, Commit
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Amend, Commit
 from sparkonce.sinks.memory import MemoryServer
 from sparkonce.sinks.memory.server import reply_lost
 from unit.driver_world import Clock, Crash, FlakyStore, World, crash_at, numbers, stopped_clock

@@ -18,8 +18,8 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Batch, State
+from sparkonce.protocol.view import Claim
 from sparkonce.spark.formats import kept
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.kept import KeptRun

@@ -5,12 +5,10 @@ import pytest
 from sparkonce import errors
 from sparkonce.driver.same_target import check_same_target
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit
 from sparkonce.protocol.state import Finishing, Phase, State
-from sparkonce.protocol.view import Decision, LogView, Run
+from sparkonce.protocol.view import Amend, Claim, Commit, Decision, LogView, Run
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
 from sparkonce.sinks.memory.server import TransactionState, reply_lost

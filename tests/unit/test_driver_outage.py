@@ -13,9 +13,9 @@ from sparkonce import errors
 from sparkonce.driver.outage import Outage
 from sparkonce.driver.work import LargerRowsError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.memory.sink import _Committer
 from unit.driver_world import NEVER, Clock, FlakyStore, Work, World, asked, call_at, numbers, stopped_clock
 

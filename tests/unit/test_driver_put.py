@@ -14,8 +14,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Amend, Claim, Commit, LogView
 from unit.driver_world import FlakyStore, Work, stopped_clock
 
 DECISION: dict[str, Any] = {"token": Token(0, "aaaa"), "query": "q", "batch": 7, "offsets": ("7",), "handles": ()}

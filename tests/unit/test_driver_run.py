@@ -18,10 +18,9 @@ from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import horizon
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sink import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost

@@ -9,10 +9,9 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
-from sparkonce.protocol.records import Commit, Void
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Commit, Void
 from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer
 from unit.driver_world import NEVER, Clock, Crash, FlakyStore, World, asked, numbers, owner_of, stopped_clock

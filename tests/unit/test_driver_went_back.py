@@ -10,11 +10,9 @@ import pytest
 from sparkonce.driver.went_back import check_servers
 from sparkonce.errors import ConfigurationError, StaleServerError, UnknownOutcomeError
 from sparkonce.protocol import effects as do
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Claim, Commit, LogView
 from sparkonce.sink import Owner, SinkCommitter
 
 Facts = Mapping[str, str]

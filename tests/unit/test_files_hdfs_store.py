@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import PrepareError, UnknownOutcomeError
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 
 pytest.importorskip("hdfs_native")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files.hdfs.outcomes import of_error as of_hdfs_error
 from sparkonce.sinks.files.local.outcomes import of_error

@@ -20,11 +20,9 @@ from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
-from sparkonce.protocol.view import Decision, Floor, LogView, Run
+from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, LogView, Record, Run, Void
 from sparkonce.sinks._shared.committing import HandleCommitter
 from sparkonce.sinks._shared.databases import DatabaseCommitter
 from sparkonce.sinks.files import handle as files_handle

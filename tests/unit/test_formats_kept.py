@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Claim
 from sparkonce.spark.formats.kept import KeptRun, _process
 
 CLAIM, TOKEN = Claim(nonce="aaaa", run="r", query="q"), Token(3, "aaaa")

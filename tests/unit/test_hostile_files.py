@@ -25,7 +25,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
+from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.mysql.names import StagingTable
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of

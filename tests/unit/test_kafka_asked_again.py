@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import PreflightError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka import preflight

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks.kafka.outcomes import (
     INVALID_PRODUCER_ID_MAPPING,
     LAST_EPOCH,

@@ -11,8 +11,7 @@ import pytest
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.leader_check import LeaderCheck
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction

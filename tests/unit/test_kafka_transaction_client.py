@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of

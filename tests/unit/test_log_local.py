@@ -21,8 +21,7 @@ from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import codec
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
-from sparkonce.protocol.view import Floor, LogView, LogViolation
+from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from sparkonce.errors import CheckpointMismatchError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Claim, Commit, LogView
 
 QUERY = "abf054bc-14e9-4a07-8bd5-5c9f50a2f4a4"
 HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":5,"conf":{"spark.sql.shuffle.partitions":"4"}}'

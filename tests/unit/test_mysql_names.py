@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL, flavour_of, numbers_of
 from sparkonce.sinks.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table

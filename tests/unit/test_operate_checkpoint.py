@@ -22,8 +22,7 @@ from sparkonce.operate.history import read_history
 from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit, Record
-from sparkonce.protocol.view import Floor
+from sparkonce.protocol.view import Claim, Commit, Floor, Record
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"
 

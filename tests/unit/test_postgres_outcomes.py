@@ -3,7 +3,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.postgres.outcomes import FINISHING, code_of, finished, prepare_error
 
 NOT_LISTED = ["XX000", "58030", "42601", "2F002"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
-from sparkonce.protocol.view import Floor, LogView, Run
+from sparkonce.protocol.view import Amend, Claim, Commit, Floor, LogView, Record, Run, Void
 
 names = st.text(min_size=1, max_size=12)
 hexadecimal = st.text("0123456789abcdef", min_size=8, max_size=8)

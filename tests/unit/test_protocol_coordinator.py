@@ -9,15 +9,12 @@ import pytest
 
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
-from sparkonce.protocol.coordinator import TRANSITIONS, step
-from sparkonce.protocol.deciding import MOST_DOUBTS
+from sparkonce.protocol.coordinator import MOST_DOUBTS, TRANSITIONS, step
 from sparkonce.protocol.effects import Attempt, Effect, StopReason
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit, Void
 from sparkonce.protocol.state import BadTransition, Phase, State
-from sparkonce.protocol.view import Floor, LogView
+from sparkonce.protocol.view import Claim, Commit, Floor, LogView, Void
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 OLDER = Claim(nonce="aaaaaaaa", run="run-a", query=QUERY, host="there", process=12)
@@ -188,7 +185,7 @@ def test_a_decided_batch_is_finished_and_run_into_nothing() -> None:
     state, _ = begun(asks(1), log(0, 1))
     state, effect = claimed(state, 3)
     assert effect == do.Finish(batch=1, handles=(handle(0), handle(1)), attempt=0)
-    state, effect = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)))
+    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)))
     assert effect == do.RunIntoNothing(batch=1)
     state, effect = through(state, on.PlanRun(), on.Swept())
     assert effect == do.Conclude(batch=1, sinks=("out",), handles=(handle(0), handle(1)))
@@ -266,7 +263,7 @@ def test_what_took_too_long_is_undone_and_written_again() -> None:
 
 def test_lost_rows_are_looked_for_again_where_the_write_elsewhere_is_repeated() -> None:
     state = finishing(handle(0), handle(1, fingerprint=22))
-    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
     state, _ = step(state, on.LogRead(view=state.view))
     counted = Handle(sink="out", slot=0, rows=3, fingerprint=22)
     state, _ = step(state, on.Prepared(handles=(counted, handle(1, epoch=5))))
@@ -339,14 +336,14 @@ def test_a_decision_that_does_not_stand_is_undone() -> None:
 @pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
 def test_what_is_not_final_is_asked_again_and_nothing_else(doubtful: Outcome) -> None:
     state = finishing(handle(0), handle(1))
-    state, effect = step(state, on.Finished(outcomes=(Outcome.COMMITTED, doubtful)))
+    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, doubtful)))
     assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=1)
 
 
 @pytest.mark.parametrize("doubtful", [Outcome.RETRY, Outcome.UNKNOWN])
 def test_unknown_is_never_healed(doubtful: Outcome) -> None:
     state = finishing(handle(0), handle(1))
-    _, effect = step(state, on.Finished(outcomes=(Outcome.LOST, doubtful), deadline_passed="after 300 s"))
+    _, effect = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, doubtful), deadline_passed="after 300 s"))
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.UNKNOWN
     assert dict(effect.details) == {"handles": (("out", 1),)}
@@ -354,7 +351,7 @@ def test_unknown_is_never_healed(doubtful: Outcome) -> None:
 
 def test_a_loss_is_judged_by_the_log_as_it_is_now() -> None:
     state = finishing(handle(0), handle(1))
-    state, effect = step(state, on.Finished(outcomes=(Outcome.LOST, Outcome.COMMITTED)))
+    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, Outcome.COMMITTED)))
     assert effect == do.ReadLog(view=state.view)
     gone_on = state.view.apply(state.view.end, Claim(nonce="cccccccc", run="run-c", query=QUERY))
     _, effect = step(state, on.LogRead(view=gone_on))
@@ -364,7 +361,7 @@ def test_a_loss_is_judged_by_the_log_as_it_is_now() -> None:
 
 def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
     state = finishing(handle(0), handle(1))
-    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
     state, effect = step(state, on.LogRead(view=state.view))
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
     counted = Handle(sink="out", slot=0, rows=3, fingerprint=11)
@@ -387,7 +384,7 @@ def test_of_a_partial_loss_only_the_lost_is_written_again() -> None:
 )
 def test_other_rows_than_the_visible_ones_stop_the_run(again: tuple[Handle, ...]) -> None:
     state = finishing(handle(0), handle(1))
-    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
     state, _ = step(state, on.LogRead(view=state.view))
     state, effect = step(state, on.Prepared(handles=again))
     assert effect == do.Abort(handles=tuple(one for one in sorted(again) if one.transaction))
@@ -400,7 +397,7 @@ def test_other_rows_than_the_visible_ones_stop_the_run(again: tuple[Handle, ...]
 
 def test_lost_rows_that_a_replay_has_in_other_slots_are_written_there() -> None:
     state = finishing(handle(0), handle(1, fingerprint=22))
-    state, _ = step(state, on.Finished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
+    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.LOST)))
     state, _ = step(state, on.LogRead(view=state.view))
     there, elsewhere = Handle(sink="out", slot=0, rows=3, fingerprint=22), handle(1, epoch=5)
     state, effect = step(state, on.Prepared(handles=(there, elsewhere)))
@@ -427,7 +424,7 @@ def test_lost_rows_that_a_replay_has_in_other_slots_are_written_there() -> None:
 
 def test_if_all_is_lost_any_rows_will_do() -> None:
     state = finishing(handle(0), handle(1))
-    state, _ = step(state, on.Finished(outcomes=(Outcome.LOST, Outcome.LOST)))
+    state, _ = step(state, on.HandlesFinished(outcomes=(Outcome.LOST, Outcome.LOST)))
     state, effect = step(state, on.LogRead(view=state.view))
     assert effect == do.Write(batch=0, sinks=("out",), only=None)
     again = (handle(0, epoch=1, rows=7), handle(1, epoch=1, fingerprint=99))
@@ -439,7 +436,7 @@ def test_if_all_is_lost_any_rows_will_do() -> None:
 def damaged_once(*others: Outcome) -> tuple[State, Effect]:
     """Slot 1's rows are gone."""
     state = finishing(handle(0), handle(1))
-    return step(state, on.Finished(outcomes=(*others, Outcome.DAMAGED)))
+    return step(state, on.HandlesFinished(outcomes=(*others, Outcome.DAMAGED)))
 
 
 def test_what_has_lost_rows_is_made_void_before_it_is_aborted_and_healed() -> None:
@@ -455,9 +452,9 @@ def test_what_has_lost_rows_is_made_void_before_it_is_aborted_and_healed() -> No
     )
     state, effect = step(state, on.PutLanded(position=effect.position, floor=NONE))
     assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=0, void=(("out", 1),))
-    state, effect = step(state, on.Finished(outcomes=(Outcome.RETRY,)))
+    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.RETRY,)))
     assert effect == do.Finish(batch=0, handles=(handle(1),), attempt=1, void=(("out", 1),))
-    state, effect = step(state, on.Finished(outcomes=(Outcome.ABORTED,), attempt=1))
+    state, effect = step(state, on.HandlesFinished(outcomes=(Outcome.ABORTED,), attempt=1))
     assert isinstance(effect, do.ReadLog)
     state, effect = step(state, on.LogRead(view=state.view))
     assert effect == do.Write(batch=0, sinks=("out",), only=frozenset({("out", 1)}))
@@ -477,14 +474,16 @@ def test_the_next_run_aborts_what_is_void_and_commits_the_rest() -> None:
 
     state, put = damaged_once(Outcome.COMMITTED)
     state, _ = step(state, on.PutLanded(position=put.position, floor=NONE))  # type: ignore[union-attr]
-    _, effect = step(state, on.Finished(outcomes=(Outcome.ALREADY_COMMITTED,)))
+    _, effect = step(state, on.HandlesFinished(outcomes=(Outcome.ALREADY_COMMITTED,)))
     assert isinstance(effect, do.Stop)
     assert effect.reason is StopReason.LOST
     assert dict(effect.details)["lost"] == (("out", 1, 3),)
 
     state, effect = damaged_once(Outcome.RETRY)
     assert effect == do.Finish(batch=0, handles=(handle(0), handle(1)), attempt=1)
-    _, effect = step(state, on.Finished(outcomes=(Outcome.UNKNOWN, Outcome.DAMAGED), deadline_passed="after 300 s"))
+    _, effect = step(
+        state, on.HandlesFinished(outcomes=(Outcome.UNKNOWN, Outcome.DAMAGED), deadline_passed="after 300 s")
+    )
     assert isinstance(effect, do.Stop)
     assert (effect.reason, dict(effect.details)) == (StopReason.UNKNOWN, {"handles": (("out", 0),)})
 
@@ -512,7 +511,7 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
         on.Prepared(handles=(handle(0),)),
         on.Validated(),
         on.PutLanded(position=2, floor=NONE),
-        on.Finished(outcomes=(Outcome.COMMITTED,)),
+        on.HandlesFinished(outcomes=(Outcome.COMMITTED,)),
     )
     assert effect == do.Deliver(batch=0, sinks=("mail",))
     _, effect = step(state, on.PrepareFailed(reason="no route"))
@@ -526,7 +525,7 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
         state,
         on.PutLanded(position=3, floor=NONE),
         on.ServersChecked(),
-        on.Finished(outcomes=(Outcome.COMMITTED, Outcome.COMMITTED)),
+        on.HandlesFinished(outcomes=(Outcome.COMMITTED, Outcome.COMMITTED)),
         on.PlanRun(),
     )
     assert isinstance(effect, do.Sweep)
@@ -535,7 +534,7 @@ def test_at_most_once_sinks_are_written_once_after_the_commit() -> None:
 def test_positions_are_reported_last_and_only_if_somebody_is_told() -> None:
     state, _ = prepared(writing(log(), 0, reports=True), handle(0), empty(1))
     state, effect = through(
-        state, on.PutLanded(position=2, floor=NONE), on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept()
+        state, on.PutLanded(position=2, floor=NONE), on.HandlesFinished(outcomes=(Outcome.COMMITTED,)), on.Swept()
     )
     assert effect == do.Conclude(batch=0, sinks=("out",), handles=(handle(0), empty(1)))
     state, effect = step(state, on.Concluded())
@@ -554,7 +553,7 @@ def test_which_sinks_are_told_of_a_batch() -> None:
     view = log().apply(1, decided(0, handle(0), handle(0, sink="was")))
     state, _ = begun(asks(0), view)
     state, _ = claimed(state, 2)
-    _, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,) * 2), on.PlanRun(), on.Swept())
+    _, effect = through(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED,) * 2), on.PlanRun(), on.Swept())
     assert effect == do.Conclude(batch=0, sinks=("out", "was"), handles=(handle(0), handle(0, sink="was")))
 
 
@@ -575,7 +574,7 @@ def test_an_event_that_a_phase_does_not_expect_is_refused(phase: Phase) -> None:
         on.Validated(),
         on.Objected(reason=""),
         on.TooOld(reason=""),
-        on.Finished(outcomes=()),
+        on.HandlesFinished(outcomes=()),
         on.Aborted(),
         on.PlanRun(),
         on.FloorRaised(floor=NONE),
@@ -599,7 +598,7 @@ def test_a_run_that_has_stopped_stays_stopped() -> None:
     assert {phase for phase, _ in TRANSITIONS} == set(Phase)
 
     state = finishing(handle(0))
-    state, effect = through(state, on.Finished(outcomes=(Outcome.COMMITTED,)), on.Swept(), on.Concluded())
+    state, effect = through(state, on.HandlesFinished(outcomes=(Outcome.COMMITTED,)), on.Swept(), on.Concluded())
     assert effect == do.Done(batch=0, handles=(handle(0),))
     _, effect = step(state, asks(1))
     assert effect == do.Write(batch=1, sinks=("out",))

@@ -6,9 +6,8 @@ import pytest
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
 from sparkonce.protocol.traces import Trace, not_in_log
-from sparkonce.protocol.view import KEPT_RUNS, Floor, LogView
+from sparkonce.protocol.view import KEPT_RUNS, Amend, Claim, Commit, Floor, LogView, Record, Void
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 A, B = Token(0, "aaaaaaaa"), Token(1, "bbbbbbbb")

@@ -6,8 +6,7 @@ import pytest
 
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
-from sparkonce.protocol.view import KEPT_RUNS, Floor, LogView, LogViolation
+from sparkonce.protocol.view import KEPT_RUNS, Amend, Claim, Commit, Floor, LogView, LogViolation, Record, Void
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 A, B = Token(0, "aaaaaaaa"), Token(1, "bbbbbbbb")

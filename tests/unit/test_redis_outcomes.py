@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import redis.exceptions as errors
 
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.redis.names import shown_url
 from sparkonce.sinks.redis.nodes import Endpoint, Nodes
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_refusal

@@ -7,7 +7,7 @@ import botocore
 import pytest
 from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.s3.outcomes import (
     DONE,
     NO_SUCH_UPLOAD,

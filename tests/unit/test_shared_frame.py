@@ -14,8 +14,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, PreflightError, StaleServerError, UnknownOutcomeError
 from sparkonce.protocol import horizon
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner
 from sparkonce.sinks._shared import settings

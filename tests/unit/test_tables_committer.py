@@ -10,8 +10,7 @@ from pyspark.sql.types import StructType
 
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.apply import ApplyToken

@@ -13,9 +13,8 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import ConfigurationError, TransactionLostError
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Commit
 from sparkonce.protocol.state import Finishing, Phase, Putting, State, Writing
-from sparkonce.protocol.view import Decision, LogView
+from sparkonce.protocol.view import Claim, Commit, Decision, LogView
 from sparkonce.watch import figures as watch_figures
 from sparkonce.watch.doubt import InDoubt, in_doubt
 from sparkonce.watch.figures import Figures

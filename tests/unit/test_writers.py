@@ -12,7 +12,7 @@ import pytest
 
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PrepareError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.files.local.store import LocalStore

@@ -16,8 +16,7 @@ from sparkonce.driver.work import BatchWork
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.sink import SinkCommitter
 
 logger = logging.getLogger("sparkonce")
@@ -66,7 +65,7 @@ class BatchFinisher:
             self._note(effect.batch, handle, answer)
         waiting = [answer for _, answer in answers if answer.outcome in _NOT_FINAL]
         self._trouble.advice = advice_of(waiting) if waiting else self._advice_if_lost()
-        return on.Finished(
+        return on.HandlesFinished(
             outcomes=tuple(answer.outcome for _, answer in answers),
             attempt=effect.attempt,
             deadline_passed=self._wait(effect.batch, waiting),

@@ -18,13 +18,12 @@ from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
+from sparkonce.protocol.coordinator import recorded_sinks
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.healing import HealingRefusal, heal
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.preparing import recorded_sinks
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import State, batch_of, token_of, writing_of
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Claim, LogView
 from sparkonce.sink import Owner
 
 

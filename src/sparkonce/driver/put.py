@@ -16,8 +16,7 @@ from sparkonce.driver.work import BatchWork
 from sparkonce.log.base import DecisionLog, PutUnknownError
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
-from sparkonce.protocol.records import Claim, Commit, Void
-from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce.protocol.view import Claim, Commit, LogView, LogViolation, Void
 
 logger = logging.getLogger("sparkonce")
 

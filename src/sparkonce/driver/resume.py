@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
-from sparkonce.protocol.claiming import refusal
+from sparkonce.protocol.coordinator import refusal
 from sparkonce.protocol.effects import Stop
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Batch, State
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Claim, LogView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import step
 from sparkonce.protocol.ownership import short_query
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")

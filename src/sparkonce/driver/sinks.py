@@ -9,11 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from sparkonce import errors
 from sparkonce.driver.ages import Life
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.protocol.ownership import Token, short_query
-from sparkonce.protocol.records import Claim
-from sparkonce.protocol.view import Run
+from sparkonce.protocol.view import Claim, Run
 from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")

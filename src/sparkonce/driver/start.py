@@ -12,9 +12,8 @@ from sparkonce.driver.outage import Answer, Outage, is_store_outage
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.holes import check_whole
-from sparkonce.protocol.records import SinkFacts
 from sparkonce.protocol.traces import Trace, not_in_log
-from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce.protocol.view import LogView, LogViolation, SinkFacts
 from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")

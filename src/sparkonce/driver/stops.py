@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkonce import errors
 from sparkonce.protocol import effects as do
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 
 _ERRORS: dict[do.StopReason, tuple[type[errors.SparkonceError], str]] = {
     do.StopReason.STALE: (

@@ -12,7 +12,7 @@ from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage, never
 from sparkonce.protocol import sweeping as on
-from sparkonce.protocol.outcomes import FINAL, Outcome
+from sparkonce.protocol.handles import FINAL, Outcome
 from sparkonce.protocol.view import Run
 from sparkonce.sink import Owner, SinkCommitter
 

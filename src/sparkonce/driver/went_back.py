@@ -13,8 +13,7 @@ from functools import partial
 from sparkonce import errors
 from sparkonce.driver.outage import Outage, never
 from sparkonce.protocol import effects as do
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import COMMITTED, Outcome
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sink import SinkCommitter
 

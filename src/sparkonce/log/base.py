@@ -12,8 +12,7 @@ from sparkonce.checkpoint.files import PutUnknownError as PutUnknownError
 from sparkonce.checkpoint.files import Taken as Taken
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.protocol import codec
-from sparkonce.protocol.records import Commit, Record
-from sparkonce.protocol.view import Floor, LogView, LogViolation
+from sparkonce.protocol.view import Commit, Floor, LogView, LogViolation, Record
 
 FOLDER = "sparkonce"
 """The log's subfolder of the checkpoint."""

@@ -9,8 +9,7 @@ from functools import partial
 
 from sparkonce.driver.outage import Outage
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import FINAL, Finished
+from sparkonce.protocol.handles import FINAL, Finished, Handle
 from sparkonce.sink import Owner, SinkCommitter, TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import Orphan, token_in
 

@@ -12,8 +12,7 @@ from sparkonce.log.base import MOST_READS, DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim, Record, Void
-from sparkonce.protocol.view import LogView
+from sparkonce.protocol.view import Claim, LogView, Record, Void
 from sparkonce.sinks._shared.orphans import run_of
 
 

@@ -1,7 +1,8 @@
-r"""The format of records and floors.
+"""The file format of records and floors.
 
-One text file each: a first line ``sparkonce <kind> <version> <sha256>``, then JSON. The checksum covers the JSON's
-bytes, the kind and the version. A newer version is refused, an older one is read. Nothing is ever unpickled.
+Each is one text file: a first line ``sparkonce <kind> <version> <sha256>``, then JSON. The checksum covers the JSON's
+bytes, the kind and the version. A newer version is refused, an older one is read. Nothing is ever unpickled: whatever
+a file holds, reading it gives plain values or an error.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from sparkonce.protocol.handles import Handle, Scalar
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.plain import number, read_json, text
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, SinkFacts, TopicIds, Void
-from sparkonce.protocol.view import Decision, Floor, Run
+from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, Record, Run, SinkFacts, TopicIds, Void
 
 FORMATS = {"record": 2, "floor": 3}
-"""The newest format of each kind. Written is the oldest that holds it, which older libraries read: a `Void` record is
-in format 2, a floor with a decision in format 2, or 3 if some of that decision is void."""
+"""The newest format of each kind.
+
+A writer uses the oldest format that can hold the value, so that older versions can read it: a `Void` record is in
+format 2, a floor with a decision in format 2, or 3 if some of that decision is void.
+"""
+
 _MAGIC = "sparkonce"
+
 _VERSION = re.compile(r"[0-9]{1,9}")
 
 
@@ -168,7 +172,7 @@ def _to_facts(value: Any) -> SinkFacts:
 
 
 def _fact(value: Any) -> str:
-    """Sinks of one's own could once leave numbers and booleans there, which were read as texts."""
+    """Reads numbers and booleans as texts: older versions let custom sinks write them."""
     return str(value) if isinstance(value, bool | int) else text(value)
 
 
@@ -286,13 +290,78 @@ def _to_newest(body: dict[str, Any]) -> Decision:
     )
 
 
+_MOST = 2**64
+"""Above every number that is ever written: a fingerprint is the largest."""
+
+
+def read_json(data: bytes) -> Any:
+    """Reads objects, arrays, texts, whole numbers, booleans and null.
+
+    Raises:
+        ValueError: for anything else: text that is no UTF-8, no JSON, or nested too deep for Python's reader; a
+            fraction, NaN or infinity, none of which is ever written; a key that an object has twice.
+    """
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_float=_refuse,
+            parse_constant=_refuse,
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def text(value: Any) -> str:
+    """Returns the value, which is a text.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{type(value).__name__} where a text is written")
+    return value
+
+
+def number(value: Any) -> int:
+    """Returns the value, which is a whole number of at most 64 bits.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not -_MOST < value < _MOST:
+        raise ValueError(f"{type(value).__name__} where a whole number of at most 64 bits is written")
+    return value
+
+
+def is_scalar(value: Any) -> bool:
+    """Returns True if the value is a text or a whole number of at most 64 bits: a handle's fields hold nothing else."""
+    try:
+        return isinstance(value, str) or number(value) == value
+    except ValueError:
+        return False
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word[:20]} is no whole number")
+
+
 _KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend", Void: "void"}
+
 _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Claim: _claim,
     Commit: _decision,
     Amend: _decision,
     Void: _decision,
 }
+
 _DECODERS: dict[str, Callable[[dict[str, Any]], Record]] = {
     "claim": _to_claim,
     "commit": _to_decision(Commit),

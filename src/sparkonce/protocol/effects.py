@@ -1,4 +1,4 @@
-"""Effects: what the coordinator asks to be done. Each but `Done` and `Stop` is answered by one event."""
+"""The effects that the coordinator asks the driver to carry out. One event answers each except `Done` and `Stop`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from enum import Enum
 from typing import TypeAlias
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.records import Record
-from sparkonce.protocol.view import Floor, LogView, Run
+from sparkonce.protocol.view import Floor, LogView, Record, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """Go through the log to its end, on from ``view``, or from the floor, if that has risen above it."""
+    """Read the log to its end, on from ``view``, or from the floor if that has risen above it."""
 
     view: LogView
 
@@ -23,9 +22,9 @@ class Put:
     """Put the record at the position if that is free, durably; then read the floor.
 
     Attributes:
-        position: Where.
-        record: What.
-        contested: Claims in a row before this one: drivers that depose each other must back off.
+        position: The position.
+        record: The record.
+        contested: The number of claims in a row before this one: drivers that supersede each other must back off.
     """
 
     position: int
@@ -35,11 +34,11 @@ class Put:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckServers:
-    """Check that no server went back to a state from before the newest finished batch.
+    """Check that no server was restored to a state from before the newest finished batch.
 
     Attributes:
         batch: Spark's batch id: all batches before it are finished.
-        sinks: The sinks to ask.
+        sinks: The sinks whose servers are checked.
         view: The log.
     """
 
@@ -53,9 +52,9 @@ class Sweep:
     """Abort every open transaction of exactly these runs.
 
     Attributes:
-        runs: Whose.
-        best_effort: What is still open afterwards can wait for a later sweep, the next run, or its timeout.
-        optional: May be left out where nothing says that a copy lost; a later sweep will do.
+        runs: The runs.
+        best_effort: True if what is still open afterwards can wait for a later sweep, the next run, or its timeout.
+        optional: True if the sweep can be left to a later one where nothing suggests a losing task attempt.
     """
 
     runs: tuple[Run, ...]
@@ -67,11 +66,12 @@ class Attempt(str, Enum):
     """The reason why a batch is to be written now."""
 
     FIRST = "first"
-    """Begins to write the batch, or what was lost of it."""
+    """The first write of the batch, or of what was lost of it."""
     ELSEWHERE = "elsewhere"
-    """Follows a replay that has shown the lost rows to be in other slots. All else is as it was for that replay."""
+    """A replay has shown that the lost rows are in other slots. All else is as it was for that replay."""
     AGAIN = "again"
-    """Follows a write that a system's absence, or its own length, has spoilt. What that left open is undone before."""
+    """An earlier write failed because a system was unreachable or the write took too long. What it left open is aborted
+    first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class Write:
     Attributes:
         batch: Spark's batch id.
         sinks: The sinks to write to.
-        only: If not None, write these (sink, slot)s only, and count and fingerprint the others.
-        attempt: Why it is written now.
+        only: If not None, write only these (sink, slot) pairs, and only count and fingerprint the others.
+        attempt: The reason why it is written now.
     """
 
     batch: int
@@ -98,7 +98,7 @@ class Validate:
     Attributes:
         sinks: The sinks that were written to.
         handles: What was prepared.
-        offsets: The batch's end offsets, one JSON line a source.
+        offsets: The batch's end offsets, one JSON line per source.
     """
 
     sinks: tuple[str, ...]
@@ -120,9 +120,9 @@ class Finish:
 
     Attributes:
         batch: Spark's batch id.
-        handles: Which. All are named by the decision.
-        attempt: Counts from 0, which begins to wait with a patience of its own.
-        void: The (sink, slot) keys of those to abort.
+        handles: The handles. The decision names all of them.
+        attempt: The number of the attempt, from 0. The first one restarts the patience for outages.
+        void: The (sink, slot) keys of the handles to abort.
     """
 
     batch: int
@@ -165,8 +165,8 @@ class Conclude:
 
     Attributes:
         batch: Spark's batch id.
-        sinks: Which.
-        handles: All of the batch.
+        sinks: The sinks to tell.
+        handles: All handles of the batch.
     """
 
     batch: int
@@ -176,7 +176,7 @@ class Conclude:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Report these end offsets to those who are told how far the query has read."""
+    """Report these end offsets to the position reporters."""
 
     offsets: tuple[str, ...]
 
@@ -187,9 +187,9 @@ class Done:
 
     Attributes:
         batch: Spark's batch id.
-        handles: All of the batch.
-        recovered: Whether it had been decided before this run asked for it.
-        healed: How many lost transactions were written again.
+        handles: All handles of the batch.
+        recovered: True if the batch had been decided before this run asked for it.
+        healed: The number of lost transactions that were written again.
     """
 
     batch: int
@@ -215,7 +215,7 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The run is over. Only a new run can go on."""
+    """The run is over. Only a new run can continue."""
 
     reason: StopReason
     message: str

@@ -1,14 +1,12 @@
-"""Events: what the coordinator is told. Each but `BatchAsked` answers one effect."""
+"""The events that the coordinator reacts to. Each except `BatchAsked` answers one effect."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Outcome
-from sparkonce.protocol.records import Record
-from sparkonce.protocol.view import Floor, LogView
+from sparkonce.protocol.handles import Handle, Outcome
+from sparkonce.protocol.view import Floor, LogView, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +87,8 @@ class PrepareFailed:
 
     Attributes:
         reason: Why.
-        too_old: Not empty if it may be because transactions grew older than the system lets them live: says so.
-        superseded: Whether the log, read afterwards, has a newer run's claim.
+        too_old: A message if the reason may be that transactions outlived their timeout; empty otherwise.
+        superseded: True if the log, read afterwards, has a newer run's claim.
     """
 
     reason: str
@@ -100,12 +98,12 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unready:
-    """The batch cannot be decided, and perhaps can once it is written again.
+    """The batch cannot be decided, but may be once it is written again.
 
-    A system was away or full, or its transactions would not have lived until their commit.
+    A system was unreachable or full, or its transactions would have expired before their commit.
 
     Attributes:
-        undo: Whether what is prepared can be aborted by name now. Else the next attempt looks for what is open.
+        undo: True if the prepared transactions can be aborted by name now; otherwise the next attempt finds them.
     """
 
     undo: bool = False
@@ -121,7 +119,7 @@ class Objected:
     """The decision meets an objection.
 
     Attributes:
-        reason: What, in the words of the sink that objects, or of whoever keeps the positions.
+        reason: The objection, in the words of the sink or the position reporter that raises it.
         too_old: See `PrepareFailed`.
     """
 
@@ -137,13 +135,13 @@ class TooOld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The outcomes of a `effects.Finish`, in the order of its handles.
+class HandlesFinished:
+    """The outcomes of an `effects.Finish`, in the order of its handles.
 
     Attributes:
         outcomes: One for each handle.
-        attempt: The effect's.
-        deadline_passed: Not empty if there is no more time to ask again: says why the rest is not final.
+        attempt: The attempt of the `effects.Finish`.
+        deadline_passed: Why the rest is not final; not empty if there is no time left to retry.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -175,12 +173,12 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concluded:
-    """The sinks know that the whole batch is committed."""
+    """Every sink has been told that the whole batch is committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The positions were reported, as far as those who are told them answered."""
+    """The positions were reported, as far as their receivers answered."""
 
 
 Event: TypeAlias = (
@@ -198,7 +196,7 @@ Event: TypeAlias = (
     | Validated
     | Objected
     | TooOld
-    | Finished
+    | HandlesFinished
     | Aborted
     | PlanRun
     | FloorRaised

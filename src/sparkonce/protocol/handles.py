@@ -1,9 +1,13 @@
-"""The handle: what is enough, alone and in any process, to finish one slot's writes to one sink."""
+"""The handle, which any process can use to finish one slot's writes to one sink, and the outcome of finishing it.
+
+An outcome is never a bool, because an unknown outcome is not a failure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 Scalar = str | int
 
@@ -52,3 +56,44 @@ class Handle:
 def transaction_fields(fields: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
     """Sorts a sink's fields as a handle keeps them."""
     return tuple(sorted(fields.items()))
+
+
+class Outcome(str, Enum):
+    """The outcome of committing or aborting one handle."""
+
+    COMMITTED = "committed"
+    """This request committed it."""
+    ALREADY_COMMITTED = "already committed"
+    """An earlier request committed it."""
+    ABORTED = "aborted"
+    """The server aborted it, by this request or before it. Only an abort gives this."""
+    RETRY = "retry"
+    """The server is busy or could not be reached. Retry."""
+    LOST = "lost"
+    """Surely not applied and never will be: the server aborted it or fenced its producer."""
+    DAMAGED = "damaged"
+    """Still open, and rows of it are gone from the server: a commit would succeed over what is left."""
+    UNKNOWN = "unknown"
+    """The server's answer leaves it open. Destroys nothing: no abort, no delete, no healing."""
+
+
+COMMITTED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
+
+FINAL = COMMITTED | {Outcome.ABORTED, Outcome.LOST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The outcome of one handle, with the server's own words for the operator.
+
+    Attributes:
+        outcome: The outcome.
+        reason: The server's error code and one sentence, empty when there is nothing to say.
+        next_step: What the operator can do about it, where asking again will not help.
+        in_flight: Whether an abort had no answer, and may still arrive to end whatever has the same name then.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    next_step: str = ""
+    in_flight: bool = False

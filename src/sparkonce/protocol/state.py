@@ -1,4 +1,4 @@
-"""The state of one run's coordinator: what every phase has, and a value for what only some phases need."""
+"""The state of one run's coordinator: what every phase has, and one value each for what only some phases need."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from enum import Enum
 from sparkonce.protocol.effects import Attempt, Stop, Write
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Amend, Claim, Commit, Record, Void
-from sparkonce.protocol.view import Decision, LogView
+from sparkonce.protocol.view import Amend, Claim, Commit, Decision, LogView, Record, Void
 
 
 class Phase(str, Enum):
-    """The phases of the coordinator: each waits for one effect to be answered."""
+    """The phases of the coordinator: in each it waits for the answer to one effect."""
 
     IDLE = "idle"
     READING = "reading the log"
@@ -38,7 +37,7 @@ class Phase(str, Enum):
 
 
 class BadTransition(RuntimeError):  # noqa: N818 - it is what it says
-    """An event came that the phase does not expect: a fault of the caller, never of a server."""
+    """The phase does not expect this event: a bug in the caller, never a fault of a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +55,8 @@ class Writing:
 
     Attributes:
         only: See `effects.Write.only`.
-        attempt: Why it is written now.
-        handles: What the record is to name, once all is prepared.
+        attempt: The reason why it is written now.
+        handles: The handles that the record will name, once all of them are prepared.
     """
 
     only: frozenset[tuple[str, int]] | None = None
@@ -70,8 +69,8 @@ class Putting:
     """The put under way: CLAIMING, DECIDING, RESOLVING.
 
     Attributes:
-        record: What is to be in the log.
-        doubts: How many replies were lost in a row.
+        record: The record to put into the log.
+        doubts: The number of replies lost in a row.
     """
 
     record: Record
@@ -83,14 +82,14 @@ class Finishing:
     """The decided batch, from its decision on until it is done.
 
     Attributes:
-        decision: The newest for it, amendments applied.
+        decision: The newest decision of the batch, amendments applied.
         pending: The handles whose outcome is not final yet.
         committed: The keys of handles that are committed.
         lost: The keys of handles that are lost.
-        healings: How often the run has written lost transactions again.
-        healed: How many transactions these were.
-        replayed: Whether the plan has run in this run, so that Spark's state store has the batch's version.
-        recovering: Whether the batch had been decided before this run asked.
+        healings: The number of times that the run has written lost transactions again.
+        healed: The number of transactions written again.
+        replayed: True if the plan has run in this run, so that Spark's state store has the batch's version.
+        recovering: True if the batch had been decided before this run asked for it.
     """
 
     decision: Decision
@@ -108,21 +107,21 @@ class State:
     """Everything that the coordinator of one run knows. Hashable, so that a model checker can enumerate it.
 
     Attributes:
-        claim: What this run puts into the log to claim it.
-        moved: Whether the user says that the log was moved here, not copied.
+        claim: The record that this run puts into the log to claim it.
+        moved: True if the user says that the log was moved here, not copied.
         transactional: The sinks whose writes are transactions (EXACTLY_ONCE).
         direct: The sinks that write before the decision, without one (AT_LEAST_ONCE).
         after: The sinks that write after the decision, once at most (AT_MOST_ONCE).
-        reports: Whether somebody is told how far the query has read.
+        reports: True if the query reports how far it has read.
         phase: The phase of the run.
-        view: The log as last read, with its own records.
-        token: Its claim, once that is in the log.
-        swept: Whether what older runs left open has been swept.
+        view: The log as last read, with the run's own records.
+        token: The run's token, once its claim is in the log.
+        swept: True once what older runs left open has been swept.
         batch: The batch at work.
         writing: The write under way.
         putting: The put under way.
         finishing: The batch at work, once it is decided.
-        then: What follows once the run's own transactions are undone.
+        then: The effect that follows once the run's own transactions are undone.
     """
 
     claim: Claim

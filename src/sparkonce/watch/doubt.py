@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.records import Claim
 from sparkonce.protocol.state import Phase, State
+from sparkonce.protocol.view import Claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

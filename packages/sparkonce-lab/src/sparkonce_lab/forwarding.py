@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from sparkonce.guarantees import Guarantee
     from sparkonce.needs import WorkerNeeds
-    from sparkonce.protocol.handles import Handle
-    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.handles import Finished, Handle
     from sparkonce.protocol.traces import Trace
     from sparkonce.sink import Facts, Lookout, Owner, Refused, WriterContext
 

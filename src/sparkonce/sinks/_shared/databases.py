@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Generic, TypeVar
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.sinks._shared.committing import HandleCommitter
 from sparkonce.sinks._shared.idle_pool import Closable, IdlePool
 from sparkonce.sinks._shared.went_back import went_back

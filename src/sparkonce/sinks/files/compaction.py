@@ -21,7 +21,7 @@ from typing import Any
 
 from sparkonce.arguments import flag, mapping, number, whole_number
 from sparkonce.errors import FilesGoneError, SparkonceError, UnknownOutcomeError
-from sparkonce.protocol.outcomes import COMMITTED
+from sparkonce.protocol.handles import COMMITTED
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files import generations
 from sparkonce.sinks.files.generations import Generation

@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkonce.errors import CorruptRecordError
+from sparkonce.protocol.codec import read_json
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.plain import read_json
 from sparkonce.sinks.files.partitions import values_of
 from sparkonce.sinks.files.store import Fields, FileStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks.files.store import Fields, FileState
 
 FOREIGN = "Another file is there, which is never overwritten: compare it, and move it away."

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import BinaryIO
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.names import ID
 

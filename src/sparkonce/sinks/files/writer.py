@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.files.formats import Encoder, Encoding

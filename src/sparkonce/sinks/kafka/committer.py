@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner

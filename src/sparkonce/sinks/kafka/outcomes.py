@@ -20,7 +20,7 @@ from typing import TypeGuard
 
 from kafka.errors import for_code
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 
 NONE = 0

@@ -11,7 +11,7 @@ from itertools import count
 
 import pyarrow as pa
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 
 Row = tuple[object, ...]
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 
 from sparkonce.errors import PrepareError
 from sparkonce.guarantees import Guarantee
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.handles import Finished, Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import (

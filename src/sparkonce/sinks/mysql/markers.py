@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkonce.protocol.handles import Scalar
+from sparkonce.protocol.handles import Finished, Outcome, Scalar
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
-from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks._shared.settings import COMMITS as KINDS
 from sparkonce.sinks.mysql.connection import Connection

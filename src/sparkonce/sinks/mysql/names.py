@@ -6,8 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 
+from sparkonce.protocol.codec import read_json
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.protocol.plain import read_json
 from sparkonce.sinks._shared.upserts import NO_RULES, UpsertRules
 
 FORMAT_ID = 0x53504F31

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.sinks.mysql.connection import number_of, server_message
 

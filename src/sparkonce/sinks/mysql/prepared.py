@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import Connection, MySQLError, Session, number_of

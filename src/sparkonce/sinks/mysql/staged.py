@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import Connection, MySQLError, Session, number_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.mysql import markers
 from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, Session

@@ -11,8 +11,7 @@ from typing import Any
 import psycopg
 
 from sparkonce.errors import SparkonceError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, Every, finish_each

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from sparkonce.protocol.handles import transaction_fields
+from sparkonce.protocol.handles import Finished, Outcome, transaction_fields
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
-from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sinks._shared.preflight import check_columns

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import psycopg
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning, entry_of
 from sparkonce.words import one_line
 

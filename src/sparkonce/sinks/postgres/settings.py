@@ -10,7 +10,7 @@ from typing import Any
 from sparkonce.arguments import mapping, missing_package, one_of
 from sparkonce.errors import ConfigurationError
 from sparkonce.needs import files_of
-from sparkonce.protocol.plain import read_json
+from sparkonce.protocol.codec import read_json
 from sparkonce.sinks._shared.settings import APPEND, CONFLICTS, UPSERT, seconds
 from sparkonce.sinks._shared.upserts import UpsertRules
 

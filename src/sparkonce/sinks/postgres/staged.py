@@ -13,7 +13,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.settings import APPEND, UPSERT
 from sparkonce.sinks.postgres.catalog import list_changes, list_refusers, read_table, unique_keys

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from sparkonce.errors import OutageError, UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sinks.rabbitmq.connection import StreamRefusedError

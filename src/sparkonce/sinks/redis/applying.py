@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.names import Key

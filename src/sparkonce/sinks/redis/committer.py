@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.handles import COMMITTED, Finished, Handle, Outcome
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
-from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner

@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
 
 

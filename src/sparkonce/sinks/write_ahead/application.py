@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import pyarrow.parquet as pq
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.apply import (
     Applies,

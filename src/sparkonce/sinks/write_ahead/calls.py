@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
-from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
+from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
 
 Job = Callable[[], Finished]
 

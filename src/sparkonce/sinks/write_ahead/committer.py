@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
-from sparkonce.protocol.outcomes import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError
-from sparkonce.protocol.plain import read_json
+from sparkonce.protocol.codec import read_json
 from sparkonce.sinks.write_ahead.entry import Entry
 
 _IDENTITY = "identity"

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from sparkonce.protocol import codec
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.records import Claim
+from sparkonce.protocol.view import Claim
 
 logger = logging.getLogger("sparkonce")
 

@@ -8,8 +8,7 @@ from typing import BinaryIO
 
 from py4j.protocol import Py4JJavaError
 
-from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.outcomes import Finished
+from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
 from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter

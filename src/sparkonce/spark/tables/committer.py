@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Handle, transaction_fields
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.words import one_line
 

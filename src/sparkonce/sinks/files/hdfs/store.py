@@ -21,7 +21,7 @@ from sparkonce.sinks.files.names import HIDDEN, check_lengths, name_in
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 
 if TYPE_CHECKING:
-    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.handles import Finished
     from sparkonce.protocol.ownership import TransactionName
 
 DEADLINE_S = 20.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkonce.durable import sync_folder
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.outcomes import COMMITTED, Finished, Outcome
+from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.local.outcomes import CACHED, asking, of_error
 from sparkonce.sinks.files.names import HIDDEN
 from sparkonce.sinks.files.outcomes import DAMAGED, FOLDER_GONE, FOREIGN, MISSING

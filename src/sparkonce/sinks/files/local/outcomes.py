@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN

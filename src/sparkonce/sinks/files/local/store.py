@@ -19,7 +19,7 @@ from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, St
 from sparkonce.sinks.files.streams import preparing
 
 if TYPE_CHECKING:
-    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.handles import Finished
     from sparkonce.protocol.ownership import TransactionName
 
 _HELD = ".held"

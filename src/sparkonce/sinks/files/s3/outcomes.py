@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from sparkonce.protocol.outcomes import Finished, Outcome
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.store import Fields

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sparkonce.errors import PreflightError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.names import HIDDEN, STALE_S
 from sparkonce.sinks.files.s3.listing import MOST_A_PAGE, list_uploads
 from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read

@@ -19,7 +19,7 @@ from sparkonce.sinks.files.s3.writing import S3StagedFile, Uploader
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 
 if TYPE_CHECKING:
-    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.handles import Finished
     from sparkonce.sinks.files.s3.preflight import Findings
 
 T = TypeVar("T")

@@ -15,14 +15,14 @@ from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.protocol.outcomes import Outcome
+from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, Answer, name_text, read
 from sparkonce.sinks.files.s3.requests import ask
 from sparkonce.sinks.files.s3.settings import MIB, S3Settings
 from sparkonce.sinks.files.store import Fields, StagedFile
 
 if TYPE_CHECKING:
-    from sparkonce.protocol.outcomes import Finished
+    from sparkonce.protocol.handles import Finished
 
 log = logging.getLogger(__name__)
 
