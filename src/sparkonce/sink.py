@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import member, nonempty
 from sparkonce.checkpoint.files import CheckpointFiles
@@ -37,6 +37,7 @@ from sparkonce.runs import Facts, Owner, Runs, claimed_by
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "SINKS_KEEP_BATCHES",
@@ -328,6 +329,50 @@ class TwoPhaseCommitSink(abc.ABC):
     def tells_refused(self) -> bool:
         """True if its writers tell which rows the system refuses (`SinkWriter.offer`): these can go elsewhere."""
         return False
+
+    @property
+    def takes_dead_letters(self) -> bool:
+        """True if the sink may take the rows that another sink refuses.
+
+        False if its system may refuse a row after the decision, when nothing else can take that row any more.
+        """
+        return True
+
+    @property
+    def target_name(self) -> str | None:
+        """The topic or table that the sink writes to, for `sparkonce.explain`; by default it shows the sink's name."""
+        return None
+
+    @property
+    def kafka_settings(self) -> Mapping[str, Any] | None:
+        """The settings of the sink's Kafka cluster, in librdkafka's names; None if it does not write to Kafka.
+
+        With them, `sparkonce.explain` asks the brokers for their limits and judges Kafka's readers, a start warns of a
+        query that reads its own `target_name`, and `GroupOffsets` may put offsets into the sink's transactions.
+        """
+        return None
+
+    def partitions(self) -> int | None:
+        """Returns the number of partitions of the target, for a sink that writes a row to its column ``partition``.
+
+        A start then refuses rows that bring this column along from a source with more partitions.
+
+        Returns:
+            The number, 0 if it is not known, or None if the column does not choose a partition.
+        """
+        return None
+
+    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - for those that override it
+        """Returns the same rows, whose computation fails for a row that the system would refuse after the decision.
+
+        Called on the driver, for each batch. By default nothing is checked.
+
+        Args:
+            rows: The sink's rows.
+            mark: The name of a column to add, if refused rows go to a sink of dead letters. It has the reason why the
+                system would refuse the row, and null for the others. The computation then does not fail.
+        """
+        return rows
 
     def conditions(self) -> Sequence[str]:
         """Returns the conditions that the system and its readers must meet for the promise to hold, a sentence each.

@@ -13,7 +13,6 @@ from sparkonce.analysis.sinks import OURS
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.kafka.sink import KafkaSink
 
 _TIMEOUT = "transaction.timeout.ms"
 
@@ -61,23 +60,19 @@ def function_facts(function: Any) -> PythonFunction:
     return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))
 
 
-def kafka_settings(sink: Any) -> Mapping[str, Any] | None:
+def kafka_settings(sink: TwoPhaseCommitSink) -> Mapping[str, Any] | None:
     """Returns the settings to ask a sink's brokers with; None for a sink without Kafka transactions."""
-    transactional = isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE
-    return sink.settings if transactional else None
+    return sink.kafka_settings if sink.guarantee is Guarantee.EXACTLY_ONCE else None
 
 
 def _of_ours(sink: TwoPhaseCommitSink) -> SinkFacts:
-    kafka = isinstance(sink, KafkaSink)
-    timeout = sink.settings.get(_TIMEOUT) if isinstance(sink, KafkaSink) else None
-    kind = type(sink).__name__
-    where = sink.topic if isinstance(sink, KafkaSink) else None
+    timeout = (sink.kafka_settings or {}).get(_TIMEOUT)
     return SinkFacts(
         format=OURS,
-        name=f"{kind} {where or sink.name}",
+        name=f"{type(sink).__name__} {sink.target_name or sink.name}",
         guarantee=sink.guarantee,
         promise=None if sink.promise is sink.guarantee else sink.promise,
         conditions=tuple(sink.conditions()),
-        kafka=kafka,
+        kafka=sink.kafka_settings is not None,
         transaction_timeout=None if timeout is None else timedelta(milliseconds=int(timeout)),
     )

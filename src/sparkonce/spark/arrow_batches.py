@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sparkonce.spark.tables.merging import quoted
+from sparkonce.spark.jvm import quoted
 
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"

@@ -73,3 +73,8 @@ def field(thing: Any, name: str) -> Any:
                 return each.get(thing)
         kind = kind.getSuperclass()
     raise AttributeError(f"{thing.getClass().getName()} has no field {name}")
+
+
+def quoted(name: str) -> str:
+    """Returns a name quoted for Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"

@@ -10,8 +10,6 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.pravega.sink import PravegaSink
-from sparkonce.spark.tables.sink import TableSink
 from sparkonce.spark.views import Letters, View
 
 logger = logging.getLogger("sparkonce")
@@ -64,7 +62,7 @@ def letters_of(views: Mapping[TwoPhaseCommitSink, View | None], given: TwoPhaseC
                 next_step="Leave it out: such a row stops the query.",
                 setting="dead_letters",
             )
-        if isinstance(to, TableSink | PravegaSink):
+        if not to.takes_dead_letters:
             raise ConfigurationError(
                 f"dead_letters={to.name!r} is a {type(to).__name__}, which may refuse a row after the decision only.",
                 next_step="Give a FilesSink, a topic, or a table of a database.",

@@ -25,13 +25,11 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
+from sparkonce.spark.jvm import quoted
 from sparkonce.spark.kept import Kept
-from sparkonce.spark.pravega.sink import PravegaSink
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
-from sparkonce.spark.tables.merging import quoted
-from sparkonce.spark.tables.sink import TableSink
 from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once, types_inside
 from sparkonce.spark.worker import needs_of
 from sparkonce.words import one_line
@@ -208,11 +206,9 @@ class SparkWork:
             if share.is_for_letters(name):
                 tasks.append(SinkTask(sink=sink, owner=sinks[name], columns=columns))
                 continue
-            if isinstance(sink, TableSink):
-                mark = _MARK.format(number) if letters else ""
-                df = sink.checked(df, mark)
-            elif isinstance(sink, PravegaSink):
-                df = sink.checked(df)
+            checked = sink.checked(df, column := _MARK.format(number) if letters else "")
+            if checked is not df:
+                df, mark = checked, column if column in checked.columns else ""
             fingerprint = _FINGERPRINT.format(number)
             hashed.append((fingerprint, columns))
             marks += [mark] if mark else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from sparkonce.guarantees import Guarantee
     from sparkonce.needs import WorkerNeeds
@@ -38,6 +39,29 @@ class ForwardingSink(TwoPhaseCommitSink):
     def tells_refused(self) -> bool:
         """See `TwoPhaseCommitSink.tells_refused`."""
         return self._real.tells_refused
+
+    @property
+    def takes_dead_letters(self) -> bool:
+        """See `TwoPhaseCommitSink.takes_dead_letters`."""
+        return self._real.takes_dead_letters
+
+    @property
+    def target_name(self) -> str | None:
+        """See `TwoPhaseCommitSink.target_name`."""
+        return self._real.target_name
+
+    @property
+    def kafka_settings(self) -> Mapping[str, Any] | None:
+        """See `TwoPhaseCommitSink.kafka_settings`."""
+        return self._real.kafka_settings
+
+    def partitions(self) -> int | None:
+        """See `TwoPhaseCommitSink.partitions`."""
+        return self._real.partitions()
+
+    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:
+        """See `TwoPhaseCommitSink.checked`."""
+        return self._real.checked(rows, mark)
 
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""

@@ -99,11 +99,21 @@ class KafkaSink(TwoPhaseCommitSink):
             )
         return facts
 
-    def partitions(self) -> int | None:
-        """Returns the number of the topic's partitions; None if rows name their topics, or no broker told."""
+    @property
+    def target_name(self) -> str | None:
+        """The topic; None if rows name their topics."""
+        return self.topic
+
+    @property
+    def kafka_settings(self) -> Mapping[str, Any]:
+        """See `TwoPhaseCommitSink.kafka_settings`."""
+        return self.settings
+
+    def partitions(self) -> int:
+        """Returns the number of the topic's partitions; 0 if rows name their topics, or no broker answers."""
         from sparkonce.sinks.kafka.preflight import partitions_of
 
-        return None if self.topic is None else partitions_of(self.settings, self.topic)
+        return 0 if self.topic is None else partitions_of(self.settings, self.topic) or 0
 
     def conditions(self) -> Sequence[str]:
         """Names the condition of transactions that never time out: somebody has to end them."""

@@ -96,7 +96,12 @@ class PravegaSink(WriteAheadSink):
                 )
         return super().columns(schema)
 
-    def checked(self, rows: DataFrame) -> DataFrame:
+    @property
+    def takes_dead_letters(self) -> bool:
+        """False: Pravega may refuse an event after the decision."""
+        return False
+
+    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - it does not tell refused rows
         """Returns the same rows, whose computation fails for a value that Pravega would refuse after the decision."""
         length = "octet_length(value)"
         return rows.where(

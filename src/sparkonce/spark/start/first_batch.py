@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkonce.errors import PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts, TwoPhaseCommitSink
-from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, nodes, source_of
 from sparkonce.spark.start.slots import SHUFFLE_PARTITIONS, slots_of, warn_of_many
@@ -50,18 +49,17 @@ def check_partition_column(
         if brought is None or _expression(one.frame, _COLUMN) not in (brought, _expression(one.batch, _COLUMN)):
             continue
         for sink in one.share.sinks.values():
-            if isinstance(sink, KafkaSink):
-                _judge(sink, most, is_first=is_first)
+            if (there := sink.partitions()) is not None:
+                _judge(sink, there, most, is_first=is_first)
 
 
-def _judge(sink: KafkaSink, most: int, *, is_first: bool) -> None:
-    there = sink.partitions()
+def _judge(sink: TwoPhaseCommitSink, there: int, most: int, *, is_first: bool) -> None:
     what = f"The rows for sink {sink.name!r} have the column 'partition' of the Kafka source, and are written by it"
     how = "Drop the column, so that the key decides: df.drop('partition'). If it is intended, cast it: "
     how += "df.withColumn('partition', col('partition').cast('int'))"
-    if is_first and there is not None and most > there:
+    if is_first and 0 < there < most:
         raise PreflightError(
-            f"{what}: the source's topic has {most} partitions, and topic={sink.topic!r} has {there}.",
+            f"{what}: the source's topic has {most} partitions, and topic={sink.target_name!r} has {there}.",
             next_step=f"{how}.",
             sink=sink.name,
         )
@@ -177,17 +175,16 @@ def warn_of_rows(
 def warn_of_loops(sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink]) -> None:
     """Warns if the query reads the topic that it writes to: each batch is then input of the next one."""
     for sink in sinks:
-        if not isinstance(sink, KafkaSink) or sink.topic is None:
-            continue
-        servers = _addresses(sink.settings.get("bootstrap.servers"))
+        servers = _addresses((sink.kafka_settings or {}).get("bootstrap.servers"))
         if any(
-            sink.topic in source.partitions and servers & _addresses(source.options.get("kafka.bootstrap.servers"))
+            sink.target_name in source.partitions
+            and servers & _addresses(source.options.get("kafka.bootstrap.servers"))
             for source in sources
         ):
             logger.warning(
                 "The query reads topic=%r, which its sink %r writes to: what a batch writes is input of a later batch, "
                 "without end. Next: Write to another topic, unless the query leaves out the rows that it has written.",
-                *(sink.topic, sink.name),
+                *(sink.target_name, sink.name),
             )
 
 

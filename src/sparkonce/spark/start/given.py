@@ -14,7 +14,6 @@ from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sources.group_offsets import GroupOffsets
 from sparkonce.spark.jvm import execution_of, field
 from sparkonce.spark.start.checkpoint import CheckpointLocation
@@ -173,8 +172,8 @@ def groups(
                 setting="group_offsets",
             )
         name = group.in_transaction_of
-        sink = sinks.get(name or "")
-        if name is None or (isinstance(sink, KafkaSink) and sink.guarantee is Guarantee.EXACTLY_ONCE):
+        exact = {one.name for one in sinks.values() if one.kafka_settings and one.guarantee is Guarantee.EXACTLY_ONCE}
+        if name is None or name in exact:
             continue
         raise ConfigurationError(
             f"in_transaction_of={name!r} names no KafkaSink that is {Guarantee.EXACTLY_ONCE.value}; the sinks are "

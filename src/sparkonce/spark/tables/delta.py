@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
-from sparkonce.spark.jvm import class_name, items, scala_map
+from sparkonce.spark.jvm import class_name, items, quoted, scala_map
 from sparkonce.spark.tables.fitting import as_stored
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
@@ -21,7 +21,6 @@ from sparkonce.spark.tables.merging import (
     MergePlan,
     WhenMatched,
     WhenNotMatched,
-    quoted,
 )
 from sparkonce.spark.tables.rules import Rules, not_null
 from sparkonce.spark.tables.sink import TableSink

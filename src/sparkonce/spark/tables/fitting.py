@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparkonce.spark.tables.merging import quoted
+from sparkonce.spark.jvm import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -13,6 +13,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
+from sparkonce.spark.jvm import quoted
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.fitting import not_null_inside
 from sparkonce.spark.tables.merging import (
@@ -22,7 +23,6 @@ from sparkonce.spark.tables.merging import (
     MergePlan,
     WhenMatched,
     WhenNotMatched,
-    quoted,
 )
 from sparkonce.spark.tables.rules import Rules, not_null
 from sparkonce.spark.tables.sink import TableSink, driver_session

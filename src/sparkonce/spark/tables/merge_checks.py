@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from sparkonce.errors import SchemaError
+from sparkonce.spark.jvm import quoted
 from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge, names_in, quoted
+from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge, names_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from sparkonce.arguments import mapping, nonempty, one_of, texts
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.write_ahead.apply import RefusedError
-from sparkonce.spark.jvm import items
+from sparkonce.spark.jvm import items, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -271,11 +271,6 @@ def has_key(on: Sequence[str]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in on))
-
-
-def quoted(name: str) -> str:
-    """Returns a name quoted for Spark's SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _changes(setting: str, value: object, word: str) -> Mapping[str, str] | None:

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkonce.sinks._shared.arrow_text import python_value
-from sparkonce.spark.tables.merging import has_key, quoted
+from sparkonce.spark.jvm import quoted
+from sparkonce.spark.tables.merging import has_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sparkonce.spark.jvm import quoted
 from sparkonce.spark.tables.fitting import as_stored
-from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge, quoted
+from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge
 from sparkonce.spark.tables.rules import Rules
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaErr
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce.spark.jvm import no_rows
+from sparkonce.spark.jvm import no_rows, quoted
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.tables.committer import TableCommitter, never
 from sparkonce.spark.tables.errors import error_message
 from sparkonce.spark.tables.fitting import difference, in_tables_order, ordered, with_own_types
 from sparkonce.spark.tables.merge_checks import check_merge, check_syntax
-from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, quoted
+from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge
 from sparkonce.spark.tables.row_checks import REASON, with_reason
 from sparkonce.spark.tables.table import Table
 
@@ -100,6 +100,11 @@ class TableSink(WriteAheadSink, abc.ABC):
             return names
         self._ask(lambda table: self._fit(table, schema))
         return names
+
+    @property
+    def takes_dead_letters(self) -> bool:
+        """False: a table may refuse a row after the decision."""
+        return False
 
     def _fit(self, table: Table, schema: pa.Schema) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema

@@ -17,8 +17,9 @@ from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
 from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.spark.jvm import quoted
 from sparkonce.spark.tables.fitting import nullable
-from sparkonce.spark.tables.merging import MergePlan, quoted
+from sparkonce.spark.tables.merging import MergePlan
 from sparkonce.spark.tables.rules import Rules
 
 if TYPE_CHECKING:
