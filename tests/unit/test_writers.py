@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkonce import WriteAheadSink
 from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.errors import PrepareError
+from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner, WriterContext
@@ -29,6 +30,7 @@ from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.sinks.write_ahead.rows import read
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
+from sparkonce.write_ahead import Applies
 
 NAME = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batch=1, slot=0, copy="a" * 12)
 
@@ -112,6 +114,14 @@ def test_rows_that_wait_are_all_in_their_file(tmp_path: Path) -> None:
     writer.prepare()
     with folder.open(writer._name, RowsState.PREPARED) as file:
         assert [number for rows in read([file], []) for number in rows.column(0).to_pylist()] == [1, 2, 3]
+
+
+def test_a_type_that_waiting_rows_cannot_have_is_refused_by_column() -> None:
+    """Parquet has no struct without fields: its writer would find that out in the first batch, without the name."""
+    sink = WriteAheadSink(print, applies=Applies.IDEMPOTENT)
+    with pytest.raises(SchemaError, match="Column 'nothing' is a struct<>, and Parquet has no such type"):
+        sink.columns(pa.schema([("number", pa.int64()), ("nothing", pa.struct([]))]))
+    assert list(sink.columns(pa.schema([("number", pa.int64())]))) == ["number"]
 
 
 def test_a_file_is_staged_then_published_then_gone(tmp_path: Path) -> None:
