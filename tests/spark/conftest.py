@@ -89,6 +89,15 @@ def table_libraries() -> Iterator[str]:
             yield spark_packages(**wanted).split(",")[-1]
 
 
+@pytest.fixture
+def own_session(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session of the test's own, whose settings it may change."""
+    from spark.in_process import new_session
+
+    with new_session(spark) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A second session of the same Spark, with the catalogs of Delta and Iceberg, without their extensions to SQL."""

@@ -49,6 +49,21 @@ def travelling(*modules: ModuleType) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+@contextmanager
+def new_session(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session with settings of its own. Afterwards the one is active that was before.
+
+    PySpark's `createDataFrame` makes its session the active one, and there Spark looks for formats.
+    """
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
+    before = SparkSession._activeSession or spark
+    try:
+        yield spark.newSession()
+    finally:
+        SparkSession._activeSession = before
+        sessions.setActiveSession(before._jsparkSession)
+
+
 def ended(query: StreamingQuery) -> StreamingQuery:
     """Waits for the end; raises what stopped it."""
     try:

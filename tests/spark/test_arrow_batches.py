@@ -30,9 +30,9 @@ ROWS = 1000
 
 
 @pytest.fixture
-def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+def session(own_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     monkeypatch.setattr(arrow_batches, "_WORTH_IT_ROWS", ROWS)
-    return spark.newSession()
+    return own_session
 
 
 class Recorded(ArrowBatches):

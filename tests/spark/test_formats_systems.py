@@ -66,6 +66,7 @@ def test_a_job_that_is_killed_after_its_decision_writes_each_row_once(
 
         with pytest.raises(Py4JJavaError):
             write("one", f"struck-{name}", strike=f"{AFTER} 0 {tmp_path / 'struck'}")
+        assert (tmp_path / "struck").exists(), "it failed before the decision"
         assert sorted(system.visible()) == list(range(90))
         for _ in range(2):
             write("one")

@@ -41,10 +41,11 @@ def by_slot(rows: DataFrame) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_partition_goes_whole_and_in_order_to_one_slot(spark: SparkSession, *, adaptive: str, shuffled: bool) -> None:
-    session = spark.newSession()
-    session.conf.set("spark.sql.adaptive.enabled", adaptive)
-    numbers = session.range(ROWS, numPartitions=PARTITIONS).withColumnRenamed("id", "number")
+def test_a_partition_goes_whole_and_in_order_to_one_slot(
+    own_session: SparkSession, *, adaptive: str, shuffled: bool
+) -> None:
+    own_session.conf.set("spark.sql.adaptive.enabled", adaptive)
+    numbers = own_session.range(ROWS, numPartitions=PARTITIONS).withColumnRenamed("id", "number")
     if shuffled:
         numbers = numbers.repartition(PARTITIONS, "number").sortWithinPartitions("number")
     rows = numbers.withColumn("partition", F.spark_partition_id())

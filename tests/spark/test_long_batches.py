@@ -35,10 +35,9 @@ def slowly(rows: DataFrame) -> DataFrame:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
-    session = spark.newSession()
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
-    return Stream(session, kafka, tmp_path, IDS, partitions=1)
+def stream(own_session: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
+    own_session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
+    return Stream(own_session, kafka, tmp_path, IDS, partitions=1)
 
 
 def move(stream: Stream, old: str, new: str, *, batch: int) -> None:

@@ -70,9 +70,9 @@ def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_slots_are_counted_as_they_are_run_whatever_makes_their_number(
-    spark: SparkSession, tmp_path: Path, adaptive: str
+    own_session: SparkSession, tmp_path: Path, adaptive: str
 ) -> None:
-    session = spark.newSession()
+    session = own_session
     session.conf.set("spark.sql.adaptive.enabled", adaptive)
     session.conf.set("spark.sql.shuffle.partitions", "4")
     sink = FolderSink(tmp_path)
