@@ -23,8 +23,9 @@ LEFT_OUT = {
     # The name of a test says so if it uses what PostgreSQL has only since a version.
     "postgres=12.22.0": "since_13 or since-13 or since_15 or since-15",
     "postgres=14.20.0": "since_15 or since-15",
-    # A cluster of the tests has a bus port of its own, which Redis has since 7.
-    "redis=6.2.5": "cluster",
+    # A cluster of the tests has a bus port of its own, a subcommand is taken from a user, and a script asks whether the
+    # user may run a command: all since Redis 7.
+    "redis=6.2.5": "cluster or (script and missing_at_the_start) or finishing-lset",
     # Other sinks of files; users and TLS, which versitygw has by its own options; what it keeps in hidden files; a
     # completion that needs no second request; lifecycle rules, since MinIO aborts every upload after a day.
     "s3=minio": "(test_files and not S3) or right or may_only_read or certificate or killed_trial or still_at_work or "

@@ -40,11 +40,18 @@ def test_everything_else_is_unknown(code: str) -> None:
     assert read_refusal(Refusal(code, f"{code} words")).outcome is Outcome.UNKNOWN
 
 
+AT = "@user_script: 1:"
+"""Where in a script a command failed, as Redis 6 puts it before the error."""
+
+
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [
         ("ERR Script attempted to access a non local key in a cluster node script: 1", Outcome.RETRY),
         ("ERR max number of clients reached", Outcome.RETRY),
+        ("@user_script: 37: -OOM command not allowed when used memory > 'maxmemory'.\r\n", Outcome.RETRY),
+        (f"Error running script (call to f_1f): {AT} {AT} -READONLY You can't write against a read", Outcome.RETRY),
+        ("@user_script: 1: The user executing the script can't run this command or subcommand", Outcome.UNKNOWN),
         ("ERR value is not an integer or out of range", Outcome.UNKNOWN),
         ("ERR hash value is not an integer", Outcome.UNKNOWN),
         ("ERR increment or decrement would overflow", Outcome.UNKNOWN),

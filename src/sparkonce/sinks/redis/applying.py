@@ -11,6 +11,7 @@ from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.names import Key
 from sparkonce.sinks.redis.nodes import Nodes, RedisReply, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
+from sparkonce.words import one_line
 
 _VALUES_UNDER_WAY = 2 * CHUNK_VALUES
 """A server finishes what one client has sent before it turns to the next, so little is in flight at once."""
@@ -77,5 +78,5 @@ class Applying:
             results[key] = ABSENT
         elif state == b"failed":
             error, where, command = (text.decode(errors="backslashreplace") for text in answer[2:])
-            results[key] = read_refusal(Refusal(code_of(error), error), f"{command}, key {where!r}:")
+            results[key] = read_refusal(Refusal(code_of(error), one_line(error)), f"{command}, key {where!r}:")
         return state == b"more", values

@@ -164,10 +164,14 @@ _CLUSTER: Mapping[str, Meaning] = {
 }
 
 
+# What Redis 6 puts before the error of a command in a script. It repeats the place if the script does not catch it.
+_IN_SCRIPT = r"(?:ERR )?(?:Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )*-?"
+
+
 def code_of(text: str) -> str:
     """Returns the first word of Redis' error if it is a code, else ERR."""
-    found = re.match(r"[A-Z][A-Z0-9]+(?= |$)", text)
-    return found[0] if found else "ERR"
+    found = re.match(rf"(?:{_IN_SCRIPT})([A-Z][A-Z0-9]+)(?= |$)", text)
+    return found[1] if found else "ERR"
 
 
 def read_refusal(refusal: Refusal, doing: str = "") -> Finished:

@@ -19,6 +19,7 @@ from sparkonce.sinks.redis.names import OWN, SEEN, TRANSACTION, Key, ledger_of, 
 from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 from sparkonce.sinks.redis.shape import Shape
+from sparkonce.words import one_line
 
 BUFFER_BYTES = 16 * 1024 * 1024
 """The size up to which rows for a cluster are collected, before they are sent in groups by hash slot."""
@@ -268,7 +269,7 @@ class DirectWriter(SinkWriter):
                 raise _refused(answer, "writing rows")
             if answer[0] != b"end":
                 _, _, error, key, command = answer
-                refusal = Refusal(code_of(_text(error)), _text(error))
+                refusal = Refusal(code_of(_text(error)), one_line(_text(error)))
                 raise _refused(refusal, f"{_text(command)}, writing key {_text(key)!r}")
 
 
