@@ -20,6 +20,7 @@ from sparkonce.errors import TransactionLostError
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.state import Phase
+from sparkonce.protocol.view import Void
 from sparkonce.sinks.kafka import retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer

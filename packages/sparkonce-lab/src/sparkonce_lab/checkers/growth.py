@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from sparkonce.protocol.coordinator import MOST_DOUBTS
-from sparkonce.protocol.coordinator import MOST_HEALINGS
+from sparkonce.protocol.coordinator import MOST_DOUBTS, MOST_HEALINGS
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce_lab.history import Event, History, Kind
 from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
