@@ -25,7 +25,7 @@ from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, trave
 from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
-from sparkonce.spark.show.display import ProgressDisplay, Screen
+from sparkonce.watch.display import ProgressDisplay, Screen
 from sparkonce_lab.rig.kafka import Cluster
 from startup import jvm_flags
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.protocol.state import Phase
-from sparkonce.spark.show import display as module
-from sparkonce.spark.show.display import ProgressDisplay, Screen
+from sparkonce.watch import display as module
+from sparkonce.watch.display import ProgressDisplay, Screen
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

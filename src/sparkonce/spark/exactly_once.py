@@ -41,7 +41,6 @@ from sparkonce.spark.left import warn_if_left
 from sparkonce.spark.letters import letters_of, warn_of_refused
 from sparkonce.spark.plans import reads_plainly
 from sparkonce.spark.query_end import close_at_end, running
-from sparkonce.spark.show.display import ProgressDisplay
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
 from sparkonce.spark.start.checks import check_sources
@@ -62,6 +61,7 @@ from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, sh
 from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.version import __version__
 from sparkonce.watch import spans
+from sparkonce.watch.display import ProgressDisplay
 from sparkonce.watch.figures import Figures
 from sparkonce.watch.timeline import TimelineWriter
 

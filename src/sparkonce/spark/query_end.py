@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.spark.jvm import execution_of
-from sparkonce.spark.show.display import ProgressDisplay
+from sparkonce.watch.display import ProgressDisplay
 
 logger = logging.getLogger("sparkonce")
 

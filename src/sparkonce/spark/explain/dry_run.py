@@ -27,7 +27,7 @@ from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.job import ending
 from sparkonce.spark.job.script import run_script, script
 from sparkonce.spark.jvm import class_name, field
-from sparkonce.spark.show.display import ProgressDisplay
+from sparkonce.watch.display import ProgressDisplay
 
 Explainer = Callable[[DataStreamWriter, str | None], None]
 

@@ -19,8 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
 from sparkonce.spark.left import is_interactive
 from sparkonce.spark.query_end import wait_until_closed
-from sparkonce.spark.show.display import end_displays, leave_terminal
 from sparkonce.spark.show.failures import message_and_next
+from sparkonce.watch.display import end_displays, leave_terminal
 
 _SENT_TWICE_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sparkonce.errors import SparkonceError
 from sparkonce.spark.job.ending import Stopping, end_process, spark_is_gone, stop, wait, write_error
 from sparkonce.spark.job.script import run_script, script
-from sparkonce.spark.show.display import end_displays
+from sparkonce.watch.display import end_displays
 
 
 def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) -> None:
