@@ -22,8 +22,7 @@ from sparkonce.page.server import PageServer
 from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory import MemoryServer, MemorySink
-from sparkonce.watch.doubt import InDoubt
-from sparkonce.watch.figures import WatchedBatch, WatchedEvent
+from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import BATCHES_A_SEGMENT, RunNow, TimelineSegment
 
 NO_SYSTEMS = OperatorFile(path="", systems={}, sinks={})

@@ -101,7 +101,7 @@ class TestInThisProcess:
         screen = Screen(Console(file=file, force_terminal=True, width=120))
         kept = FolderSink(tmp_path / "sink")
         once = ExactlyOnce(kept, checkpoint=str(tmp_path / "cp"))
-        once._display = ProgressDisplay(None, screen)
+        once.listener.display = ProgressDisplay(None, screen)
         query = once.start(stream.records(400).selectExpr("cast(value as bigint) as number"), query_name="totals")
         try:
             eventually(lambda: len(once.progress()) == 3, "all batches are committed")

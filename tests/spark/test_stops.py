@@ -198,7 +198,7 @@ def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, t
         else:
             wait_until_closed(query.runId)
         assert sink.open == 0
-        watched = once.figures.watched()
+        watched = once.listener.figures.watched()
         assert (watched.name, watched.phase, watched.batch) == ("totals", Phase.IDLE, number - 1)
         assert [one.kind for one in watched.events] == ["started", "ended"]
         numbers(spark, tmp_path / "source", number)
@@ -221,7 +221,7 @@ def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: S
     eventually(began.exists, "a task has begun")
     query.stop()
     wait_until_closed(query.runId)
-    watched = once.figures.watched()
+    watched = once.listener.figures.watched()
     assert (watched.phase, watched.totals.stops) == (Phase.IDLE, {})
     assert [one.kind for one in watched.events] == ["started", "ended"]
     gc.collect()

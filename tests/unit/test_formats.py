@@ -44,8 +44,7 @@ from sparkonce.sources.rabbitmq.places import behind, ranges_of
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 from sparkonce.spark.tables.table import Label
-from sparkonce.watch.doubt import InDoubt
-from sparkonce.watch.figures import WatchedBatch, WatchedEvent
+from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment
 
 TOKEN = Token(5, "60a1de0a")

@@ -14,7 +14,7 @@ from sparkonce.page.alarms import RULES, Alarm, alarms_of, shown_time
 from sparkonce.page.state import PageState, QueryState, ShownQuery, ShownSystem, ShownTransaction, Usual
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.orphans import HeldPartition
-from sparkonce.watch.doubt import InDoubt
+from sparkonce.watch.figures import InDoubt
 
 NOW_MS = 1_800_000_000_000
 WRITING = Phase.WRITING.value

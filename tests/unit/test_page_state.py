@@ -15,8 +15,7 @@ from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
 from sparkonce.page.state import TOLD_WITHIN_MS, Look, PageState, QueryState, show_query
 from sparkonce.page.usual import RATE_OVER_MS, usual_of
 from sparkonce.protocol.state import Phase
-from sparkonce.watch.doubt import InDoubt
-from sparkonce.watch.figures import WatchedBatch, WatchedEvent
+from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment
 
 NOW_MS = 1_800_000_000_000

@@ -16,8 +16,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Finishing, Phase, Putting, State, Writing
 from sparkonce.protocol.view import Claim, Commit, Decision, LogView
 from sparkonce.watch import figures as watch_figures
-from sparkonce.watch.doubt import InDoubt, in_doubt
-from sparkonce.watch.figures import Figures
+from sparkonce.watch.figures import Figures, InDoubt, in_doubt
 from sparkonce.watch.prometheus import register, serve_metrics
 
 QUERY = "0b7d5f6e-0000-4000-8000-00000000abcd"

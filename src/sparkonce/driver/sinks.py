@@ -54,10 +54,11 @@ class RunSinks:
 
     def facts(self, name: str) -> Facts:
         """Returns the facts that this run's preflight found of a sink. They are looked up once."""
-        if name not in self._facts:
+        found = self._facts  # which `live_longest` replaces, while another thread may be here
+        if name not in found:
             facts = dict(dict(self.claim.sinks)[name])
-            self._facts[name] = self.by_name[name].longest_lived(facts) if self.live_long else facts
-        return self._facts[name]
+            found[name] = self.by_name[name].longest_lived(facts) if self.live_long else facts
+        return found[name]
 
     def live_longest(self) -> None:
         """Lets transactions stay open as long as each system allows, for the rest of the run."""
@@ -79,10 +80,11 @@ class RunSinks:
         return [life for name in names if (life := self._life(name)) is not None]
 
     def _life(self, name: str) -> Life | None:
-        if name not in self._lives:
+        found = self._lives
+        if name not in found:
             limit_s = self.by_name[name].transaction_timeout_s(self.facts(name))
-            self._lives[name] = None if limit_s is None else Life(name, limit_s)
-        return self._lives[name]
+            found[name] = None if limit_s is None else Life(name, limit_s)
+        return found[name]
 
     def lookouts(self) -> list[Lookout]:
         """Makes what looks at what others do to the readers of these sinks."""

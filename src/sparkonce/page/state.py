@@ -16,7 +16,7 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks._shared.orphans import token_in
 from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan
-from sparkonce.watch.doubt import InDoubt
+from sparkonce.watch.figures import InDoubt
 from sparkonce.watch.timeline import TimelineSegment
 
 NOT_HEARD_MS = 180_000

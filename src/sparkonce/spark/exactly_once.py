@@ -29,7 +29,6 @@ from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
-from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
 from sparkonce.spark.arrow_batches import ArrowBatches
@@ -60,10 +59,7 @@ from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_pl
 from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.version import __version__
-from sparkonce.watch import spans
-from sparkonce.watch.display import ProgressDisplay
-from sparkonce.watch.figures import Figures
-from sparkonce.watch.timeline import TimelineWriter
+from sparkonce.watch.listener import QueryListener
 
 logger = logging.getLogger("sparkonce")
 
@@ -148,12 +144,11 @@ class ExactlyOnce:
         self._rows_per_slot = None if rows_per_slot is None else whole_number("rows_per_slot", rows_per_slot, least=1)
         self._arrow = ArrowBatches()
         self._advice = SlotAdvice(is_needed=rows_per_slot is None)
-        self._listener = (
-            None if listener is None else function("listener", listener, example="a function of (phase, batch)")
+        self.listener = QueryListener(
+            None if listener is None else function("listener", listener, example="a function of (phase, batch)"),
+            timeline=flag("timeline", timeline),
+            display=None if display is None else flag("display", display),
         )
-        self._display = ProgressDisplay(None if display is None else flag("display", display))
-        self.figures = Figures()
-        self._has_timeline, self._timeline = flag("timeline", timeline), TimelineWriter(None, self.figures, "")
         # By run, since a query that is started again with the same object must claim again.
         self._run: tuple[str, RunDriver] | None = None
         self._kept = Kept()
@@ -204,7 +199,7 @@ class ExactlyOnce:
         """
         self._check_is_not_running()
         check_name(df, query_name)
-        with self._display.starting(query_name):
+        with self.listener.display.starting(query_name):
             return self._start(df, output_mode, trigger, query_name, options)
 
     def _start(
@@ -243,16 +238,12 @@ class ExactlyOnce:
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             if not is_of_a_stop(error):
-                self.figures.stopped(batch, error)
+                self.listener.failed(batch, error)
             elif self._run is not None:
-                self.figures.end_run(self._run[0])
-            self._timeline.tell()
+                self.listener.interrupted(self._run[0])
             raise without_causes(error) from None
-        self._timeline.add(watched := self.figures.done(done))
-        spans.emit(self.figures, watched)
-        logger.info("%s", line := done.line())
+        self.listener.committed(done)
         warn_of_refused(self._letters, done)
-        self._display.show(done, line)
         self._advice.look(df.sparkSession, asked, done)
 
     def _commit(self, df: DataFrame, batch: int) -> tuple[BatchAsked, BatchProgress]:
@@ -294,7 +285,7 @@ class ExactlyOnce:
         batch's tasks, as ``spark.speculation`` makes them: that takes some seconds, and their open transactions are
         aborted.
         """
-        self._display.end()
+        self.listener.display.end()
         self._end(self._run)
 
     __reduce__ = never_pickled
@@ -303,8 +294,8 @@ class ExactlyOnce:
         if self._followed == (run := query.runId):
             return  # its first batch came before `start` was done
         self._followed = run
-        self.figures.start(query.id, name)
-        close_at_end(query, self._display, self._close_run)
+        self.listener.figures.start(query.id, name)
+        close_at_end(query, self.listener.display, self._close_run)
 
     def _close_run(self, run: str, failure: str) -> None:
         known = self._run
@@ -312,12 +303,10 @@ class ExactlyOnce:
 
     def _end(self, known: tuple[str, RunDriver] | None, failure: str = "") -> None:
         """Ends a run; another one of the same object may begin meanwhile."""
-        timeline, run = self._timeline, known[0] if known is not None else ""
         if known is not None:
             self._kept = Kept()
             known[1].end()
-        self.figures.end_run(run, failure)
-        timeline.close(run)
+        self.listener.end_run(known[0] if known is not None else "", failure)
 
     def _driver(self, df: DataFrame, run: str, query: str, offsets: Sequence[str]) -> RunDriver:
         if self._run is not None and self._run[0] == run:
@@ -344,17 +333,15 @@ class ExactlyOnce:
             sinks=self._sinks,
             log=DecisionLog(log_store(files), files),
             timing=self._timing,
-            listener=self._enter,
+            listener=self.listener,
             library=__version__,
             moved=self._moved,
             accept_lost=self._accept_lost,
             reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
             topics=lambda recorded: topics.kept(recorded, offsets),
         )
-        self._timeline.close()
         self._run, self._kept = (run, driver), Kept()
-        self.figures.begin_run(query, run, driver)
-        self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures, run)
+        self.listener.begin_run(query, run, driver, files)
         if (found := running(df.sparkSession, query)) is not None:  # of another writer than `start`, for one
             self._follow(found, found.name or "")
         return driver
@@ -377,7 +364,7 @@ class ExactlyOnce:
         sources = check_sources(df, samples, point, self.sinks, trigger=trigger)
         if where := point.description():
             logger.info("%s", where)
-            self._display.say(where)
+            self.listener.display.say(where)
         recorded = recorded_facts(view)
         short = short_query(query or "0" * 12)
         facts = {name: sink.preflight(short, recorded.get(name)) for name, sink in self._sinks.items()}
@@ -418,10 +405,3 @@ class ExactlyOnce:
                 next_step="Turn spark.speculation off, or choose another guarantee.",
             )
         return samples
-
-    def _enter(self, phase: Phase, batch: int) -> None:
-        self._display.enter(phase, batch)
-        self.figures.enter(phase, batch)
-        self._timeline.tell()
-        if self._listener is not None:
-            self._listener(phase, batch)

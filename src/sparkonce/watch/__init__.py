@@ -1,7 +1,9 @@
-"""The figures of a query that runs, for those who watch it.
+"""Watches a query that runs. A batch tells one listener of its phases; all else is read from the run's state.
 
-- ``figures``: counts what a query does, and knows the phase that it is in; ``doubt`` finds what is open
+- ``listener``: the one listener of a query, which passes its phases and batches on to the others
+- ``figures``: counts what a query does, and shows it as it is now
 - ``timeline``: keeps the newest batches and events in the checkpoint, beside the log, where any process reads them
+- ``display``: shows the progress on the terminal
 - ``prometheus``: gives the figures of all queries of a process to Prometheus
 - ``spans``: gives each batch to OpenTelemetry, with its phases
 """

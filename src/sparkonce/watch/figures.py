@@ -1,29 +1,45 @@
-"""Counts what a query does, and knows the phase that it is in."""
+"""Counts what a query does, and shows it as it is now: its phase, its totals, and its open transactions."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
+from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase, State
-from sparkonce.protocol.view import LogView
-from sparkonce.watch.doubt import InDoubt, in_doubt
+from sparkonce.protocol.view import Claim, LogView
 
 _known: dict[str, Figures] = {}
 """The newest figures of each query that has begun in this process, by the query's id."""
 
 MOST_CHARACTERS = 2000
 """The longest text of an event: an error may quote a row, or list thousands of slots."""
+
 MOST_EVENTS = 100
 """The number of events that are remembered."""
+
 BATCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The upper bounds of the histogram of batches' wall times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InDoubt:
+    """The transactions that are open.
+
+    Attributes:
+        transactions: How many are prepared, and not finished.
+        opened_ms: When the oldest was begun, in milliseconds since the epoch; None without one. While slots are being
+            prepared, when the first one may have been begun.
+    """
+
+    transactions: int = 0
+    opened_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +178,11 @@ class Figures:
     Args:
         now_ms: The clock, in milliseconds since the epoch.
         monotonic_s: A clock that only goes forward, in seconds.
+
+    Attributes:
+        query: Spark's query id; empty before the query has started.
+        spark_run: Spark's run id; empty before the query's first batch.
+        name: The query's name; empty without one.
     """
 
     def __init__(
@@ -172,7 +193,7 @@ class Figures:
         self.now_ms = now_ms
         self._monotonic_s = monotonic_s
         self._changed = threading.Lock()
-        self._query = self._spark_run = self._name = ""
+        self.query = self.spark_run = self.name = ""
         self._run: WatchedRun | None = None
         self._seen: State | None = None  # the last one of a run at work: one that has stopped forgets what it had
         self._lifetimes_s: Mapping[str, float] = {}
@@ -200,9 +221,9 @@ class Figures:
         """Takes note that Spark has started the query."""
         with self._changed:
             _known[query] = self
-            self._query, self._name = query, name
+            self.query, self.name = query, name
             if self._run is None:  # else its first batch has begun already
-                self._spark_run, self._is_told = "", False
+                self.spark_run, self._is_told = "", False
                 self._rest(Phase.IDLE)
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun) -> None:
@@ -217,7 +238,7 @@ class Figures:
             _known[query] = self
             self._look()
             self._swept_before, self._swept = self._swept_before + self._swept, 0
-            self._query, self._spark_run, self._run, self._seen = query, spark_run, run, None
+            self.query, self.spark_run, self._run, self._seen = query, spark_run, run, None
             self._is_told = False
             self._events.clear()
             self._rest(Phase.IDLE)
@@ -231,7 +252,7 @@ class Figures:
             failure: Spark's error; empty if the query has ended in order.
         """
         with self._changed:
-            if self._spark_run not in ("", spark_run):
+            if self.spark_run not in ("", spark_run):
                 return
             self._look()
             self._run = None
@@ -256,7 +277,8 @@ class Figures:
             self._batch, self._phase, self._since_ms = batch, phase, self.now_ms()
             self._since_s = self._monotonic_s()
             self._entered.append((phase, self._since_s))
-            self._look()
+            if self._run is not None:
+                self._seen = self._run.state
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
         """Takes note of a committed batch, of whose phases it has been told."""
@@ -289,7 +311,6 @@ class Figures:
             if progress.healed:
                 lost = f"{progress.healed} transactions of batch {progress.batch} were lost, and written again."
                 self._note("healed", progress.batch, lost)
-            self._look()
             return done
 
     def stopped(self, batch: int, error: SparkonceError) -> None:
@@ -307,9 +328,9 @@ class Figures:
             self._look()
             seen, writing_since_ms = self._seen, self._writing_since_ms()
             now = Watched(
-                query=self._query,
-                spark_run=self._spark_run,
-                name=self._name,
+                query=self.query,
+                spark_run=self.spark_run,
+                name=self.name,
                 state=self._seen,
                 batch=self._batch,
                 phase=self._phase,
@@ -381,3 +402,32 @@ def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tup
         else:
             found.append((phase.value, end_s - at_s))
     return [(phase, round(took_s * 1000)) for phase, took_s in found]
+
+
+def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, InDoubt]:
+    """Returns the open transactions of a run by sink, as far as its state knows them.
+
+    Args:
+        state: The run's state; None for none.
+        writing_since_ms: When the first transaction of the slots that are being prepared may have been begun; None if
+            none can be open yet, or no more.
+    """
+    if state is None or state.phase is Phase.ABORTING:  # whose answer ends the run or the attempt
+        return {}
+    handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)
+    is_writing = state.phase is Phase.WRITING and writing_since_ms is not None
+    found = {sink: InDoubt(opened_ms=writing_since_ms) for sink in state.transactional if is_writing}
+    for handle in handles:
+        known = found.get(handle.sink, InDoubt())
+        times = [one for one in (known.opened_ms, handle.opened_ms) if one]
+        found[handle.sink] = InDoubt(transactions=known.transactions + 1, opened_ms=min(times, default=None))
+    return found
+
+
+def _open(state: State) -> Iterable[Handle]:
+    if state.finishing is not None:
+        yield from state.finishing.pending
+    if state.writing is not None:
+        yield from state.writing.handles
+    if state.putting is not None and not isinstance(state.putting.record, Claim):
+        yield from state.putting.record.handles

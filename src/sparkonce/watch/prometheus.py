@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from sparkonce.arguments import whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.state import Phase
-from sparkonce.watch.doubt import InDoubt
-from sparkonce.watch.figures import BATCH_BUCKETS_S, Figures
+from sparkonce.watch.figures import BATCH_BUCKETS_S, Figures, InDoubt
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

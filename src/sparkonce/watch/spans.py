@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkonce.watch.figures import Figures, Watched, WatchedBatch
+    from sparkonce.watch.figures import Figures, WatchedBatch
 
 logger = logging.getLogger("sparkonce")
 
@@ -27,21 +27,21 @@ def emit(figures: Figures, batch: WatchedBatch) -> None:
     if (trace := _trace()) is None:
         return
     try:
-        _emit(trace, figures.watched(), batch)
+        _emit(trace, figures, batch)
     except Exception as error:  # noqa: BLE001 - a processor of the user's may raise any: the batch is committed
         logger.debug("The spans of batch %d could not be made: %s", batch.batch, error)
 
 
-def _emit(trace: Any, watched: Watched, batch: WatchedBatch) -> None:
+def _emit(trace: Any, figures: Figures, batch: WatchedBatch) -> None:
     began_ms = batch.began_ms
     tracer = trace.get_tracer("sparkonce")
     span = tracer.start_span(
         "sparkonce.batch",
         start_time=began_ms * _NS_A_MS,
         attributes={
-            "sparkonce.query": watched.query,
-            "sparkonce.query_name": watched.name,
-            "sparkonce.run": watched.spark_run,
+            "sparkonce.query": figures.query,
+            "sparkonce.query_name": figures.name,
+            "sparkonce.run": figures.spark_run,
             "sparkonce.batch": batch.batch,
             "sparkonce.transactions": batch.transactions,
             "sparkonce.healed": batch.healed,

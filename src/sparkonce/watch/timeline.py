@@ -27,8 +27,7 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import FOLDER
 from sparkonce.protocol.ownership import Token
-from sparkonce.watch.doubt import InDoubt
-from sparkonce.watch.figures import Figures, Watched, WatchedBatch, WatchedEvent
+from sparkonce.watch.figures import Figures, InDoubt, Watched, WatchedBatch, WatchedEvent
 
 logger = logging.getLogger("sparkonce")
 
@@ -155,8 +154,8 @@ class TimelineWriter:
         self.tell()
 
     def tell(self) -> None:
-        """Notes that there is news, such as another phase."""
-        if self._files is None:
+        """Notes that there is news, such as another phase. Costs nothing while older news are not written yet."""
+        if self._files is None or self._is_new:
             return
         with self._changed:
             self._is_new = True

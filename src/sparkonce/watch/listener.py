@@ -1,0 +1,89 @@
+"""The one listener of a query: the driver tells it each phase, and it passes that on to all who watch the query."""
+
+from __future__ import annotations
+
+import logging
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.driver.progress import BatchProgress
+from sparkonce.driver.run import Listener
+from sparkonce.errors import SparkonceError
+from sparkonce.protocol.state import Phase
+from sparkonce.watch import spans
+from sparkonce.watch.display import ProgressDisplay
+from sparkonce.watch.figures import Figures, WatchedRun
+from sparkonce.watch.timeline import TimelineWriter
+
+logger = logging.getLogger("sparkonce")
+
+
+class QueryListener:
+    """Passes what a query does to its figures, timeline, spans and display, and to the user's own listener.
+
+    A batch only notes its phases here. Whatever else is shown of the query is read from the run's state by those who
+    show it, in their own threads.
+
+    Args:
+        listener: The user's listener.
+        timeline: True to write the timeline into the checkpoint.
+        display: See `ProgressDisplay`.
+
+    Attributes:
+        figures: The query's figures.
+        display: The query's progress on the terminal.
+    """
+
+    def __init__(self, listener: Listener | None = None, *, timeline: bool = True, display: bool | None = None) -> None:
+        self._listener = listener
+        self._has_timeline = timeline
+        self.figures = Figures()
+        self.display = ProgressDisplay(display)
+        self._timeline = TimelineWriter(None, self.figures, "")
+
+    def begin_run(self, query: str, spark_run: str, run: WatchedRun, files: CheckpointFiles) -> None:
+        """Follows a new run of the query, whose phases are reported from now on.
+
+        Args:
+            query: Spark's query id.
+            spark_run: Spark's run id.
+            run: The run.
+            files: The query's checkpoint, for the timeline.
+        """
+        self._timeline.close()
+        self.figures.begin_run(query, spark_run, run)
+        self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures, spark_run)
+
+    def __call__(self, phase: Phase, batch: int) -> None:
+        """Notes a phase that begins. What the user's listener raises ends the run."""
+        self.display.enter(phase, batch)
+        self.figures.enter(phase, batch)
+        self._timeline.tell()
+        if self._listener is not None:
+            self._listener(phase, batch)
+
+    def committed(self, done: BatchProgress) -> None:
+        """Reports a committed batch, and writes its line to the log."""
+        self._timeline.add(batch := self.figures.done(done))
+        spans.emit(self.figures, batch)
+        logger.info("%s", line := done.line())
+        self.display.show(done, line)
+
+    def failed(self, batch: int, error: SparkonceError) -> None:
+        """Reports that an error has ended the run."""
+        self.figures.stopped(batch, error)
+        self._timeline.tell()
+
+    def interrupted(self, spark_run: str) -> None:
+        """Reports that somebody has stopped the query in the middle of a batch, which is an end in order."""
+        self.figures.end_run(spark_run)
+        self._timeline.tell()
+
+    def end_run(self, spark_run: str, failure: str = "") -> None:
+        """Lets go of a run that has ended, and writes the end of its timeline.
+
+        Args:
+            spark_run: Spark's run id. Nothing is done if another run has begun since.
+            failure: Spark's error; empty if the query has ended in order.
+        """
+        self.figures.end_run(spark_run, failure)
+        self._timeline.close(spark_run)
