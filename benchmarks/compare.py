@@ -2,7 +2,7 @@
 
     python3 dev.py run python benchmarks/compare.py HEAD~1 [HEAD] [--load "made, 100 B"] [--rounds 5]
 
-Each commit has a process with a broker and a Spark of its own, and the benchmarks of this folder. In each round both
+Each commit has a process with a broker and a Spark of its own, and the benchmarks as they were then. In each round both
 run once, one after the other. Prints the ratios of the paired rounds, and their CPU. Without a second commit the first
 is compared with this folder as it is.
 """
@@ -34,8 +34,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit unwinds, and so cleans up
     console = Console(width=None if sys.stdout.isatty() else 120)
     with ExitStack() as stack:
-        sources = [stack.enter_context(_source(commit)) for commit in given.commits]
-        sides = [stack.enter_context(_measuring(source)) for source in sources]
+        clones = [stack.enter_context(_clone(commit)) for commit in given.commits]
+        sides = [stack.enter_context(_measuring(clone)) for clone in clones]
         found: list[list[dict[str, Any]]] = [[], []]
         for number in range(-1, given.rounds):  # the first round warms the compilers
             for side in (0, 1) if number % 2 else (1, 0):
@@ -48,24 +48,25 @@ def main() -> int:
 
 
 @contextmanager
-def _source(commit: str) -> Iterator[Path]:
-    """Gives the folder of the package as it was at a commit; empty for as it is."""
+def _clone(commit: str) -> Iterator[Path]:
+    """Gives the folder of the project as it was at a commit; empty for as it is."""
     if not commit:
-        yield HERE.parent / "src"
+        yield HERE.parent
         return
     with tempfile.TemporaryDirectory(prefix="sparkonce-compare-") as folder:
         place = Path(folder) / "clone"
         subprocess.run(["git", "-C", str(HERE), "worktree", "add", "--detach", "--quiet", place, commit], check=True)
         try:
-            yield place / "src"
+            yield place
         finally:
             subprocess.run(["git", "-C", str(HERE), "worktree", "remove", "--force", place], check=True)
 
 
 @contextmanager
-def _measuring(source: Path) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    command = [sys.executable, str(Path(__file__)), "--answer"]
+def _measuring(clone: Path) -> Iterator[subprocess.Popen[str]]:
+    sources = [clone / "src", *clone.glob("packages/*/src")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
+    command = [sys.executable, str(clone / "benchmarks" / "compare.py"), "--answer"]
     child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield child
