@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.outage import Timing
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
-from sparkonce.driver.timing import Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store

@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
-from sparkonce.driver.timing import Timing
 from sparkonce.errors import SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.log.base import DecisionLog

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import BATCHES_APART_MS as BATCHES_APART_MS
 from simulation.engine import UNDER_WAY
-from sparkonce.driver.resume import ResumePoint
+from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
-from sparkonce.driver.start import read_log
-from sparkonce.driver.timing import Timing
+from sparkonce.driver.start import ResumePoint, read_log
 from sparkonce.errors import PrepareError, SparkonceError
 from sparkonce.log.base import DecisionLog
 from sparkonce.operate.resolve import resolve

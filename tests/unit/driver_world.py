@@ -14,11 +14,11 @@ import pytest
 
 from forwarding_store import ForwardingStore
 from sparkonce import executor as executor_module
-from sparkonce.driver import outage, perform, put, sweeper, validate, write
+from sparkonce.driver import outage, put, run, sweeper, write
+from sparkonce.driver.outage import Timing
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
-from sparkonce.driver.timing import Timing
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog, Landed, LogStore, PutUnknownError, Taken
@@ -88,7 +88,7 @@ class Clock:
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Puts a `Clock` in the place of the driver's and the executors'."""
     clock = Clock()
-    for module in (outage, perform, put, sweeper, validate, write, executor_module):
+    for module in (outage, put, run, sweeper, write, executor_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

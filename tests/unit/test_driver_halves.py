@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from sparkonce.driver.halves import HalfRun, Handover, continued, resumed
+from sparkonce.driver.outage import Timing
 from sparkonce.driver.start import read_log
-from sparkonce.driver.timing import Timing
 from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore

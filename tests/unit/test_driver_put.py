@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkonce.driver.put import LogWriter
-from sparkonce.driver.stops import Trouble
+from sparkonce.driver.stops import Failure
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol import effects as do
@@ -27,7 +27,7 @@ def test_a_decision_that_waited_for_room_is_not_put_if_what_it_names_grew_too_ol
     stopped_clock(monkeypatch)
     log = DecisionLog(FlakyStore(LocalLogStore(tmp_path), type(record), "full"))
     ages = ["a transaction is about to expire"]
-    writer = LogWriter(log, 60.0, Trouble(), grown_old=lambda: ages[0])
+    writer = LogWriter(log, 60.0, Failure(), grown_old=lambda: ages[0])
     refused = writer.put(do.Put(position=0, record=record), LogView(), Work({}, 7))
     assert isinstance(refused, on.PutRefused)
     assert "a transaction is about to expire" in refused.reason
@@ -40,6 +40,6 @@ def test_a_decision_that_waited_for_room_is_not_put_if_what_it_names_grew_too_ol
 def test_a_claim_names_no_transactions_that_could_grow_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_clock(monkeypatch)
     log = DecisionLog(FlakyStore(LocalLogStore(tmp_path), Claim, "full"))
-    writer = LogWriter(log, 60.0, Trouble(), grown_old=lambda: "a transaction is about to expire")
+    writer = LogWriter(log, 60.0, Failure(), grown_old=lambda: "a transaction is about to expire")
     claim = Claim(nonce="aaaa", run="r", query="q")
     assert isinstance(writer.put(do.Put(position=0, record=claim), LogView(), Work({}, 0)), on.PutLanded)

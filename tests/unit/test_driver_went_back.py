@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkonce.driver.went_back import check_servers
+from sparkonce.driver.start import check_servers
 from sparkonce.errors import ConfigurationError, StaleServerError, UnknownOutcomeError
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.handles import Finished, Handle, Outcome

@@ -12,7 +12,7 @@ import pytest
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.offsets import same_offsets, without_files
 from sparkonce.checkpoint.spark import SparkCheckpoint
-from sparkonce.driver.mending import mend
+from sparkonce.driver.start import mend
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store

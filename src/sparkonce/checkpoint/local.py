@@ -99,7 +99,7 @@ class LocalFiles(CheckpointFiles):
         return [one.relative_to(self.folder).as_posix() for one in found]
 
     def mending(self, name: str) -> str:
-        """See `CheckpointFiles.mending`. The next start writes an empty file again, by `sparkonce.driver.mending`."""
+        """See `CheckpointFiles.mending`. The next start writes an empty file again, by `sparkonce.driver.start`."""
         return (
             "Restore the checkpoint from a copy. Without one, empty the file and start again, which writes it from the "
             f"decision log or says which files can be deleted: truncate -s 0 {shlex.quote(str(self.folder / name))}"

@@ -1,4 +1,4 @@
-"""Commits and aborts transactions, and tells sinks that a whole batch is committed."""
+"""Commits and aborts transactions, and tells the sinks that a whole batch is committed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage
 from sparkonce.driver.sinks import RunSinks
-from sparkonce.driver.stops import Trouble, advice_of, taken_away
+from sparkonce.driver.stops import Failure, advice_of, taken_away
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.work import BatchWork
 from sparkonce.guarantees import Guarantee
@@ -32,17 +32,17 @@ class BatchFinisher:
     """Carries out FINISHING, ABORTING and CONCLUDING.
 
     Args:
-        sinks: Of the run.
-        sweeper: Told where a request may still arrive.
-        patience_s: How long outcomes that are not final are asked for.
-        trouble: Takes in what a stop should advise.
+        sinks: The sinks of the run.
+        sweeper: The sweeper, which avoids names for which a request may still arrive.
+        patience_s: The time for which outcomes that are not final are retried.
+        failure: Records what a stop should advise.
     """
 
-    def __init__(self, sinks: RunSinks, sweeper: Sweeper, patience_s: float, trouble: Trouble) -> None:
+    def __init__(self, sinks: RunSinks, sweeper: Sweeper, patience_s: float, failure: Failure) -> None:
         self._sinks = sinks
         self._sweeper = sweeper
         self._patience_s = patience_s
-        self._trouble = trouble
+        self._failure = failure
         self._outage = Outage(0.0)
         self._lost: dict[str, Finished] = {}
         self._batch: int | None = None
@@ -64,7 +64,7 @@ class BatchFinisher:
                 _check_aborted(handle, answer)
             self._note(effect.batch, handle, answer)
         waiting = [answer for _, answer in answers if answer.outcome in _NOT_FINAL]
-        self._trouble.advice = advice_of(waiting) if waiting else self._advice_if_lost()
+        self._failure.advice = advice_of(waiting) if waiting else self._advice_if_lost()
         return on.HandlesFinished(
             outcomes=tuple(answer.outcome for _, answer in answers),
             attempt=effect.attempt,
@@ -72,7 +72,7 @@ class BatchFinisher:
         )
 
     def _wait(self, batch: int, waiting: Sequence[Finished]) -> str:
-        """Waits for what is not final. Returns why no longer; empty if it is to be asked for again."""
+        """Pauses before the next attempt. Returns why there will be none; empty if there will be, or none is needed."""
         if not waiting:
             self._outage.is_over()
             return ""
@@ -90,13 +90,13 @@ class BatchFinisher:
             self._sweeper.leave_names(handle.sink)
 
     def _advice_if_lost(self) -> str:
-        """Says what to do about lost transactions; empty if all they need is to live longer."""
+        """Returns what to do about lost transactions; empty if they only need a longer timeout."""
         times_out = {life.sink for life in self._sinks.lives(self._lost)}
         taken = [one for name, one in self._lost.items() if name not in times_out or one.outcome is Outcome.DAMAGED]
         return taken_away(one.next_step or one.reason for one in taken) if taken else ""
 
     def _check_can_heal(self, batch: int, handle: Handle) -> None:
-        """Refuses to heal a sink without transactions: an amendment would name the lost one for ever."""
+        """Refuses to heal a sink that no longer has transactions: an amendment would name the lost one forever."""
         guarantee = self._sinks.by_name[handle.sink].guarantee
         if guarantee is Guarantee.EXACTLY_ONCE:
             return
@@ -124,7 +124,7 @@ class BatchFinisher:
         )
 
     def abort(self, effect: do.Abort) -> on.Event:
-        """Aborts handles that no decision names, as far as their servers answer."""
+        """Aborts handles that no decision names, as far as the servers answer."""
         handles = effect.handles
         try:
             for handle, answer in self._sinks.ask(handles, lambda committer, some: committer.abort(some)):
@@ -140,7 +140,7 @@ class BatchFinisher:
         return on.Aborted()
 
     def conclude(self, effect: do.Conclude, work: BatchWork) -> on.Event:
-        """Tells each sink that the whole batch is committed. Servers that are away are waited for."""
+        """Tells each sink that the whole batch is committed. Unreachable servers are waited for."""
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         for name in effect.sinks:
             own = [handle for handle in effect.handles if handle.sink == name]
@@ -150,7 +150,7 @@ class BatchFinisher:
 
 
 def _check_aborted(handle: Handle, answer: Finished) -> None:
-    """Refuses a sink that says DAMAGED to an abort: its transaction would be made void, and aborted, without end."""
+    """Refuses a sink that answers an abort with DAMAGED: its transaction would be voided and aborted endlessly."""
     if answer.outcome is Outcome.DAMAGED:
         raise errors.ConfigurationError(
             f"sink {handle.sink!r} answers DAMAGED to the abort of slot {handle.slot}, and only a commit may: "

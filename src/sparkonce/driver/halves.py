@@ -32,11 +32,12 @@ class Handover:
     """A batch that one process has begun, as it travels through the tasks to the process that ends it.
 
     Attributes:
-        state: The coordinator's, but for the log: that is read again.
-        position: Where the log ended. A record there is another run's.
+        state: The coordinator's state without the log, which is read again.
+        position: The end of the log. A record at this position is another run's.
         effect: The write that the tasks carry out.
-        owners: The run as each sink is to know it.
-        opened_s: When the first transaction may have been opened, by `time.monotonic`, which all processes share.
+        owners: The owner of the transactions in each sink.
+        opened_s: The time when the first transaction may have been opened, by `time.monotonic`, which all processes
+            share.
     """
 
     state: State
@@ -71,7 +72,7 @@ class HalfRun(RunDriver):
                 position=self.state.view.end,
                 # Of a batch that is healed the tasks write all slots. Nobody could ask for others once they have ended.
                 effect=replace(effect, only=None),
-                owners=self._performer.writer.owners(effect.sinks, self.state),
+                owners=self._writer.owners(effect.sinks, self.state),
                 opened_s=opened_s,
             )
 
@@ -88,13 +89,13 @@ class HalfRun(RunDriver):
         """
         with self._at_work:
             watch, batch = Stopwatch(), batch_of(self.state)
-            self._performer.writer.rows_asked = offsets_between(batch.previous_offsets, batch.offsets)
-            opened = lambda: self._performer.writer.opened_at(handover.opened_s)  # noqa: E731
+            self._writer.rows_asked = offsets_between(batch.previous_offsets, batch.offsets)
+            opened = lambda: self._writer.opened_at(handover.opened_s)  # noqa: E731
             work = _Written(self._needed(handles), loser_possible=loser_possible, taken=opened)
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
 
     def _needed(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Leaves the transactions that hold the lost rows of a batch that is healed. The others are swept behind it."""
+        """Keeps the transactions with the lost rows of a batch that is being healed. The others are swept after it."""
         writing, known = writing_of(self.state), self.state.finishing
         if known is None or writing.only is None:
             return handles
@@ -176,5 +177,5 @@ class _Written:
         """Does nothing: the tasks of a decided batch throw its rows away."""
 
     def is_stopped(self) -> bool:
-        """Tells that the query goes on: nobody can know here."""
+        """Returns False, because this process cannot know whether the query was stopped."""
         return False

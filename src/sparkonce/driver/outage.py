@@ -1,10 +1,11 @@
-"""The one loop that tries again: what cannot be done now is waited for, with a deadline, and the log says so."""
+"""The one retry loop: it waits for a system that is unreachable or full, up to a deadline, and logs that it waits."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sparkonce import durable, errors
@@ -12,35 +13,36 @@ from sparkonce import durable, errors
 logger = logging.getLogger("sparkonce")
 
 FIRST_PAUSE_S = 0.5
+
 LONGEST_PAUSE_S = 10.0
 
 Answer = TypeVar("Answer")
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Tells if a system could not be reached, or had no room: the same call may succeed later."""
+    """Returns True if a system was unreachable or full, so that the same call may succeed later."""
     return isinstance(error, errors.OutageError | errors.UnknownOutcomeError)
 
 
 def is_store_outage(error: BaseException | None) -> bool:
-    """Tells if the store of checkpoint and log was away or had no room: the same call may succeed later."""
+    """Returns True if the store of the checkpoint was unreachable or full, so that the same call may succeed later."""
     return isinstance(error, OSError) and durable.is_outage(error)
 
 
 def never() -> bool:
-    """Stands for a wait that nobody cuts short."""
+    """Returns False: the query is never stopped while it waits."""
     return False
 
 
 class Outage:
-    """The patience of one step of a run, for all of its calls together.
+    """The patience of one step of a run, shared by all of its calls.
 
     Args:
-        patience_s: How long calls are repeated, from the first failure on. 0: none is.
-        is_stopped: Tells if the query was stopped meanwhile: no call is repeated then.
-        first_pause_s: The first pause between two tries; each further one is twice as long.
+        patience_s: The time for which calls are retried, from the first failure on. 0: no call is retried.
+        is_stopped: Returns True if the query was stopped; no call is retried then.
+        first_pause_s: The first pause between two attempts; each further one is twice as long.
         longest_pause_s: The longest pause.
-        silent_s: How long a wait stays unsaid: many a server asks for a moment's patience.
+        silent_s: The time to wait before logging: servers often need only a moment.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class Outage:
     def retry(
         self, call: Callable[[], Answer], doing: str = "", *, again: Callable[[Exception], bool] = is_outage
     ) -> Answer:
-        """Calls until the call returns, or raises what does not pass by itself, or the patience is over.
+        """Calls until the call returns, raises an error that will not pass, or the patience is over.
 
         Args:
-            call: What is to be done.
-            doing: What cannot go on meanwhile, for the log.
-            again: Tells of an error whether the same call may succeed later.
+            call: The call.
+            doing: What is blocked meanwhile, for the log.
+            again: Returns True if the same call may succeed later after this error.
 
         Raises:
             Exception: what the last call raised.
@@ -85,10 +87,10 @@ class Outage:
                 return answer
 
     def pause(self, reason: str) -> bool:
-        """Waits before the next try. Says so once.
+        """Waits before the next attempt, and logs the first wait.
 
         Returns:
-            False if there is no next try: the patience is over, or the query was stopped.
+            False if there is no next attempt: the patience is over, or the query was stopped.
         """
         now_s = time.monotonic()
         began_s = now_s if self._began_s is None else self._began_s
@@ -104,18 +106,18 @@ class Outage:
         return True
 
     def is_over(self) -> None:
-        """Says that the run goes on, if it had said that it waits. What waits next shares the same patience."""
+        """Logs that the run continues, if a wait was logged. The next wait shares the same patience."""
         if self._said:
             logger.warning("Going on after %.0f s, in which it was tried %d times.", *self._passed())
         self._said, self._pauses = False, 0
 
     @property
     def has_waited(self) -> bool:
-        """Tells if there was a pause since the last success."""
+        """True if there was a pause since the last success."""
         return self._pauses > 0
 
     def in_vain(self) -> str:
-        """Words how often and how long it was tried, and which setting ended it."""
+        """Returns a text with the number of attempts, the time waited, and the setting that ended the wait."""
         waited_s, tries = self._passed()
         return f"tried {tries} times in {waited_s:.0f} s, outage_patience_s={self._patience_s:g}"
 
@@ -124,9 +126,30 @@ class Outage:
 
 
 def doubled(first_s: float, times: int, longest_s: float) -> float:
-    """Returns a pause that has doubled so many times, up to a limit. A float cannot be doubled thousands of times."""
+    """Returns a pause after so many doublings, up to a limit. Doubling a float thousands of times would overflow."""
     return min(longest_s, first_s * 2.0 ** min(times, 16))
 
 
 def _told(error: Exception) -> str:
     return error.message if isinstance(error, errors.SparkonceError) else str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times for which a run waits.
+
+    Attributes:
+        outage_patience_s: The longest wait for a system that cannot be reached or has no room, in each phase of a
+            batch: while it is written, decided and committed. Then the query stops. Nothing is lost: the next run
+            continues. A start waits as long, and a minute at most, for sinks to list what they remember.
+        sweep_every_s: The time between two sweeps of the run's own losing attempts when nothing suggests that there are
+            any; 0: sweep at the end of each batch.
+        sweep_in_background: True for a thread that sweeps, so that batches do not wait for it.
+        look_out_every_s: The time between two checks of the sinks for foreign transactions that block their readers;
+            0: never.
+    """
+
+    outage_patience_s: float = 300.0
+    sweep_every_s: float = 10.0
+    sweep_in_background: bool = False
+    look_out_every_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Puts records into the decision log and tidies it. A full or absent store is waited for, and is never an answer."""
+"""Puts records into the decision log and tidies it. A full or unreachable store is waited for, and decides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage, doubled, is_store_outage
-from sparkonce.driver.stops import Trouble
+from sparkonce.driver.stops import Failure
 from sparkonce.driver.work import BatchWork
 from sparkonce.log.base import DecisionLog, PutUnknownError
 from sparkonce.protocol import effects as do
@@ -21,7 +21,7 @@ from sparkonce.protocol.view import Claim, Commit, LogView, LogViolation, Void
 logger = logging.getLogger("sparkonce")
 
 CONTESTED = 4
-"""The number of claims in a row from which on a run waits before its own: drivers that depose each other back off."""
+"""From this many claims in a row, a run waits before its own, so that drivers that supersede each other back off."""
 LONGEST_BACK_OFF_S = 30.0
 
 
@@ -30,22 +30,22 @@ class LogWriter:
 
     Args:
         log: The log.
-        patience_s: How long a disk without room is waited for.
-        trouble: Takes in what a put failed by.
-        grown_old: Says so if the transactions that a decision names have grown too old; empty if they have not.
+        patience_s: The time to wait for a full or unreachable store.
+        failure: Records why a put failed.
+        grown_old: Returns a message if a transaction that a decision names has grown too old; empty if none has.
     """
 
-    def __init__(self, log: DecisionLog, patience_s: float, trouble: Trouble, grown_old: Callable[[], str]) -> None:
+    def __init__(self, log: DecisionLog, patience_s: float, failure: Failure, grown_old: Callable[[], str]) -> None:
         self._log = log
         self._patience_s = patience_s
-        self._trouble = trouble
+        self._failure = failure
         self._grown_old = grown_old
 
     def put(self, effect: do.Put, view: LogView, work: BatchWork) -> on.Event:
-        """Puts a record, and reads the floor behind it: rule of the log, before anything is done."""
+        """Puts a record, then reads the floor, as the log requires before anything else is done."""
         if effect.contested >= CONTESTED:
             _back_off(effect.contested, work.is_stopped)
-        self._trouble.clear()
+        self._failure.clear()
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         doing = f"record {effect.position} of the decision log could not be written"
         try:
@@ -53,7 +53,7 @@ class LogWriter:
         except PutUnknownError as error:
             return on.PutUnknown(position=effect.position, reason=str(error))
         except OSError as error:
-            self._trouble.cause = error
+            self._failure.cause = error
             return on.PutRefused(position=effect.position, reason=str(error))
         if isinstance(event, on.PutLanded) and isinstance(effect.record, Commit):
             logger.debug("batch %d is decided at position %d", effect.record.batch, effect.position)
@@ -65,9 +65,9 @@ class LogWriter:
         try:
             standing = self._log.put(effect.position, effect.record)
         except OSError as error:
-            self._trouble.cause = error
+            self._failure.cause = error
             raise
-        self._trouble.clear()
+        self._failure.clear()
         try:
             floor = self._log.floor()
         except OSError as error:
@@ -78,7 +78,7 @@ class LogWriter:
         return on.PutLanded(position=effect.position, floor=floor)
 
     def _meanwhile(self, effect: do.Put, view: LogView) -> on.Event | None:
-        """Looks before a put is tried again that surely did not land. None if the position may still be free.
+        """Returns the event that makes retrying a put pointless; None if its position may still be free.
 
         Raises:
             OSError: if the record must not be put any more.
@@ -92,11 +92,11 @@ class LogWriter:
         except errors.UnknownOutcomeError as error:
             late = stops.first_line(error)
         if late:
-            raise OSError(f"{self._trouble.cause}; meanwhile {late}")
+            raise OSError(f"{self._failure.cause}; meanwhile {late}")
         return None
 
     def went_on(self, view: LogView) -> bool:
-        """Tells if a newer run has claimed; False if the log cannot be read now."""
+        """Returns True if the log has a record that this run does not know; False if the log cannot be read."""
         try:
             return self._log.read(view).end > view.end
         except (OSError, LogViolation, errors.LogError) as error:
@@ -104,7 +104,7 @@ class LogWriter:
             return False
 
     def tidy(self, effect: do.RaiseFloor | do.DeleteBelow, work: BatchWork) -> on.Event:
-        """Raises the floor, or deletes what lies below it. Nothing is deleted under one that may not be durable."""
+        """Raises the floor, or deletes what lies below it, which is never done before the floor is durable."""
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         doing = f"old records of the decision log {self._log.store.location} could not be tidied away"
         try:

@@ -1,4 +1,4 @@
-"""Runs a query's batches: asks the coordinator what to do, has it done, and tells the coordinator what came of it."""
+"""Runs a query's batches: asks the coordinator what to do, has a worker do it, and reports the result back to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +14,18 @@ from typing import Any
 
 from sparkonce import errors
 from sparkonce.driver.ages import offsets_between
+from sparkonce.driver.finish import BatchFinisher
 from sparkonce.driver.lookouts import Lookouts
-from sparkonce.driver.perform import Performer
+from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch
+from sparkonce.driver.put import LogWriter
 from sparkonce.driver.sinks import RunSinks
-from sparkonce.driver.start import look_around, recorded_topics, warn_if_not_moved
-from sparkonce.driver.stops import stop_error
+from sparkonce.driver.start import check_before_claim, check_servers, read_log, recorded_topics, warn_if_not_moved
+from sparkonce.driver.stops import Failure, stop_error
 from sparkonce.driver.sweeper import Sweeper
-from sparkonce.driver.timing import Timing
 from sparkonce.driver.work import BatchWork
+from sparkonce.driver.write import BatchWriter, Validator
 from sparkonce.log.base import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
@@ -49,18 +52,18 @@ class RunDriver:
         sinks: The sinks, by name.
         log: The decision log.
         timing: Deadlines.
-        listener: Told of each phase.
+        listener: Called with each phase.
         library: The library's version, for the claim.
-        moved: Whether the log was moved here, not copied.
-        accept_lost: Of each sink the newest batch that its server may have lost.
-        reporters: Told how far the query has read.
-        topics: Given the ids that the log knows of the topics that the query reads, says which to keep.
+        moved: True if the log was moved here, not copied.
+        accept_lost: For each sink, the newest batch that its server may have lost.
+        reporters: The reporters of how far the query has read.
+        topics: Maps the ids that the log has of the query's topics to those to record in the claim.
         known: The state of a run that another process has begun; by default the run begins here.
 
     Attributes:
-        state: The coordinator's.
-        progress: Of the newest batches.
-        has_all_sinks: False for a run that may be given some of the query's sinks alone.
+        state: The coordinator's state.
+        progress: The progress of the last 100 batches.
+        has_all_sinks: False for a run that may have only some of the query's sinks.
         is_job: True for a batch job.
     """
 
@@ -96,26 +99,20 @@ class RunDriver:
             every_s=timing.sweep_every_s,
             in_background=timing.sweep_in_background,
         )
-        self._performer = Performer(
-            self._sinks,
-            log,
-            self._sweeper,
-            self._positions,
-            patience_s=timing.outage_patience_s,
-            accept_lost=accept_lost or {},
+        self._log = log
+        self._patience_s = timing.outage_patience_s
+        self._accept_lost = accept_lost or {}
+        self._failure = Failure()
+        validator = Validator(self._sinks, self._positions, self._failure)
+        self._log_writer = LogWriter(log, self._patience_s, self._failure, validator.grown_old)
+        self._finisher = BatchFinisher(self._sinks, self._sweeper, self._patience_s, self._failure)
+        self._writer = BatchWriter(
+            self._sinks, self._sweeper, self._log_writer, validator, self._patience_s, self._failure
         )
         self._lookouts = Lookouts(self._sinks.lookouts, timing.look_out_every_s)
         self.progress: deque[BatchProgress] = deque(maxlen=KEPT_PROGRESS)
         try:
-            self.state = known or self._first_state(
-                log,
-                run=run,
-                query=query,
-                library=library,
-                moved=moved,
-                topics=topics,
-                timing=timing,
-            )
+            self.state = known or self._first_state(run=run, query=query, library=library, moved=moved, topics=topics)
         except BaseException:
             self._close(sweep=False)
             raise
@@ -124,29 +121,27 @@ class RunDriver:
 
     def _first_state(
         self,
-        log: DecisionLog,
         *,
         run: str,
         query: str,
         library: str,
         moved: bool,
         topics: Callable[[Mapping[str, str]], Mapping[str, str]],
-        timing: Timing,
     ) -> State:
-        """Looks at log and servers, and returns the state of a run that has claimed nothing yet."""
-        view, facts = look_around(
+        """Checks log and servers, and returns the state of a run that has claimed nothing yet."""
+        view, facts = check_before_claim(
             self._sinks.by_name,
             self._sinks.committer,
-            log,
+            self._log,
             short_query(query),
-            timing.outage_patience_s,
+            self._patience_s,
             all_given=self.has_all_sinks,
             is_job=self.is_job,
         )
         self._positions.check({name: dict(found) for name, found in facts})
-        kept = topics(recorded_topics(view))
+        location, topic_ids = self._log.store.location, topics(recorded_topics(view))
         if moved:
-            warn_if_not_moved(view, log.store.location)
+            warn_if_not_moved(view, location)
         claim = Claim(
             nonce=uuid.uuid4().hex[:8],
             run=run,
@@ -154,9 +149,9 @@ class RunDriver:
             host=socket.gethostname(),
             process=os.getpid(),
             library=library,
-            location=log.store.location,
+            location=location,
             sinks=facts,
-            sources=tuple(sorted(kept.items())),
+            sources=tuple(sorted(topic_ids.items())),
         )
         return State(
             claim=claim,
@@ -170,13 +165,13 @@ class RunDriver:
 
     @property
     def swept(self) -> int:
-        """The number of transactions that this run has aborted since somebody had left them open."""
+        """The number of open transactions, left by this run or older ones, that this run has aborted."""
         return self._sweeper.swept
 
     @property
     def opened_s(self) -> float | None:
         """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
-        return self._performer.writer.opened_s
+        return self._writer.opened_s
 
     def lifetimes_s(self) -> dict[str, float]:
         """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
@@ -190,50 +185,118 @@ class RunDriver:
         """
         with self._at_work:
             watch = Stopwatch()
-            self._performer.writer.rows_asked = offsets_between(asked.previous_offsets, asked.offsets)
+            self._writer.rows_asked = offsets_between(asked.previous_offsets, asked.offsets)
             effect = self._carry_out(asked, asked.batch, work, watch)
             return self._note_done(effect, watch)
 
     def _carry_out(
         self,
-        given: on.BatchAsked | do.Write,
+        first: on.BatchAsked | do.Write,
         batch: int,
         work: BatchWork,
         watch: Stopwatch,
         until: tuple[type[do.Effect], ...] = (do.Done,),
     ) -> Any:
-        """Does what the coordinator asks for, one thing after the other, until it asks for one of these.
+        """Carries out effect after effect until the coordinator asks for one of these types, and returns that one.
 
         Args:
-            given: What the run begins with: a new batch, or an effect that was asked for in another process.
+            first: The event to begin with, or an effect that the coordinator asked for in another process.
             batch: Spark's batch id.
-            work: The engine's.
-            watch: Takes in the time of each phase.
-            until: Where to stop; the last effect is returned.
+            work: The plan of the batch.
+            watch: Records the time of each phase.
+            until: The types of effect to stop at.
         """
         try:
-            if isinstance(given, on.BatchAsked):
-                self.state, effect = step(self.state, given)
+            if isinstance(first, on.BatchAsked):
+                self.state, effect = step(self.state, first)
             else:
-                effect = given
+                effect = first
             while not isinstance(effect, (do.Stop, *until)):
                 phase = self.state.phase
                 self._tell(phase, batch)
-                event = self._performer.perform(effect, self.state, work)
+                event = self._perform(effect, work)
                 watch.spent(phase)
                 self.state, effect = step(self.state, event)
             if isinstance(effect, do.Stop):
-                effect = self._performer.asked_again(effect, self.state, work)
+                effect = self._confirmed(effect, work)
         except BaseException:
             self._die()
             raise
         if isinstance(effect, do.Stop):
-            cause = self._performer.trouble.cause
+            cause = self._failure.cause
             self._die()
             if isinstance(cause, errors.StaleServerError):
                 raise cause  # a sink found it before the decision: it says what to do, and what was open is aborted
-            raise stop_error(effect, batch, self._performer.trouble.advice) from cause
+            raise stop_error(effect, batch, self._failure.advice) from cause
         return effect
+
+    def _perform(self, effect: do.Effect, work: BatchWork) -> on.Event:
+        """Carries out one effect, and returns the event that answers it.
+
+        Raises:
+            SparkonceError: if it cannot be done, and the run cannot continue without it.
+        """
+        match effect:
+            case do.ReadLog(view=view):
+                outage = Outage(self._patience_s, is_stopped=work.is_stopped)
+                return on.LogRead(view=read_log(self._log, view, outage))
+            case do.Put():
+                return self._log_writer.put(effect, self.state.view, work)
+            case do.CheckServers():
+                check_servers(effect, self._sinks.committer, self._accept_lost, self._patience_s, work.is_stopped)
+                return on.ServersChecked()
+            case do.Sweep():
+                return self._sweep(effect, work)
+            case do.Write():
+                return self._writer.write(effect, self.state, work)
+            case do.Validate():
+                return self._writer.validate(effect)
+            case do.Finish():
+                return self._finisher.finish(effect)
+            case do.RunIntoNothing():
+                work.run_into_nothing()
+                return on.PlanRun()
+            case do.Deliver():
+                return self._writer.deliver(effect, self.state, work)
+            case do.RaiseFloor() | do.DeleteBelow():
+                return self._log_writer.tidy(effect, work)
+            case do.Conclude():
+                return self._finisher.conclude(effect, work)
+            case do.Report(offsets=offsets):
+                self._positions.after_finish(offsets)
+                return on.Reported()
+            case do.Abort():
+                return self._finisher.abort(effect)
+            case _:
+                raise TypeError(f"no way to perform {effect!r}")
+
+    def _confirmed(self, stop: do.Stop, work: BatchWork) -> do.Stop:
+        """Reads the log once more before rows are reported as lost: a newer run may have healed the batch meanwhile.
+
+        Raises:
+            LogError: if the log cannot be read.
+        """
+        if stop.reason is not do.StopReason.LOST:
+            return stop
+        read = self._perform(do.ReadLog(view=self.state.view), work)
+        if isinstance(read, on.LogRead) and read.view.end == self.state.view.end:
+            return stop
+        message = f"a newer run has claimed the query, while this one took rows for lost: {stop.message}"
+        return do.Stop(reason=do.StopReason.SUPERSEDED, message=message)
+
+    def _sweep(self, effect: do.Sweep, work: BatchWork) -> on.Event:
+        if effect.optional:
+            self._sweeper.batch_done(effect.runs)
+        elif effect.best_effort:
+            self._sweeper.sweep_now(effect.runs)
+        else:
+            # A sink that was EXACTLY_ONCE until now may have left transactions open, too.
+            names = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
+            names.update(self._sinks.transactional)
+            known = [name for name in self._sinks.by_name if name in names]
+            until_s = time.monotonic() + self._patience_s
+            self._sweeper.sweep_older(known, effect.runs, until_s, is_stopped=work.is_stopped)
+        return on.Swept()
 
     def _note_done(self, effect: do.Done, watch: Stopwatch) -> BatchProgress:
         done = BatchProgress.of(effect, (*self.state.transactional, *self.state.direct), watch.seconds)

@@ -21,10 +21,10 @@ class RunSinks:
     """The sinks of one run.
 
     Args:
-        sinks: By name.
+        sinks: The sinks, by name.
 
     Attributes:
-        by_name: The same.
+        by_name: The sinks, by name.
         transactional: The names of those whose writes are transactions (EXACTLY_ONCE).
         direct: The names of those that write before the decision, without one (AT_LEAST_ONCE).
         after: The names of those that write after the decision, once at most (AT_MOST_ONCE).

@@ -1,28 +1,48 @@
-"""Looks, before a run claims anything, at its log, its servers, and whether the two belong together."""
+"""The checks of a start: what must be true before a run claims the log, and before it finishes or writes a batch.
+
+- `check_before_claim` reads the log, checks every sink, and refuses a log that knows less than a server.
+- `check_servers` finds a server that was restored to an older state: by a backup, a fail-over to a replica that
+  lagged, or a disk that lost confirmed writes. Rows that readers have seen are gone there, and Spark does not repeat
+  them.
+- `ResumePoint` finds the batch at which a query resumes, from its checkpoint and its log alone.
+- `mend` repairs Spark's checkpoint after a crash of the machine. Spark never calls fsync, so a file that it wrote in
+  the last half minute before a power cut may have a name and no content. A run makes Spark's files durable before
+  each decision, so an empty file belongs to no decision, or its content is in the log.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from sparkonce import errors
 from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.driver.outage import Answer, Outage, is_store_outage
+from sparkonce.checkpoint.offsets import without_files
+from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.driver.outage import Answer, Outage, is_store_outage, never
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.holes import check_whole
+from sparkonce.protocol import effects as do
+from sparkonce.protocol.coordinator import refusal
+from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
+from sparkonce.protocol.state import Batch, State
 from sparkonce.protocol.traces import Trace, not_in_log
-from sparkonce.protocol.view import LogView, LogViolation, SinkFacts
+from sparkonce.protocol.view import Claim, Decision, LogView, LogViolation, SinkFacts
 from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
 
 _TRACES_WITHIN_S = 60.0
-"""The patience with sinks that do not say what they remember. Each has just passed its preflight."""
+"""The patience with sinks that do not list their traces. Each has just passed its preflight."""
 
 
-def look_around(
+def check_before_claim(
     sinks: Mapping[str, TwoPhaseCommitSink],
     committer: Callable[[str], SinkCommitter],
     log: DecisionLog,
@@ -35,11 +55,12 @@ def look_around(
     """Reads the log, checks every sink, and refuses a log that knows less than a server.
 
     Args:
-        sinks: By name.
-        committer: Gives a sink's driver half.
-        log: The query's.
-        query: The short form of its id.
-        deadline_s: How long sinks are asked again what they remember, in seconds; a minute at most.
+        sinks: The sinks, by name.
+        committer: Returns the committer of a sink.
+        log: The query's decision log.
+        query: The short form of the query's id.
+        deadline_s: The time, in seconds, for which the questions to the log and the sinks are retried; for a sink's
+            traces a minute at most.
         all_given: False if the query may have more sinks.
         is_job: True for a batch job: jobs of other names write to the same place.
 
@@ -59,7 +80,7 @@ def look_around(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    # Whatever the servers knew when they were asked stands in the log by now, if it is the log of those who did it.
+    # Whatever the servers listed is in the log by now, if this is the log of the runs that committed it.
     listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
@@ -94,7 +115,7 @@ def _warn_of_others(name: str, committer: Callable[[str], SinkCommitter], query:
 
 
 def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhaseCommitSink], query: str) -> None:
-    """Warns of sinks that the query does not have any more: nothing ends what they left open."""
+    """Warns of sinks that the query no longer has: nothing ends the transactions that they left open."""
     for name in sorted(recorded.keys() - sinks.keys()):
         if prefix := recorded[name].get("prefix"):
             logger.warning(
@@ -107,7 +128,7 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
 
 
 def _check_facts(facts: Mapping[str, Facts]) -> None:
-    """Refuses facts that are not texts: the log could not be read again."""
+    """Refuses facts that are not texts, because the log could not be read back."""
     for sink, known in facts.items():
         for name, fact in known.items():
             if not isinstance(fact, str):
@@ -119,10 +140,10 @@ def _check_facts(facts: Mapping[str, Facts]) -> None:
 
 
 def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, within_s: float) -> Sequence[Trace]:
-    """Returns what a sink remembers of the query; nothing, with a warning, if it does not say.
+    """Returns the traces that a sink has of the query; none, with a warning, if the sink does not answer.
 
-    The question is a net below the rules, and stops no run that can do without it. Whatever needs the server waits for
-    it later: the sweep of older runs, the look for commits that it lost, the first write.
+    Traces are a safety net below the rules, so a run that can do without them starts anyway. Everything that needs the
+    server waits for it later: the sweep of older runs, the check for lost commits, the first write.
     """
     ask = partial(committer.list_traces, query, facts)
     try:
@@ -130,7 +151,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
-        raise  # A verdict, such as that the server went back.
+        raise  # A verdict, such as that the server was restored to an older state.
     except Exception as error:  # noqa: BLE001 - a sink that cannot answer this may do all else well
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
@@ -143,7 +164,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
 
 
 def warn_if_not_moved(view: LogView, location: str) -> None:
-    """Warns if ``checkpoint_moved=True`` has stayed on: it is for the first start in another folder."""
+    """Warns if ``checkpoint_moved=True`` has stayed on. It is meant for the first start in another folder."""
     if view.newest_run is not None and view.newest_run.location == location:
         logger.warning(
             "checkpoint_moved=True, and the decision log has not moved since the last run: %s. As long as the setting "
@@ -153,7 +174,7 @@ def warn_if_not_moved(view: LogView, location: str) -> None:
 
 
 def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | None = None) -> LogView:
-    """Reads the log on, from where a view ends, and waits for a store that is away as long as the outage has patience.
+    """Reads the log from where a view ends, and waits for an unreachable store as long as the outage has patience.
 
     Raises:
         LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
@@ -162,7 +183,7 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
 
 
 def check_log(files: CheckpointFiles, outage: Outage | None = None) -> None:
-    """Refuses a log that lacks a record, as `check_whole` does, and waits for a store that is away as `read_log` does.
+    """Refuses a log that lacks a record, as `check_whole` does, and waits for an unreachable store as `read_log` does.
 
     Raises:
         LogError: if it lacks one, or its store cannot be read.
@@ -187,11 +208,249 @@ def _asked(location: str, call: Callable[[], Answer], outage: Outage | None) -> 
 
 
 def recorded_topics(view: LogView) -> dict[str, str]:
-    """Maps the topics that the newest run read to the ids that it knew of them."""
+    """Maps each topic that the newest run read to the id that it had then."""
     return dict(view.newest_run.sources) if view.newest_run is not None else {}
 
 
 def recorded_facts(view: LogView) -> dict[str, Facts]:
-    """Maps the sinks of the newest run to what it knew of them."""
+    """Maps each sink of the newest run to its facts."""
     run = view.newest_run
     return {name: dict(facts) for name, facts in run.sinks} if run is not None else {}
+
+
+def check_accepted(accepted: Mapping[str, int], batch: int) -> None:
+    """Refuses to accept the loss of batches that cannot be missing.
+
+    Args:
+        accepted: For each sink, the newest batch that may be missing.
+        batch: The next batch; all batches before it are finished.
+
+    Raises:
+        ConfigurationError: if one of them is not before it.
+    """
+    if any(newest >= batch for newest in accepted.values()):
+        raise errors.ConfigurationError(
+            f"accept_lost_batches={dict(accepted)!r}: batch {batch} is next, and only those before are finished.",
+            next_step="Give what StaleServerError named, or leave it out.",
+        )
+
+
+def check_servers(
+    effect: do.CheckServers,
+    committer: Callable[[str], SinkCommitter],
+    accepted: Mapping[str, int],
+    patience_s: float,
+    is_stopped: Callable[[], bool] = never,
+) -> None:
+    """Checks that no server was restored to a state from before the newest batch that is surely finished there.
+
+    A missing transaction that is still prepared is committed again: a fail-over that lost only the commit loses no row.
+
+    Args:
+        effect: The effect, with the sinks and the batch before which all are finished.
+        committer: Returns the committer of a sink.
+        accepted: For each sink, the newest batch that may be missing.
+        patience_s: The total time to wait for unreachable servers.
+        is_stopped: Returns True once the query is stopped, which ends the wait.
+
+    Raises:
+        ConfigurationError: if more is accepted than can be missing.
+        StaleServerError: if a server was restored to an older state.
+        UnknownOutcomeError: if a server could not be reached.
+    """
+    check_accepted(accepted, effect.batch)
+    outage = Outage(patience_s, is_stopped=is_stopped)
+    missing: dict[str, list[int]] = {}
+    for name in effect.sinks:
+        finished = _finished(effect.view, effect.batch, name, accepted.get(name, -1))
+        doing = f"sink {name} is asked whether it still has what was committed"
+        if not finished:
+            continue
+        if outage.retry(partial(_is_gone, committer(name), finished[-1], name), doing):
+            missing[name] = [
+                one.batch for one in finished if outage.retry(partial(committer(name).missing, _own(one, name)), doing)
+            ]
+    if missing:
+        raise errors.StaleServerError(
+            "; ".join(f"sink {name!r} does not have {_words(batches)} any more" for name, batches in missing.items())
+            + ". They were committed there: the server went back to an older state (a restored backup, a fail-over to "
+            "a replica that lagged, a disk that lost what it had confirmed).",
+            next_step="bring the newer state back, if there is one, and start again. Or else look there for the rows "
+            "of these batches (sparkonce checkpoint batch CHECKPOINT NUMBER says how many each slot has, and in "
+            "which transaction), write by hand those that are missing, and go on with "
+            f"ExactlyOnce(..., accept_lost_batches={ {name: batches[-1] for name, batches in missing.items()} }).",
+            missing=missing,
+        )
+
+
+def _finished(view: LogView, batch: int, sink: str, accepted: int) -> list[Decision]:
+    """Lists the finished batches with rows in a sink, oldest first, whose runs had the sink's present facts.
+
+    With other facts, another prefix, target or setting may be why a transaction is not found.
+    """
+    facts = [dict(run.sinks).get(sink) for run in view.runs]
+    changed = max((index for index, one in enumerate(facts) if one != facts[-1]), default=-1)
+    same = {run.token for run in view.runs[changed + 1 :]}
+    return [one for one in view.decisions if accepted < one.batch < batch and one.token in same and _own(one, sink)]
+
+
+def _own(decision: Decision, sink: str) -> list[Handle]:
+    return [handle for handle in decision.handles if handle.sink == sink and handle.transaction]
+
+
+def _is_gone(committer: SinkCommitter, decision: Decision, sink: str) -> bool:
+    """Returns True if the server does not have the batch, and cannot commit it again either."""
+    handles = _own(decision, sink)
+    missing = committer.missing(handles)
+    if not missing:
+        return False
+    answers = committer.commit(missing)
+    if waiting := [answer.reason for answer in answers if answer.outcome is Outcome.RETRY]:
+        raise errors.UnknownOutcomeError(waiting[0])
+    if not all(answer.outcome in COMMITTED for answer in answers):
+        return True
+    committer.conclude(decision.batch, handles)
+    logger.warning(
+        "sink=%s batch=%d: the server had lost the commit, and has committed it again.", sink, decision.batch
+    )
+    return bool(committer.missing(handles))
+
+
+def _words(batches: Sequence[int]) -> str:
+    if len(batches) == 1:
+        return f"batch {batches[0]}"
+    between = "and" if len(batches) == 2 else "to"
+    return f"batches {batches[0]} {between} {batches[-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """The point at which a query resumes, by its checkpoint and its log.
+
+    Attributes:
+        checkpoint: Spark's checkpoint, as it was when the query was started.
+        view: The content of its decision log.
+        batch: The newest batch that Spark has planned; -1 if there is none.
+        is_done: True if Spark has recorded that this batch is done, or there is none.
+    """
+
+    checkpoint: SparkCheckpoint
+    view: LogView
+    batch: int
+    is_done: bool
+
+    @classmethod
+    def of(cls, checkpoint: CheckpointFiles, view: LogView) -> ResumePoint:
+        """Reads the checkpoint in this store."""
+        spark = SparkCheckpoint(checkpoint)
+        batch = spark.begun()
+        return cls(checkpoint=spark, view=view, batch=batch, is_done=batch < 0 or spark.is_finished(batch))
+
+    @property
+    def awaits_commit(self) -> bool:
+        """True if the newest batch was decided and may not be finished. It is committed first, and needs no input."""
+        return not self.is_done and self.view.decision(self.batch) is not None
+
+    def description(self) -> str:
+        """Describes it for people; empty for a new query."""
+        if self.batch < 0:
+            return ""
+        if self.is_done:
+            return f"Resuming after batch {self.batch}."
+        if self.awaits_commit:
+            return f"Batch {self.batch} was decided and may not be finished: it is committed first."
+        return f"Batch {self.batch} was not decided: its open transactions are aborted, and it is written again."
+
+    def refusal(self, location: str, *, moved: bool = False) -> do.Stop | None:
+        """Returns the reason for which the log refuses the next start's first batch; None if it takes it.
+
+        A batch that Spark has not planned yet may have any offsets, so its own are not compared.
+
+        Args:
+            location: The location of the log, see `sparkonce.log.base.LogStore.location`.
+            moved: True as for ``checkpoint_moved=True``.
+        """
+        query = self.checkpoint.query_id() or "no query"
+        claim = Claim(nonce="", run="", query=query, location=location)
+        return refusal(State(claim=claim, moved=moved, view=self.view, batch=self.next_batch()))
+
+    def next_batch(self) -> Batch:
+        """Returns the batch that Spark asks for next. One that it has not planned has the offsets of its decision."""
+        number = self.batch + 1 if self.is_done else self.batch
+        before = self.checkpoint.input_offsets(number - 1) if number else None
+        offsets = None if self.is_done else self.checkpoint.input_offsets(number)
+        newest = self.view.newest_decision
+        if offsets is None:  # not planned yet, or half written: Spark plans it anew
+            offsets = newest.offsets if newest is not None and newest.batch == number else ()
+        return Batch(number=number, offsets=offsets, previous_offsets=before)
+
+
+def mend(checkpoint: SparkCheckpoint, view: LogView) -> None:
+    """Rewrites empty files of Spark's whose content is in the decision log.
+
+    Args:
+        checkpoint: The query's checkpoint, on which no driver runs.
+        view: The content of its decision log.
+
+    Raises:
+        CheckpointMismatchError: if other files are empty, with the command that deletes them where that is safe.
+    """
+    files = checkpoint.files
+    empty = set(files.emptied())
+    if not empty:
+        return
+    run = view.newest_run
+    if "metadata" in empty and run is not None:
+        _write(checkpoint, "metadata", json.dumps({"id": run.query}))
+        empty.discard("metadata")
+    for name in sorted(empty):
+        folder, _, number = name.partition("/")
+        decision = view.decision(int(number)) if folder == "offsets" and number.isdigit() else None
+        if decision is not None:
+            lines = ["v1", _header(checkpoint, decision.batch), *map(without_files, decision.offsets)]
+            _write(checkpoint, name, "\n".join(lines))
+            empty.discard(name)
+    if empty:
+        _refuse(checkpoint, sorted(empty), view)
+
+
+def _write(checkpoint: SparkCheckpoint, name: str, text: str) -> None:
+    files = checkpoint.files
+    folder, _, file = name.rpartition("/")
+    files.delete([f"{folder}/.{file}.crc".lstrip("/")])  # Spark's checksum of the lost content
+    files.replace(name, text.encode())
+    logger.warning("A crash of the machine emptied %s/%s: rewritten from the decision log.", files.location, name)
+
+
+def _header(checkpoint: SparkCheckpoint, batch: int) -> str:
+    """Returns the second line of ``offsets/N``, with watermark and settings: those of the batch before."""
+    before = (checkpoint.files.read(f"offsets/{batch - 1}") or b"").decode(errors="replace").splitlines()
+    header = json.loads(before[1]) if len(before) > 1 else {"batchWatermarkMs": 0, "conf": {}}
+    return json.dumps({**header, "batchTimestampMs": time.time_ns() // 1_000_000}, separators=(",", ":"))
+
+
+def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> None:
+    newest = view.newest_decision
+    decided = -1 if newest is None else newest.batch
+    lines = enumerate(newest.offsets if newest is not None else ())
+    # The entry of each file source's log, by the source's number, up to which the newest decided batch has read.
+    listed = {str(source): int(json.loads(line)["logOffset"]) for source, line in lines if '"logOffset"' in line}
+    lost = [name for name in empty if not _may_go(name, decided, listed)]
+    location = checkpoint.files.location
+    paths = " ".join(shlex.quote(f"{location}/{name}") for name in empty)
+    raise errors.CheckpointMismatchError(
+        f"checkpoint={location!r}: a crash of the machine emptied {', '.join(lost or empty)}, which Spark had written "
+        "and not made durable.",
+        next_step=f"Batch {decided} is decided and needs them: restore the checkpoint with its log from a copy."
+        if lost
+        else f"Delete them, no decided batch needs them and Spark writes them again: rm {paths}",
+    )
+
+
+def _may_go(name: str, decided: int, listed: dict[str, int]) -> bool:
+    """Returns True if a file can be deleted: Spark plans the batch anew, or runs a decided batch once more."""
+    folder, _, rest = name.partition("/")
+    if folder == "sources":
+        source, _, entry = rest.partition("/")
+        return int(entry.removesuffix(".compact")) > listed.get(source, -1)
+    return folder == "commits" or (folder == "offsets" and int(rest) > decided) or (name == "metadata" and decided < 0)

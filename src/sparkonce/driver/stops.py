@@ -1,4 +1,4 @@
-"""A stop as the error that the user sees, with what to do next."""
+"""Turns a stop into the error that the user sees, with the next step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SPREAD_OTHERWISE = (
     "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A plan with "
     "coalesce() may never give them again: see the documentation, Operations."
 )
-"""The next step where a replay gives the very same rows, only in other slots: nothing is gone for good."""
+"""The next step where a replay gives the very same rows in other slots: nothing is permanently lost."""
 
 
 _DELETED = (
@@ -61,7 +61,7 @@ _DELETED = (
 )
 
 _IF_MOVED = ". If it was moved"
-"""The words in the coordinator's message about a log at another place behind which it says what to do."""
+"""The words in the coordinator's message about a moved log that begin its advice."""
 
 _MOVED = (
     "if the checkpoint was moved, and nothing runs on the old one any more, say so once: "
@@ -69,15 +69,15 @@ _MOVED = (
 )
 
 _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
-"""The reasons whose next step is a system's own advice, if it gives one."""
+"""The reasons whose next step is the system's own advice, if it gives one."""
 
 
-class Trouble:
-    """The failure of the effect that was carried out last.
+class Failure:
+    """Why the last effect failed.
 
     Attributes:
         cause: The error; None if there was none.
-        advice: What a system says is to be done; empty if it does not say.
+        advice: The next step that a system advises; empty if it does not.
     """
 
     def __init__(self) -> None:
@@ -85,11 +85,11 @@ class Trouble:
         self.advice = ""
 
     def clear(self) -> None:
-        """Forgets what an effect before has failed by."""
+        """Forgets the failure of an earlier effect."""
         self.cause, self.advice = None, ""
 
     def note(self, error: BaseException) -> str:
-        """Takes in an error with its advice, and returns its words."""
+        """Records an error with its advice, and returns its message."""
         self.cause, self.advice = error, then_start_again(error)
         return error.message if isinstance(error, errors.SparkonceError) else first_line(error)
 
@@ -107,7 +107,7 @@ def then_start_again(error: BaseException) -> str:
 
 
 def advice_of(waiting: Sequence[Finished]) -> str:
-    """Says what to do about answers that leave an outcome open; empty if all were silence and pleas to wait."""
+    """Returns what to do about answers that leave an outcome open; empty if waiting is all that helps."""
     if steps := dict.fromkeys(answer.next_step for answer in waiting if answer.next_step):
         return f"{' '.join(steps)} Then start the query again: it asks for the outcome first."
     if any(answer.outcome is Outcome.UNKNOWN for answer in waiting):
@@ -116,17 +116,17 @@ def advice_of(waiting: Sequence[Finished]) -> str:
 
 
 def taken_away(reasons: Iterable[str]) -> str:
-    """Says what to do about transactions that are lost again and again, although none of them ends by itself."""
+    """Returns what to do about transactions that are lost repeatedly, although they have no timeout."""
     return f"find out what takes them away, then start the query again: {'; '.join(reasons)}"
 
 
 def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceError:
-    """Makes the error for a stop at a batch.
+    """Returns the error for a stop at a batch.
 
     Args:
-        stop: The coordinator's.
+        stop: The effect of the coordinator.
         batch: Spark's batch id.
-        advice: See `Trouble.advice`.
+        advice: See `Failure.advice`.
     """
     kind, next_step = _ERRORS[stop.reason]
     if advice and stop.reason in _ADVISED:

@@ -1,4 +1,4 @@
-"""Carries out the sweeps that `sparkonce.protocol.sweeping` asks for: with a clock, a thread and the committers."""
+"""Carries out the sweeps that `sparkonce.protocol.sweeping` asks for, with a clock, a thread and the committers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("sparkonce")
 
 _SWEEP_TAKES_S = 1.0
 _SILENT_S = 2.0
-"""The part of a wait that the log does not mention: many a server asks for a moment's patience first."""
+"""The time to wait before logging: servers often need only a moment."""
 
 
 class Sweeper:
@@ -31,15 +31,15 @@ class Sweeper:
 
     Args:
         names: The sinks that are swept after a batch.
-        committer: Gives a sink's driver half.
-        owner: Shows a run as a sink sees it.
-        at_work: Held while a batch is at work.
-        every_s: How often the run's own are looked for when nothing says that there are any; 0: at the end of each
-            batch, which waits for it.
-        in_background: Whether there is a thread. Without one, what is due is swept at the end of a batch.
+        committer: Returns the committer of a sink.
+        owner: Returns the owner of a run's transactions in a sink.
+        at_work: The lock that is held while a batch is at work.
+        every_s: The time between two sweeps when nothing suggests that there is anything to sweep; 0: sweep at the end
+            of each batch, which waits for it.
+        in_background: True for a thread. Without one, a due sweep happens at the end of a batch.
 
     Attributes:
-        swept: How many transactions were aborted.
+        swept: The number of transactions aborted.
     """
 
     def __init__(

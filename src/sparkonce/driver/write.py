@@ -1,26 +1,33 @@
-"""Gets a batch written and prepared, again where a system was away or the batch outlived its transactions."""
+"""Writes and prepares a batch, and asks for objections before it is decided.
+
+A write is repeated if a system was unreachable or the batch outlived its transactions. Sinks, position reporters and
+the age of the transactions may object. Lost rows of a decided batch are never written to another topic or table than
+the committed ones.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from sparkonce import errors
-from sparkonce.driver.ages import Life, Pace
+from sparkonce.driver.ages import Life, Pace, too_old
 from sparkonce.driver.outage import Outage, is_outage
+from sparkonce.driver.positions import Positions
 from sparkonce.driver.put import LogWriter
-from sparkonce.driver.same_target import check_same_target
 from sparkonce.driver.sinks import RunSinks
-from sparkonce.driver.stops import Trouble
+from sparkonce.driver.stops import Failure
 from sparkonce.driver.sweeper import Sweeper
-from sparkonce.driver.validate import Validator
 from sparkonce.driver.work import BatchWork, LargerRowsError, check_handles
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
+from sparkonce.protocol.handles import Handle
+from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import State, token_of
-from sparkonce.sink import Owner
+from sparkonce.protocol.view import Run
+from sparkonce.sink import Facts, Owner
 
 logger = logging.getLogger("sparkonce")
 
@@ -29,15 +36,15 @@ class BatchWriter:
     """Carries out WRITING, VALIDATING and DELIVERING.
 
     Args:
-        sinks: Of the run.
-        sweeper: Undoes what a failed write left open.
-        log: Says if a newer run has claimed.
-        validator: Asks for objections.
-        patience_s: How long systems that are away, or full, are waited for in all.
-        trouble: Takes in what a write failed by.
+        sinks: The sinks of the run.
+        sweeper: The sweeper, which undoes what a failed write left open.
+        log: The log, to find out whether a newer run has claimed.
+        validator: The validator, which asks for objections.
+        patience_s: The total time to wait for systems that are unreachable or full.
+        failure: Records why a write failed.
 
     Attributes:
-        rows_asked: How many rows of input the batch has, as far as its offsets say so.
+        rows_asked: The number of input rows of the batch; None if its offsets do not count rows.
     """
 
     def __init__(
@@ -47,14 +54,14 @@ class BatchWriter:
         log: LogWriter,
         validator: Validator,
         patience_s: float,
-        trouble: Trouble,
+        failure: Failure,
     ) -> None:
         self._sinks = sinks
         self._sweeper = sweeper
         self._log = log
         self._validator = validator
         self._patience_s = patience_s
-        self._trouble = trouble
+        self._failure = failure
         self._pace = Pace()
         self._outage = Outage(0.0)
         self._reason = ""
@@ -62,11 +69,11 @@ class BatchWriter:
         self._life: Life | None = None
         self._computed_first = self._is_computing = False
         self._slow_s: float | None = None
-        """How long the attempt before took, if it is repeated because it outlived its transactions."""
+        """The duration of the previous attempt, if it is repeated because it outlived its transactions."""
         self.rows_asked: int | None = None
 
     def write(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
-        """Runs the plan once and prepares every slot. Before it is written again, the last write is undone.
+        """Runs the plan once and prepares every slot. Before a repeated write, the previous one is undone.
 
         Raises:
             ConfigurationError: if lost rows would be written elsewhere than the rest of their batch.
@@ -91,14 +98,14 @@ class BatchWriter:
         return self._prepare(effect, state, work)
 
     def _prepare(self, effect: do.Write, state: State, work: BatchWork) -> on.Event:
-        self._trouble.clear()
+        self._failure.clear()
         self._validator.opened_s = self._started_s
         self._is_computing = self._computed_first
         owners = self.owners(effect.sinks, state)
         try:
             handles, loser_possible = work.write(owners, effect.only, self._computed if self._computed_first else None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the batch is not prepared
-            failed = on.PrepareFailed(reason=self._trouble.note(error), superseded=self._log.went_on(state.view))
+            failed = on.PrepareFailed(reason=self._failure.note(error), superseded=self._log.went_on(state.view))
             was_stopped = isinstance(error, errors.SparkonceError) and bool(error.details.get("stopped"))
             return failed if was_stopped or failed.superseded else self._verdict(failed)
         if loser_possible:
@@ -107,7 +114,7 @@ class BatchWriter:
         return self._verdict(on.PrepareFailed(reason=wrong)) if wrong else on.Prepared(handles=tuple(handles))
 
     def _computed(self) -> None:
-        """Notes that all rows are computed: from now on transactions are opened."""
+        """Notes that all rows are computed: transactions are opened from now on."""
         self._validator.opened_s, self._is_computing = time.monotonic(), False
 
     def validate(self, effect: do.Validate) -> on.Event:
@@ -132,21 +139,21 @@ class BatchWriter:
                 self._sweeper.expect_losers()
                 return on.Unready(undo=True)
             if self._slow_s is not None and not isinstance(event, on.TooOld):
-                self._trouble.advice = ""
+                self._failure.advice = ""
                 late = f"it took {self._slow_s:.0f} s, and {took_s:.0f} s with all rows computed first"
                 lives = f"transactions of sink {self._life.sink} live {self._life.seconds:.0f} s"
                 return replace(event, too_old=f"{late}; {lives}")
-        elif is_outage(self._trouble.cause) or isinstance(self._trouble.cause, LargerRowsError):
+        elif is_outage(self._failure.cause) or isinstance(self._failure.cause, LargerRowsError):
             self._slow_s, self._reason = None, event.reason
             return on.Unready()
         return event
 
     def _outlived(self, event: on.PrepareFailed | on.Objected | on.TooOld, took_s: float, life: Life) -> bool:
-        """Tells if a batch was not prepared, perhaps because its transactions were lost to their age meanwhile."""
+        """Returns True if a batch was not prepared, and its transactions may have timed out meanwhile."""
         if isinstance(event, on.TooOld):
             return True
-        # What waits for brokers that are away lasts as long as a transaction, too.
-        return took_s >= life.seconds and not is_outage(self._trouble.cause)
+        # Waiting for unreachable brokers can take as long as a transaction lives, too.
+        return took_s >= life.seconds and not is_outage(self._failure.cause)
 
     def _live_longest(self, names: Sequence[str]) -> None:
         """Lets transactions live as long as each system allows.
@@ -163,16 +170,16 @@ class BatchWriter:
         return min(self._sinks.lives(names), key=lambda life: life.seconds, default=None)
 
     def _undo(self, effect: do.Write, state: State, work: BatchWork) -> on.Event | None:
-        """Undoes what a failed write left open: its locks and names would be in the next one's way.
+        """Undoes what a failed write left open: its locks and names would block the next write.
 
-        That also asks whether the servers are back, which costs less than to run the plan.
+        That also finds out whether the servers are back, which costs less than running the plan.
         """
         if self._slow_s is not None:
-            return None  # the coordinator has had it undone
+            return None  # the coordinator has undone it
         self._sweeper.expect_losers()
         if work.is_stopped():
-            return None  # the write says so, in Spark's words
-        cause = self._trouble.cause
+            return None  # the write reports it, in Spark's words
+        cause = self._failure.cause
         is_away = not isinstance(cause, LargerRowsError)
         if is_away and not self._outage.pause(str(cause) if isinstance(cause, errors.SparkonceError) else self._reason):
             return on.PrepareFailed(reason=f"{self._reason} ({self._outage.in_vain()})")
@@ -183,17 +190,17 @@ class BatchWriter:
             self._sweeper.sweep_older([name for name in effect.sinks if name in state.transactional], own, 0.0)
         except errors.UnknownOutcomeError as error:
             logger.debug("What the failed write left open is not undone yet: %s", error.message)
-            self._trouble.cause = error  # so the next try waits, whatever made this write fail
+            self._failure.cause = error  # so the next try waits, whatever made this write fail
             return on.Unready()
         return None
 
     def deliver(self, effect: do.Deliver, state: State, work: BatchWork) -> on.Event:
-        """Writes a decided batch to sinks that take it once at most."""
+        """Writes a decided batch to the at-most-once sinks."""
         try:
             work.write(self.owners(effect.sinks, state), None)
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the run says that rows may be missing
-            reason = self._trouble.note(error)
-            self._trouble.advice = "remove the cause and start the query again: it goes on behind this batch."
+            reason = self._failure.note(error)
+            self._failure.advice = "remove the cause and start the query again: it goes on behind this batch."
             return on.PrepareFailed(reason=reason)
         return on.Prepared(handles=())
 
@@ -203,11 +210,11 @@ class BatchWriter:
         return None if self._is_computing else self._validator.opened_s
 
     def opened_at(self, at_s: float) -> None:
-        """Notes when the first transaction may have been opened, by `time.monotonic`, if this is not for it to see."""
+        """Sets when the first transaction may have been opened, by `time.monotonic`, if another process opened it."""
         self._validator.opened_s = at_s
 
     def owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
-        """Returns the run as each of these sinks is to know it."""
+        """Returns the owner of the transactions in each of these sinks."""
         return {name: self._sinks.owner(name, token_of(state), self._sweeper.generation(name)) for name in names}
 
 
@@ -222,3 +229,115 @@ def _say_too_slow(took_s: float, life: Life) -> None:
         life.sink,
         life.seconds,
     )
+
+
+class Validator:
+    """Asks for objections to a prepared batch.
+
+    Args:
+        sinks: The sinks of the run.
+        positions: The reporters of positions, which get the batch's end offsets.
+        failure: Records why a question failed.
+
+    Attributes:
+        opened_s: When the batch's first transaction may have been opened, by `time.monotonic`.
+    """
+
+    def __init__(self, sinks: RunSinks, positions: Positions, failure: Failure) -> None:
+        self._sinks = sinks
+        self._positions = positions
+        self._failure = failure
+        self.opened_s = 0.0
+        self._handles: tuple[Handle, ...] = ()
+        self._written: tuple[str, ...] = ()
+
+    def validate(self, effect: do.Validate) -> on.Validated | on.Objected | on.TooOld:
+        """Asks the sinks, then the position reporters, then the servers for the age of the transactions. Errors object.
+
+        Reporters come after the sinks because they add to the transactions, and the age comes last because everything
+        else takes time.
+        """
+        self._handles, self._written = effect.handles, effect.sinks
+        if reason := self._objection() or self._positions.before_decision(effect.handles, effect.offsets):
+            return on.Objected(reason=reason)
+        try:
+            late = self.grown_old()
+        except errors.UnknownOutcomeError as error:
+            return on.Objected(reason=self._failure.note(error))
+        return on.TooOld(reason=late) if late else on.Validated()
+
+    def _objection(self) -> str:
+        transactional = (name for name in self._sinks.transactional if name in self._written)
+        try:
+            return next(filter(None, map(self._objection_of, transactional)), "")
+        except Exception as error:  # noqa: BLE001 - every transaction is prepared, and has to be aborted first
+            return self._failure.note(error)
+
+    def _objection_of(self, sink: str) -> str:
+        committer = self._sinks.committer(sink)
+        own = [handle for handle in self._handles if handle.sink == sink]
+        return committer.before_decision(self._sinks.facts(sink)) or committer.check_prepared(own)
+
+    def grown_old(self) -> str:
+        """Returns a message if a transaction of the batch validated last has grown too old; empty if none has.
+
+        Raises:
+            UnknownOutcomeError: if a server cannot be reached.
+        """
+        took_s = time.monotonic() - self.opened_s
+        for life in self._sinks.lives(self._written):
+            own = [handle for handle in self._handles if handle.sink == life.sink and handle.transaction]
+            if late := too_old(own, took_s, time.time(), life, self._sinks.committer(life.sink).begun_ms):
+                return late
+        return ""
+
+
+_TARGET_FACTS = ("topic", "schema", "table")
+"""The facts that name the target of a sink's rows, and may change between runs."""
+
+
+def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
+    """Refuses to heal a sink that has lost a part of the batch in another target than the one that has the rest.
+
+    A sink that has lost all of the batch may write it anywhere.
+
+    Args:
+        state: The state of the run, while it heals.
+        facts: Returns a sink's facts in this run.
+
+    Raises:
+        ConfigurationError: if the targets differ; the message names both.
+    """
+    healing = state.finishing
+    if healing is None:
+        return
+    decision = healing.decision
+    suffering = {sink for sink, _ in healing.lost}
+    kept = [one for one in decision.handles if one.sink in suffering and one.transaction]
+    for handle in (one for one in kept if one.key not in healing.lost):
+        sink, before = handle.sink, _facts_of_its_run(handle, decision.token, state.view.runs)
+        now = facts(sink)
+        for name in _TARGET_FACTS:
+            if name in before and before[name] != now.get(name):
+                raise errors.ConfigurationError(
+                    f"Sink {sink!r} has lost a part of batch {decision.batch}, which is decided, and the rest of it is "
+                    f"committed in {name}={before[name]!r}; now the sink has {name}={now.get(name)!r}. The lost rows "
+                    "would be written there, and the batch would be in two places.",
+                    next_step=f"Start the query with {name}={before[name]!r} until batch {decision.batch} is "
+                    "committed; then change it. If it was renamed, give it its old name until then.",
+                    sink=sink,
+                )
+
+
+def _facts_of_its_run(handle: Handle, decided_by: Token, runs: Sequence[Run]) -> Facts:
+    """Returns the sink's facts in the run that wrote a transaction.
+
+    The run's token is in the transaction's name. The decision's token may be that of a later run that amended it.
+    """
+
+    def wrote(run: Run) -> bool:
+        mark = f".{run.token.position}-{run.token.nonce}."
+        return any(mark in str(value) for _, value in handle.transaction)
+
+    writers = [*filter(wrote, runs), *(run for run in runs if run.token == decided_by)]
+    return dict(dict(writers[0].sinks).get(handle.sink, ())) if writers else {}

@@ -10,8 +10,7 @@ from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import rows_by_sink
-from sparkonce.driver.resume import ResumePoint
-from sparkonce.driver.start import read_log
+from sparkonce.driver.start import ResumePoint, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogError, SparkonceError, with_capital
 from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog

@@ -13,11 +13,9 @@ from sparkonce.arguments import one_of
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.halves import HalfRun
-from sparkonce.driver.resume import ResumePoint
-from sparkonce.driver.start import read_log
+from sparkonce.driver.outage import Timing
+from sparkonce.driver.start import ResumePoint, check_accepted, read_log
 from sparkonce.driver.stops import stop_error
-from sparkonce.driver.timing import Timing
-from sparkonce.driver.went_back import check_accepted
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
@@ -66,8 +64,8 @@ class OperatorRun(HalfRun):
 
     has_all_sinks = False  # for those that are not in the file
 
-    def _first_state(self, log: DecisionLog, **how: Any) -> State:
-        state = super()._first_state(log, **how)
+    def _first_state(self, **arguments: Any) -> State:
+        state = super()._first_state(**arguments)
         newest = _newest(state.view)
         sinks = tuple(sorted({**dict(state.claim.sinks), **dict(newest.sinks)}.items()))
         known = replace(state.claim, location=newest.location, sinks=sinks, sources=newest.sources)

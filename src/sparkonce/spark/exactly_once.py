@@ -15,14 +15,11 @@ from sparkonce.arguments import flag, function, number, whole_number
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.location import checked_location
 from sparkonce.checkpoint.spark import SparkCheckpoint
-from sparkonce.driver.mending import mend
-from sparkonce.driver.outage import Outage
+from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.driver.resume import ResumePoint
 from sparkonce.driver.run import Listener, RunDriver
-from sparkonce.driver.start import check_log, read_log, recorded_facts
+from sparkonce.driver.start import ResumePoint, check_log, mend, read_log, recorded_facts
 from sparkonce.driver.stops import stop_error
-from sparkonce.driver.timing import Timing
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog

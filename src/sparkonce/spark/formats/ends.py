@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from sparkonce.driver.halves import HalfRun, Handover, JobHalf, continued, resumed
+from sparkonce.driver.outage import Timing
 from sparkonce.driver.start import read_log
-from sparkonce.driver.timing import Timing
 from sparkonce.errors import PrepareError, SupersededError
 from sparkonce.log.base import DecisionLog
 from sparkonce.protocol.events import BatchAsked

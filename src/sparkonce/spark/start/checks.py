@@ -8,8 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from sparkonce.driver.resume import ResumePoint
-from sparkonce.driver.start import recorded_topics
+from sparkonce.driver.start import ResumePoint, recorded_topics
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.start.pravega import ask_pravega, pravega_sources
