@@ -21,15 +21,15 @@ class LateRows(StreamingQueryListener):
     dropped together count once.
     """
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         dropped = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
         if dropped:
             watermark = progress.eventTime.get("watermark")
             logger.warning("batch=%d dropped %d rows older than watermark %s", progress.batchId, dropped, watermark)
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         pass

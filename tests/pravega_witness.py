@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from jvm import bare_jvm, jars_beside_spark
 from sparkonce import PravegaSink
 from sparkonce.protocol.handles import Handle
-from sparkonce.sources.packages import PRAVEGA_CLIENT
 from sparkonce.spark.pravega.client import PravegaStream
+from sparkonce.spark.pravega.cluster import CLIENT_JAR
 from sparkonce_lab.rig.proxy import Request
 from sparkonce_lab.rig.servers.pravega import PravegaServer
 from sparkonce_lab.rig.servers.process import HOST
@@ -157,7 +157,7 @@ class PravegaSystem(ServerSystem):
         self.start_own(server, None)
         self.start_proxy((HOST, server.port), self.REQUESTS[""])
         self._open = ExitStack()
-        jvm = self._open.enter_context(bare_jvm(jars_beside_spark(PRAVEGA_CLIENT)))
+        jvm = self._open.enter_context(bare_jvm(jars_beside_spark(CLIENT_JAR)))
         self.witness = PravegaWitness(jvm, server.url)
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class PravegaSystem(ServerSystem):
 
         given = dict(arguments)
         sink = InOwnSession(given.pop("controller"), **given)
-        sink.jars, sink.jvm_flags = tuple(map(str, jars_beside_spark(PRAVEGA_CLIENT))), jvm_flags()
+        sink.jars, sink.jvm_flags = tuple(map(str, jars_beside_spark(CLIENT_JAR))), jvm_flags()
         return sink
 
     def expire(self, handle: Handle) -> bool:

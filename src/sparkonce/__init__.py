@@ -6,7 +6,7 @@ This module has what a first job needs. The rest has modules of its own:
 - ``avro``: Avro columns and the Schema Registry.
 - ``files``: whole batches of the files sink, for readers.
 - ``write_ahead``: a function as a sink.
-- ``sink``: all that a sink of your own needs.
+- ``sink``: all that a sink of your own needs; ``source``: the same for a source.
 - ``watch``: the figures of queries that run.
 - ``testing``: the tests of a sink of your own.
 

@@ -21,7 +21,7 @@ from plain_store import PlainStore
 from pravega_witness import PravegaSystem
 from sparkonce.errors import SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sources.packages import PRAVEGA_CLIENT
+from sparkonce.spark.pravega.cluster import CLIENT_JAR
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.kafka import KafkaReader
@@ -352,7 +352,7 @@ REDIS = (
 
 def lacks_pravega() -> str:
     try:
-        jars_beside_spark(PRAVEGA_CLIENT)
+        jars_beside_spark(CLIENT_JAR)
     except SparkonceError as error:
         return error.message
     return ""

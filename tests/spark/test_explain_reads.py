@@ -19,8 +19,9 @@ from sparkonce import ExactlyOnce, KafkaSink, explain
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark.explain.plan import plan_facts
 from sparkonce.spark.explain.queries import of_query, of_writer
-from sparkonce.spark.plans import format_of, plan_facts, source_facts
+from sparkonce.spark.plans import format_of, source_facts
 
 pytestmark = SPARK
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.analysis.checkpoint import _sink, checkpoint_facts, explain_checkpoint
-from sparkonce.analysis.facts import SourceFacts
+from sparkonce.analysis.facts import KafkaSourceFacts
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
@@ -70,7 +70,7 @@ def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
         ("file", "file:///data/in"),
         ("kafka", "orders"),
     ]
-    assert sources[2] == SourceFacts(format="kafka", options=None, where="orders", names=("orders",), by_shape=True)
+    assert sources[2] == KafkaSourceFacts(options=None, where="orders", names=("orders",), by_shape=True)
 
 
 def test_the_whole(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from sparkonce import Guarantee, KafkaSink
 from sparkonce.analysis import servers
 from sparkonce.analysis.durations import parse_duration, say
-from sparkonce.analysis.facts import SourceFacts
+from sparkonce.analysis.facts import KafkaSourceFacts
 from sparkonce.analysis.functions import suspects, used_by
 from sparkonce.analysis.given import kafka_settings, sink_facts
 from sparkonce.errors import ConfigurationError
@@ -183,5 +183,5 @@ def test_durations_are_said(duration: timedelta, text: str) -> None:
 def test_which_brokers_are_asked(options: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connections: list[dict[str, str]] = []
     monkeypatch.setattr(servers, "_describe", lambda connect, *_: connections.append(connect) or {})
-    servers.ask_about_source(SourceFacts(format="kafka", options=options), {"bootstrap.servers": "given:1"})
+    servers.ask_about_source(KafkaSourceFacts(options=options), {"bootstrap.servers": "given:1"})
     assert connections == [{"bootstrap.servers": asked}]

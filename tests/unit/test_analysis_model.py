@@ -6,8 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from sparkonce.analysis.findings import Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Part, Role
 from sparkonce.analysis.model import Explanation
+from sparkonce.findings import doubles, holds, loses, must, note
 from sparkonce.guarantees import Guarantee
 
 SOURCE = Part.of(Role.SOURCE, "kafka: [orders]", [holds("it replays"), must("nothing is deleted"), note("by the way")])

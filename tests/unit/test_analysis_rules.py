@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
@@ -10,11 +11,11 @@ import pytest
 
 from sparkonce.analysis.facts import (
     EngineFacts,
+    KafkaSourceFacts,
     Pipeline,
     PlanFacts,
     PythonFunction,
     SinkFacts,
-    SourceFacts,
     TopicFacts,
 )
 from sparkonce.analysis.findings import Part, Role
@@ -23,11 +24,12 @@ from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.verdict import judge
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
+from sparkonce.source import SourceFacts
 
 EXACTLY, AT_LEAST, AT_MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 A_DAY_MS = 86_400_000
 
-KAFKA = SourceFacts(format="kafka", options={"kafka.isolation.level": "read_committed"})
+KAFKA = KafkaSourceFacts(options={"kafka.isolation.level": "read_committed"})
 OURS = SinkFacts(format="sparkonce", name="KafkaSink", guarantee=EXACTLY, kafka=True)
 BEST = Pipeline(
     query="best",
@@ -38,10 +40,14 @@ BEST = Pipeline(
 )
 
 
+def facts_of(form: str, options: Mapping[str, str] | None) -> SourceFacts:
+    return (KafkaSourceFacts if form == "kafka" else SourceFacts)(format=form, options=options)
+
+
 def source(form: str, **options: str) -> Part:
     if form == "iceberg":
         options = {name.replace("_", "-"): value for name, value in options.items()}
-    found = SourceFacts(format=form, options=options)
+    found = facts_of(form, options)
     return judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
 
 
@@ -135,7 +141,7 @@ def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str
 
 @pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg", "pravega", "rabbitmq_stream"])
 def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
-    found = judge(replace(BEST, sources=(SourceFacts(format=form, options=None),))).part(Role.SOURCE)
+    found = judge(replace(BEST, sources=(facts_of(form, None),))).part(Role.SOURCE)
     assert found.level is EXACTLY
     assert any(
         " set" in condition or "is not false" in condition or "is not given" in condition
@@ -171,7 +177,7 @@ def test_what_a_topic_keeps(facts: dict[str, object], downtime: timedelta | None
 )
 def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: str) -> None:
     known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=transactional)
-    found = SourceFacts(format="kafka", options={}, topics={"orders": known})
+    found = KafkaSourceFacts(options={}, topics={"orders": known})
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
     assert part.level is level
     assert says in text(part)
@@ -181,7 +187,7 @@ def test_writers_of_a_topic(transactional: bool | None, level: Guarantee, says: 
 
 def test_settings_that_are_seen_elsewhere() -> None:
     known = TopicFacts(retention_ms=-1, retention_bytes=-1, cleanup_policy="delete", transactional=True)
-    found = SourceFacts(format="kafka", options=None, topics={"orders": known})
+    found = KafkaSourceFacts(options=None, topics={"orders": known})
     part = judge(replace(BEST, sources=(found,))).part(Role.SOURCE)
     assert part.level is EXACTLY
     assert "kafka.isolation.level=read_committed (not the default): orders is written in" in text(part)
@@ -192,7 +198,7 @@ def test_settings_that_are_seen_elsewhere() -> None:
     own = SourceFacts(format="json", options={"ignoremissingfiles": "false"})
     assert judge(replace(known, sources=(own,))).part(Role.SOURCE).level is EXACTLY
 
-    found = SourceFacts(format="kafka", options=MappingProxyType({"startingoffsets": "earliest"}))
+    found = KafkaSourceFacts(options=MappingProxyType({"startingoffsets": "earliest"}))
     known = replace(BEST, sources=(found,), engine=EngineFacts(temporary=True))
     assert judge(known).part(Role.ENGINE).level is AT_LEAST
 
@@ -249,7 +255,7 @@ def test_a_checkpoint_of_another_query(query: str | None, ours: str, level: Guar
     ],
 )
 def test_without_a_checkpoint(form: str, options: dict[str, str], level: Guarantee) -> None:
-    known = replace(BEST, sources=(SourceFacts(format=form, options=options),))
+    known = replace(BEST, sources=(facts_of(form, options),))
     found = judge(replace(known, engine=EngineFacts(temporary=True))).part(Role.ENGINE)
     assert found.level is level
     assert "checkpointLocation" in found.changes[0]

@@ -5,7 +5,6 @@ import logging
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -623,7 +622,7 @@ def test_how_long_a_batch_is_expected_to_take(world: World, clock: Clock) -> Non
     for batch, seconds in enumerate((20.0, 29.0, 31.0, 31.0, 5.0, 5.0)):
         work = world.work(batch)
         work.computing = partial(clock.pass_by, seconds)
-        driver.run_batch(asked(batch), work)
+        driver.run_batch(asked(batch), work, 1)
         took.append(work.first)
     assert took == [[False], [False], [False, True], [True], [True], [False]]
 
@@ -634,10 +633,9 @@ def test_how_long_a_batch_is_expected_to_take(world: World, clock: Clock) -> Non
     driver.run_batch(asked(0), work)
     work = world.work(1)
     work.computing = lambda: clock.pass_by(10.0)
-    driver.run_batch(asked(1), work)
-    ten_times = replace(asked(2), offsets=('{"t":{"0":11}}',))
+    driver.run_batch(asked(1), work, 1)
     work = world.work(2)
-    driver.run_batch(ten_times, work)
+    driver.run_batch(asked(2), work, 10)
     assert work.first == [True]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, behind, is_place, ranges_of, shares
+from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, behind, ranges_of, rows_between, shares
 
 
 def test_a_batch_takes_of_each_stream_in_proportion_and_of_none_nothing() -> None:
@@ -35,14 +35,22 @@ def test_what_is_read_lies_between_two_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("before", "now", "rows"),
     [
-        (beginning(0), True),
-        (behind(30, (25, 2000), beginning(0)), True),
-        ({"0": 17}, False),
-        ({"offset": 1, "timestamp": 2}, False),
-        (17, False),
+        ({"a": beginning(5)}, {"a": beginning(5)}, 0),
+        ({"a": beginning(5)}, {"a": behind(30, (25, 2000), beginning(5))}, 25),
+        (
+            {"a": behind(30, (25, 2000), beginning(0))},
+            {"a": behind(41, (40, 3000), beginning(0)), "b": beginning(7)},
+            18,
+        ),
+        ({}, {"a": beginning(7)}, 7),
+        ({"a": {"0": 17}}, {"a": {"0": 18}}, None),
+        ({"a": beginning(0)}, {"a": {"offset": 1, "timestamp": 2}}, None),
+        ({"a": 17}, {"a": 18}, None),
+        (17, 18, None),
+        ({}, {}, None),
     ],
 )
-def test_a_position_is_known_by_its_form(value: object, expected: bool) -> None:
-    assert is_place(value) is expected
+def test_messages_are_counted_between_positions_only(before: object, now: object, rows: int | None) -> None:
+    assert rows_between(before, now) == rows

@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
+from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.grouping import SMALL_PARTITIONS, SMALL_ROWS, Grouping, grouping_of
+from sparkonce.spark.rabbitmq_source import RabbitMQStreams
 
 ONE = '{"t":{"0":100,"1":100}}'
 STREAM = '{"s":{"offset":100,"first":0}}'
 """A stream has an order of its own, which a restart does not change."""
+
+
+def grouped(before: list[str] | None, now: list[str], *more: int | None) -> Grouping | None:
+    rows = rows_read(before, now, [RabbitMQStreams()])
+    return grouping_of(rows, before, now, *more)
 
 
 @pytest.mark.parametrize(
@@ -38,16 +45,16 @@ STREAM = '{"s":{"offset":100,"first":0}}'
     ],
 )
 def test_a_slot_is_counted_for_each_ten_rows_read(before: list[str] | None, now: list[str], slots: int | None) -> None:
-    found = grouping_of(before, now, 10)
+    found = grouped(before, now, 10)
     assert (found and found.slots) == slots
 
 
 def test_what_is_not_grouped() -> None:
-    assert grouping_of([STREAM], [STREAM], 10) == Grouping(1, is_renumbered=False)
+    assert grouped([STREAM], [STREAM], 10) == Grouping(1, is_renumbered=False)
 
-    assert grouping_of([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
+    assert grouped([ONE], ['{"t":{"0":110,"1":101}}'], None) is None
 
-    assert grouping_of(['{"logOffset":3}'], ['{"logOffset":4}'], None, None, 1) == Grouping(1)
+    assert grouped(['{"logOffset":3}'], ['{"logOffset":4}'], None, None, 1) == Grouping(1)
 
 
 SMALL = Grouping(1, merges=True)
@@ -74,12 +81,12 @@ def told(*offsets: int) -> list[str]:
 def test_few_rows_are_one_slot_without_a_shuffle_if_their_size_is_known(
     rows: int, given: int | None, row_bytes: int | None, grouping: Grouping | None
 ) -> None:
-    assert grouping_of(told(7), told(7 + rows), given, row_bytes) == grouping
+    assert grouped(told(7), told(7 + rows), given, row_bytes) == grouping
 
 
 @pytest.mark.parametrize(("partitions", "grouping"), [(SMALL_PARTITIONS, SMALL), (SMALL_PARTITIONS + 1, None)])
 def test_few_partitions_with_rows_are_one_slot(partitions: int, grouping: Grouping | None) -> None:
-    assert grouping_of(told(*[5] * 99), told(*[6] * partitions, *[5] * (99 - partitions)), None, 10) == grouping
+    assert grouped(told(*[5] * 99), told(*[6] * partitions, *[5] * (99 - partitions)), None, 10) == grouping
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_few_partitions_with_rows_are_one_slot(partitions: int, grouping: Groupi
 def test_a_decided_batch_is_one_slot_only_if_it_was_then(
     decided: int, given: int | None, row_bytes: int | None, grouping: Grouping | None
 ) -> None:
-    assert grouping_of(told(0), told(10), given, row_bytes, decided) == grouping
+    assert grouped(told(0), told(10), given, row_bytes, decided) == grouping
 
 
 @pytest.mark.parametrize(
@@ -105,8 +112,8 @@ def test_a_decided_batch_is_one_slot_only_if_it_was_then(
 def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics: Sequence[int], small: bool) -> None:
     many = '{"u":{"0":1,"1":1,"2":1,"3":1,"4":1}}'
     said = json.dumps({f"t{topic}": {str(one): 7 for one in range(size)} for topic, size in enumerate(topics)})
-    assert grouping_of([said], [said], 10) == Grouping(1, is_renumbered=small)
-    assert grouping_of([said, many], [said, many], 10) == Grouping(1, is_renumbered=small)
+    assert grouped([said], [said], 10) == Grouping(1, is_renumbered=small)
+    assert grouped([said, many], [said, many], 10) == Grouping(1, is_renumbered=small)
 
 
 def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency", partitions: int = 3) -> Any:

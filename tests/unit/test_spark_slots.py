@@ -9,30 +9,23 @@ from typing import Any
 import pytest
 
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.protocol.events import BatchAsked
 from sparkonce.spark.start.slots import SlotAdvice
 
 TWO_CORES: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 MANY, FINE = 17, 16
 
 
-def look(advice: SlotAdvice, *, rows: int, transactions: int, before: int | None = 5, batch: int = 3) -> None:
-    offsets = {
-        name: (f'{{"t":{{"0":{end}}}}}',) for name, end in (("before", before or 0), ("now", (before or 0) + rows))
-    }
-    asked = BatchAsked(
-        batch=batch, offsets=offsets["now"], previous_offsets=None if before is None else offsets["before"]
-    )
+def look(advice: SlotAdvice, *, rows: int | None, transactions: int, batch: int = 3) -> None:
     done = BatchProgress(
         batch=batch,
-        rows={"kafka": rows},
+        rows={"kafka": 10},
         transactions=transactions,
         recovered=False,
         healed=0,
         seconds={},
         finished_at_ms=0,
     )
-    advice.look(TWO_CORES, asked, done)
+    advice.look(TWO_CORES, rows, done)
 
 
 def test_a_batch_with_few_rows_for_its_slots_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +45,7 @@ def test_a_batch_with_few_rows_for_its_slots_is_named_once(caplog: pytest.LogCap
         (False, {"rows": 10, "transactions": MANY}),
         (True, {"rows": 10, "transactions": FINE}),
         (True, {"rows": MANY * 1000, "transactions": MANY}),
-        (True, {"rows": 10, "transactions": MANY, "before": None}),
+        (True, {"rows": None, "transactions": MANY}),
     ],
     ids=["grouped already", "few slots", "many rows", "the first batch"],
 )

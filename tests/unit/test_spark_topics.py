@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
+from sparkonce.source import SourceFacts
 from sparkonce.sources.offsets import Offsets
 from sparkonce.spark.start.topics import SourceTopics, _Ids, check_names
 

@@ -16,11 +16,11 @@ from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.spark import left
-from sparkonce.spark.show import display  # noqa: F401 - which sets the format
 from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_repeats
 from sparkonce.spark.start.given import _options
 from sparkonce.spark.start.source_checks import KafkaSource
 from sparkonce.spark.views import Share
+from sparkonce.watch import display  # noqa: F401 - which sets the format
 
 
 @pytest.mark.parametrize(

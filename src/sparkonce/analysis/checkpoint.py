@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, SourceFacts
+from sparkonce.analysis.facts import EngineFacts, KafkaSourceFacts, Pipeline, SinkFacts
 from sparkonce.analysis.given import sink_facts
 from sparkonce.analysis.model import Explanation
 from sparkonce.analysis.readers import parse_reader
@@ -30,8 +30,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView
-from sparkonce.sources.rabbitmq.places import is_place
-from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE
+from sparkonce.source import SourceFacts, all_registered
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
@@ -111,14 +110,8 @@ def _source(files: CheckpointFiles, number: int, line: str) -> SourceFacts:
 
 def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
     keys = set(offset)
-    if all(map(is_place, offset.values())):
-        return SourceFacts(format="rabbitmq_stream", options=None, where=", ".join(offset))
     if all(isinstance(each, dict) and all(key.isdigit() for key in each) for each in offset.values()):
-        return SourceFacts(format="kafka", options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
-    if keys == {QUEUE, NEXT}:
-        return SourceFacts(format="rabbitmq_queue", options=None, where="")
-    if {"stream", "cut"} <= keys <= {"stream", "cut", "made", "first"}:
-        return SourceFacts(format="pravega", options=None, where=str(offset["stream"]))
+        return KafkaSourceFacts(options=None, where=", ".join(offset), names=tuple(offset), by_shape=True)
     if keys == {"logOffset"}:
         return SourceFacts(format="file", options=None, where=_folder_read(kept))
     if "reservoirId" in keys:
@@ -127,6 +120,9 @@ def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
         return SourceFacts(format="iceberg", options=None)
     if keys == {"offset", "timestamp"}:
         return SourceFacts(format="rate-micro-batch", options=None)
+    for form, source in all_registered():
+        if (where := source.describe_offset(offset)) is not None:
+            return SourceFacts(format=form, options=None, where=where)
     return SourceFacts(format="", options=None, where=f"its offset holds {', '.join(sorted(keys))}")
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sparkonce.analysis.facts import Pipeline, PlanFacts, PythonFunction, SinkFacts
-from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Part, Role
 from sparkonce.analysis.sinks import replays_show
+from sparkonce.findings import Finding, doubles, holds, loses, must, note
 from sparkonce.guarantees import Guarantee
+from sparkonce.source import SourceFacts, registered
 
 _VOLATILE = ("/tmp/", "/dev/shm/", "/run/", "/var/tmp/")  # noqa: S108 - named to warn of them
 
@@ -69,7 +70,7 @@ def _checkpoint(pipeline: Pipeline) -> Iterator[Finding]:
     if engine.temporary:
         change = "option checkpointLocation, on a disk that outlives the driver"
         anew = "no checkpointLocation: a restart has neither position nor state"
-        if any(_starts_at_the_end(source.format, source.options) for source in pipeline.sources):
+        if any(map(_starts_at_the_end, pipeline.sources)):
             yield loses(f"{anew}, and starts at the end of the source: rows that came meanwhile are lost", change)
         else:
             yield doubles(f"{anew}, and reads everything again", change)
@@ -96,21 +97,19 @@ def _path(location: str) -> str:
     return local if re.match(r"\w+:", local) else os.path.abspath(local)  # noqa: PTH100 - Path would follow no ".."
 
 
-def _starts_at_the_end(form: str, options: Mapping[str, str] | None) -> bool:
-    """Tells if a start without a checkpoint skips the rows that the source holds already."""
-    known = options or {}
-    if form == "kafka":
+def _starts_at_the_end(source: SourceFacts) -> bool:
+    """Returns True if a start without a checkpoint skips the rows that the source holds already."""
+    known = source.options or {}
+    if source.format == "kafka":
         if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
             return False
         starting = known.get("startingoffsets", "latest").strip().lower()
         return starting == "latest" or re.search(r":\s*-1\b", starting) is not None
-    if form == "rabbitmq_stream":
-        return "latest" in json.loads(known.get("source", "{}")).get("starting", {}).values()
-    if form == "pravega":
-        return known.get("starting") == "latest"
-    if form == "delta":
+    if source.format == "delta":
         return known.get("startingversion", "").strip().lower() == "latest"
-    return form in {"socket", "textsocket"}
+    if (other := registered(source.format)) is not None:
+        return other.starts_at_end(source)
+    return source.format in {"socket", "textsocket"}
 
 
 def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:

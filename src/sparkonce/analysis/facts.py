@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from sparkonce.guarantees import Guarantee
+from sparkonce.source import SourceFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,34 +29,21 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
-    """A streaming source.
+class KafkaSourceFacts(SourceFacts):
+    """A source that reads Kafka.
 
     Attributes:
-        format: Spark's short name in lower case, for example ``kafka``.
-        options: Its options, with names in lower case; None if unknown.
-        where: Its topics, folder or table, for people.
         names: Its topics, if no option names them.
-        topics: Kafka's answer for each topic; None if it was not asked.
-        unasked: The reason why it was not, for people.
-        by_shape: True if only the shape of its offsets shows its kind.
+        topics: The brokers' answer for each topic; None if they were not asked.
+        unasked: The reason why they were not, for people.
+        by_shape: True if only the shape of its offsets shows that it is Kafka's.
     """
 
-    format: str
-    options: Mapping[str, str] | None = field(default_factory=dict)
-    where: str = ""
+    format: str = "kafka"
     names: tuple[str, ...] = ()
     topics: Mapping[str, TopicFacts] | None = None
     unasked: str = ""
     by_shape: bool = False
-
-    def is_true(self, option: str) -> bool:
-        """Tells if an option, named in lower case, is set to true."""
-        return (self.options or {}).get(option, "").strip().lower() == "true"
-
-    def is_false(self, option: str) -> bool:
-        """Tells if an option, named in lower case, is set to false."""
-        return (self.options or {}).get(option, "").strip().lower() == "false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +187,8 @@ class Pipeline:
     sinks: tuple[SinkFacts, ...]
     reader: ReaderFacts = ReaderFacts()
     downtime: timedelta | None = None
+
+
+def lower_names(options: Mapping[str, Any] | None) -> dict[str, str]:
+    """Returns options in Spark's form: names in lower case, values as text."""
+    return {str(name).lower(): str(value) for name, value in (options or {}).items()}

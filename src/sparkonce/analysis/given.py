@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sparkonce.analysis.facts import PythonFunction, SinkFacts
+from sparkonce.analysis.facts import PythonFunction, SinkFacts, lower_names
 from sparkonce.analysis.functions import suspects
 from sparkonce.analysis.sinks import OURS
 from sparkonce.errors import ConfigurationError
@@ -15,11 +15,6 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
 
 _TIMEOUT = "transaction.timeout.ms"
-
-
-def lower_names(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """Returns options in Spark's form: names in lower case, values as text."""
-    return {str(name).lower(): str(value) for name, value in (options or {}).items()}
 
 
 def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[SinkFacts, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sparkonce.analysis.facts import Pipeline, ReaderFacts, SinkFacts
-from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.findings import Part, Role
 from sparkonce.analysis.sinks import OURS
-from sparkonce.analysis.sources import FILES
 from sparkonce.errors import ConfigurationError
+from sparkonce.findings import Finding, doubles, holds, loses, must, note
 from sparkonce.guarantees import Guarantee
+from sparkonce.source import FILES
 
 IGNORE_METADATA = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 COMMITTED, UNCOMMITTED, SPARK, BARE_FILES = "read_committed", "read_uncommitted", "spark", "files"

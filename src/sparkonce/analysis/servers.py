@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sparkonce.analysis.facts import SinkFacts, SourceFacts, TopicFacts
+from sparkonce.analysis.facts import KafkaSourceFacts, SinkFacts, TopicFacts
+from sparkonce.source import SourceFacts
 
 TIMEOUT_S = 10.0
 """The time limit of one request."""
@@ -26,7 +27,7 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
         settings: The settings for connecting, in librdkafka's names. None: the source's own, if it needs no security
             settings. A source with other servers and without security settings is asked by its own, too.
     """
-    if source.format != "kafka" or (source.options is None and settings is None):
+    if not isinstance(source, KafkaSourceFacts) or (source.options is None and settings is None):
         return source
     options = source.options or {}
     own = options.get("kafka.bootstrap.servers", "")

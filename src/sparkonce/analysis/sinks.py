@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from sparkonce.analysis.durations import say
 from sparkonce.analysis.facts import Pipeline, SinkFacts
-from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
-from sparkonce.analysis.sources import FILES
+from sparkonce.analysis.findings import Part, Role
+from sparkonce.findings import Finding, doubles, holds, loses, must, note
 from sparkonce.guarantees import Guarantee
+from sparkonce.source import FILES
 
 Rule = Callable[[SinkFacts, Pipeline], Iterator[Finding]]
 

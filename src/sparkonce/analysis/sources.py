@@ -6,29 +6,40 @@ docs/explain.md lists those that a test has tried.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 
 from sparkonce.analysis.durations import parse_duration, say
-from sparkonce.analysis.facts import Pipeline, SourceFacts, TopicFacts
-from sparkonce.analysis.findings import Finding, Part, Role, doubles, holds, loses, must, note
+from sparkonce.analysis.facts import KafkaSourceFacts, Pipeline, TopicFacts
+from sparkonce.analysis.findings import Part, Role
 from sparkonce.errors import ConfigurationError
+from sparkonce.findings import Finding, doubles, holds, loses, must, note
+from sparkonce.source import FILES, SourceFacts, registered
 
 Rule = Callable[[SourceFacts, Pipeline], Iterator[Finding]]
 
-FILES = frozenset({"avro", "binaryfile", "csv", "file", "json", "orc", "parquet", "text", "xml"})
 _A_WEEK = timedelta(days=7)
 
 
 def judge_source(source: SourceFacts, pipeline: Pipeline) -> Part:
     """Returns the source with its level."""
-    rule = _files if source.format in FILES else RULES.get(source.format, _unknown)
     name = f"{source.format or 'not known'}: {source.where}" if source.where else source.format or "not known"
-    return Part.of(Role.SOURCE, name, rule(source, pipeline))
+    return Part.of(Role.SOURCE, name, _judged(source, pipeline))
 
 
-def _kafka(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
+def _judged(source: SourceFacts, pipeline: Pipeline) -> Iterable[Finding]:
+    if isinstance(source, KafkaSourceFacts):
+        return _kafka(source, pipeline)
+    if (other := registered(source.format)) is not None:
+        return other.judge(source, _away(pipeline))
+    return (_files if source.format in FILES else RULES.get(source.format, _unknown))(source, pipeline)
+
+
+def _away(pipeline: Pipeline) -> str:
+    return "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
+
+
+def _kafka(source: KafkaSourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     yield holds("offsets are stored before a batch runs, and a replay reads the same records again")
     if source.by_shape and source.topics is None:
         yield must("the source is Kafka: its offsets look like Kafka's, which another source may imitate")
@@ -40,12 +51,12 @@ def _kafka(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "failOnDataLoss=true (the default)",
         )
     yield from _isolation(source)
-    yield from _retention(source, pipeline.downtime)
+    yield from _retention(source, pipeline)
     if (source.options or {}).get("startingoffsets", "").strip().lower() in {"", "latest"} and source.options:
         yield note("startingOffsets=latest: records that are in the topic before the first start are not read")
 
 
-def _isolation(source: SourceFacts) -> Iterator[Finding]:
+def _isolation(source: KafkaSourceFacts) -> Iterator[Finding]:
     change = "kafka.isolation.level=read_committed"
     known = source.topics or {}
     transactional = ", ".join(topic for topic, facts in known.items() if facts.transactional)
@@ -68,14 +79,13 @@ def _isolation(source: SourceFacts) -> Iterator[Finding]:
         )
 
 
-def _retention(source: SourceFacts, downtime: timedelta | None) -> Iterator[Finding]:
+def _retention(source: KafkaSourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
     if source.topics is None:
-        away = say(downtime) if downtime is not None else "the longest downtime"
         asked = f" ({source.unasked})" if source.unasked else ""
-        yield must(f"the topic keeps records longer than {away}{asked}")
+        yield must(f"the topic keeps records longer than {_away(pipeline)}{asked}")
         return
     for topic, facts in source.topics.items():
-        yield from _retention_of(topic, facts, downtime)
+        yield from _retention_of(topic, facts, pipeline.downtime)
 
 
 def _retention_of(topic: str, facts: TopicFacts, downtime: timedelta | None) -> Iterator[Finding]:
@@ -150,50 +160,6 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         yield must(f"no file comes late: {late} (maxFileAge)")
 
 
-def _rabbitmq_stream(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    yield holds("offsets are stored before a batch runs, and a replay reads the same messages again, or stops")
-    if source.options is None:
-        yield must("accept_lost is not given")
-    elif accepted := json.loads(source.options.get("source", "{}")).get("accept_lost"):
-        yield loses(
-            f"accept_lost={accepted}: messages below these offsets that are gone are skipped",
-            "no accept_lost, once the query is past them",
-        )
-    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
-    yield must(f"the streams keep messages longer than {away} (max-age, max-length-bytes)")
-    yield must("a majority of each stream's replicas keep what they have confirmed: RabbitMQ does not fsync streams")
-
-
-def _pravega(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    yield holds("stream cuts are stored before a batch runs, and a replay reads the same events again, or stops")
-    if source.options is None:
-        yield must("accept_lost is not given")
-    elif accepted := source.options.get("accept_lost"):
-        yield loses(
-            f"accept_lost={accepted}: events before this cut that are gone are skipped",
-            "no accept_lost, once the query is past it",
-        )
-    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
-    yield must(f"the stream keeps events longer than {away} (its retention policy)")
-
-
-def _rabbitmq_queue(source: SourceFacts, _: Pipeline) -> Iterator[Finding]:
-    options = source.options or {}
-    yield holds("messages are kept in the checkpoint before a batch reads them, and a replay reads the same ones again")
-    if options.get("identify") == "digest":
-        yield must("no two messages are alike in all that their publisher has set: one of them would be dropped")
-    else:
-        yield must("each message has an id of its own, and a publisher that repeats one repeats its id")
-    if options.get("acknowledge") == "stored":
-        yield must("the checkpoint is not lost: messages are gone from the queue before their batch is finished")
-    yield must(
-        "the queue is durable, its publishers wait for confirms, and no limit of length or age, no limit of deliveries "
-        "(of a quorum queue), and no policy, drops messages that are not read yet"
-    )
-    yield must("a message that comes again does so before as many others as remember= says (250,000)")
-    yield note("messages that come again may come in another order")
-
-
 def _rate(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
     yield holds("it computes its rows from the offsets, so a replay gives the same")
     yield note("it generates its rows: for tests only")
@@ -237,10 +203,9 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             f"excludeRegex={excluded}: rows of files whose path matches are skipped",
             "no excludeRegex",
         )
-    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
     yield must(
         "delta.logRetentionDuration (30 days) and VACUUM's delta.deletedFileRetentionDuration (7 days) are longer "
-        f"than {away}"
+        f"than {_away(pipeline)}"
     )
 
 
@@ -255,8 +220,7 @@ def _iceberg(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
         )
     if source.is_true("streaming-skip-delete-snapshots"):
         yield note("streaming-skip-delete-snapshots=true: rows that are deleted later stay in the output")
-    away = "the longest downtime" if pipeline.downtime is None else say(pipeline.downtime)
-    yield must(f"snapshots are expired no sooner than after {away}")
+    yield must(f"snapshots are expired no sooner than after {_away(pipeline)}")
 
 
 def _unknown(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
@@ -269,11 +233,7 @@ def _unknown(_: SourceFacts, __: Pipeline) -> Iterator[Finding]:
 RULES: Mapping[str, Rule] = {
     "delta": _delta,
     "iceberg": _iceberg,
-    "kafka": _kafka,
     "memory": _memory,
-    "pravega": _pravega,
-    "rabbitmq_queue": _rabbitmq_queue,
-    "rabbitmq_stream": _rabbitmq_stream,
     "rate": _rate,
     "rate-micro-batch": _rate,
     "ratestream": _rate,

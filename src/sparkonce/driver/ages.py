@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparkonce.protocol.handles import Handle
-from sparkonce.sources.rabbitmq.places import is_place
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
 """The rest of a transaction's life when its batch is decided: at least this part of it, and so many seconds."""
@@ -75,31 +73,3 @@ class Pace:
     def note(self, took_s: float, rows: int | None) -> None:
         """Takes in how long a batch took, all of its tries together."""
         self._took_s, self._rows = took_s, rows
-
-
-def offsets_between(before: Sequence[str] | None, after: Sequence[str]) -> int | None:
-    """Counts a batch's input by its offsets; None if a source has none that count rows, as Kafka's and RabbitMQ's have.
-
-    Args:
-        before: Where the sources stood before the batch, a line of JSON each; None for a query's first batch.
-        after: Where they stand after it. Kafka's are ``{topic: {partition: offset}}``, see `places` for RabbitMQ's.
-    """
-    if before is None:
-        return None
-    try:
-        return sum(
-            offset - first.get(topic, {}).get(partition, 0)
-            for first, last in zip(map(_offsets, before), map(_offsets, after), strict=True)
-            for topic, partitions in last.items()
-            for partition, offset in partitions.items()
-        )
-    except (AttributeError, TypeError, ValueError):
-        return None
-
-
-def _offsets(line: str) -> Mapping[str, Mapping[str, int]]:
-    """Returns a source's offsets by their place. A stream's position has more than its offset."""
-    found = json.loads(line)
-    if found and all(map(is_place, found.values())):
-        return {stream: {"": place["offset"]} for stream, place in found.items()}
-    return found  # type: ignore[no-any-return]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparkonce import errors
-from sparkonce.driver.ages import offsets_between
 from sparkonce.driver.progress import BatchProgress, Stopwatch
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
@@ -88,8 +87,7 @@ class HalfRun(RunDriver):
             SparkonceError: if the run must stop.
         """
         with self._at_work:
-            watch, batch = Stopwatch(), batch_of(self.state)
-            self._writer.rows_asked = offsets_between(batch.previous_offsets, batch.offsets)
+            watch = Stopwatch()
             opened = lambda: self._writer.opened_at(handover.opened_s)  # noqa: E731
             work = _Written(self._needed(handles), loser_possible=loser_possible, taken=opened)
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)

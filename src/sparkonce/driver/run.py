@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkonce import errors
-from sparkonce.driver.ages import offsets_between
 from sparkonce.driver.finish import BatchFinisher
 from sparkonce.driver.lookouts import Lookouts
 from sparkonce.driver.outage import Outage, Timing
@@ -177,15 +176,20 @@ class RunDriver:
         """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
         return {life.sink: life.seconds for life in self._sinks.lives(self._sinks.transactional)}
 
-    def run_batch(self, asked: on.BatchAsked, work: BatchWork) -> BatchProgress:
+    def run_batch(self, asked: on.BatchAsked, work: BatchWork, rows: int | None = None) -> BatchProgress:
         """Takes a batch from wherever it is to committed.
+
+        Args:
+            asked: The batch.
+            work: Runs its plan.
+            rows: The number of rows that it reads, from which its duration is estimated; None if that is not known.
 
         Raises:
             SparkonceError: if the run must stop; see `sparkonce.errors`.
         """
         with self._at_work:
             watch = Stopwatch()
-            self._writer.rows_asked = offsets_between(asked.previous_offsets, asked.offsets)
+            self._writer.rows_asked = rows
             effect = self._carry_out(asked, asked.batch, work, watch)
             return self._note_done(effect, watch)
 

@@ -44,7 +44,7 @@ class BatchWriter:
         failure: Records why a write failed.
 
     Attributes:
-        rows_asked: The number of input rows of the batch; None if its offsets do not count rows.
+        rows_asked: The number of input rows of the batch; None if it is not known.
     """
 
     def __init__(

@@ -1,9 +1,12 @@
-"""Reads a batch's end offsets in Kafka from the entries of its sources in Spark's offset log."""
+"""Reads the entries of a batch's sources in Spark's offset log: their offsets in Kafka, and the rows between two."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sparkonce.source import Source
 
 Offsets = Mapping[str, Mapping[int, int]]
 """The offset of the next record to read, by topic and partition."""
@@ -22,7 +25,7 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
     """
     found: dict[str, dict[int, int]] = {}
     for source in sources:
-        for topic, partitions in _of_kafka(source).items():
+        for topic, partitions in (_of_kafka(_parsed(source)) or {}).items():
             if topics is None or topic in topics:
                 known = found.setdefault(topic, {})
                 for partition, offset in partitions.items():
@@ -30,17 +33,55 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
     return found
 
 
-def _of_kafka(source: str) -> Offsets:
+def rows_read(before: Sequence[str] | None, now: Sequence[str], others: Collection[Source] = ()) -> int | None:
+    """Counts a batch's input by its offsets; None if a source has none that count rows, as Kafka's do.
+
+    Args:
+        before: Where the sources stood before the batch, a line each; None for a query's first batch.
+        now: Where they stand after it.
+        others: The query's sources that are not Kafka's. They count their own offsets.
+    """
+    if before is None or len(before) != len(now):
+        return None
+    total = 0
+    for first, last in zip(map(_parsed, before), map(_parsed, now), strict=True):
+        found = (source.rows_between(first, last) for source in others)
+        rows = next((one for one in found if one is not None), None)
+        if rows is None and (rows := _kafka_rows(first, last)) is None:
+            return None
+        total += rows
+    return total
+
+
+def _kafka_rows(before: Any, now: Any) -> int | None:
+    first, last = _of_kafka(before), _of_kafka(now)
+    if first is None or last is None:
+        return None
+    return sum(
+        offset - first.get(topic, {}).get(partition, 0)
+        for topic, partitions in last.items()
+        for partition, offset in partitions.items()
+    )
+
+
+def _parsed(line: str) -> Any:
     try:
-        said = json.loads(source)
-        if not isinstance(said, dict) or not all(isinstance(one, dict) for one in said.values()):
-            return {}
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _of_kafka(said: Any) -> Offsets | None:
+    """Returns a parsed offset of Kafka's source; None if it is not one."""
+    if not isinstance(said, dict) or not all(isinstance(one, dict) for one in said.values()):
+        return None
+    try:
         return {
             topic: {int(partition): _offset(offset) for partition, offset in partitions.items()}
             for topic, partitions in said.items()
         }
     except ValueError:
-        return {}
+        return None
 
 
 def _offset(value: object) -> int:

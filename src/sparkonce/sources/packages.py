@@ -11,9 +11,8 @@ KAFKA_MODULE = "spark-sql-kafka-0-10"
 AVRO_MODULE = "spark-avro"
 DELTA_MODULE = "delta-spark"
 ICEBERG_MODULE = "iceberg-spark-runtime"
-PRAVEGA_MODULE = "pravega-client"
-PRAVEGA_VERSION = "0.13.0"
-PRAVEGA_CLIENT = f"io.pravega:{PRAVEGA_MODULE}:{PRAVEGA_VERSION}"
+GROUP = "sparkonce.packages"
+"""The entry points of packages that need a jar: their name in `spark_packages`, and where its coordinate is."""
 
 SCALA = "2.13"  # the only one of Spark 4
 _RELEASED = re.compile(r"(\d+\.\d+\.\d+)(?:$|[-+])")
@@ -37,9 +36,9 @@ def spark_packages(
     avro: bool = True,
     delta: bool = False,
     iceberg: bool = False,
-    pravega: bool = False,
+    **others: bool,
 ) -> str:
-    """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta, Iceberg or Pravega.
+    """Returns the value of ``spark.jars.packages`` for Kafka and Avro, and for Delta, Iceberg and others.
 
     Spark's own must have exactly Spark's version (Spark's "Structured Streaming + Kafka Integration Guide", Deploying).
 
@@ -48,14 +47,15 @@ def spark_packages(
         avro: True for the Avro module too.
         delta: True for Delta Lake, in the version that `DeltaSink` is tested with.
         iceberg: The same for `IcebergSink`.
-        pravega: The same for `PravegaSink` and `read_pravega`.
+        others: The same for packages that name a jar in the entry point group ``sparkonce.packages``, such as
+            ``pravega`` for `PravegaSink` and `read_pravega`.
 
     Returns:
         The coordinates, separated by commas.
 
     Raises:
-        ConfigurationError: if the version is no release, for which modules are published, or if the version of Delta
-            or Iceberg for it is not known.
+        ConfigurationError: if the version is no release, for which modules are published, if the version of Delta or
+            Iceberg for it is not known, or if no package has such a name.
     """
     asked = importlib.metadata.version("pyspark") if version is None else str(version)
     found = _RELEASED.match(asked)
@@ -71,14 +71,27 @@ def spark_packages(
                 f"Which {module} fits Spark {found[1]} is not known here, only for {', '.join(_TABLES[module])}.",
                 next_step="Look up the version that its project names for that Spark, and add its coordinate.",
             )
-    wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables, PRAVEGA_MODULE: pravega}
+    wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables}
+    wanted |= {_registered(name): one for name, one in others.items()}
     return ",".join(_coordinate(module, found[1]) for module, one in wanted.items() if one)
+
+
+def _registered(name: str) -> str:
+    entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+    if name not in entries:
+        known = ", ".join(["avro", "delta", "iceberg", *sorted(entries)])
+        raise ConfigurationError(
+            f"{name}= is no package of jars that is known here, only {known}.",
+            next_step="Correct the name, or install the Python package that brings it.",
+            setting=name,
+        )
+    return str(entries[name].load())
 
 
 def _coordinate(module: str, version: str) -> str:
     """Returns a module's coordinate; with words instead of the version if that is not known."""
-    if module == PRAVEGA_MODULE:
-        return PRAVEGA_CLIENT
+    if ":" in module:
+        return module
     short = ".".join(version.split(".")[:2])
     if module == DELTA_MODULE:
         return _TABLES[module].get(short, f"io.delta:delta-spark_{SCALA}:<the version for Spark {short}>")
@@ -94,7 +107,7 @@ def missing_module(
     """Returns the error that names a module which a session lacks, and how to get it for each way to start Spark.
 
     Args:
-        module: The name of the module.
+        module: The name of the module, or its coordinate.
         version: The version of the running Spark.
         asked: The session's ``spark.jars.packages``.
         jars: The session's ``spark.jars``, where Spark lists what it has fetched.
@@ -103,8 +116,8 @@ def missing_module(
     found = _RELEASED.match(version)
     coordinate = _coordinate(module, found[1] if found else version)
     packages = ",".join(dict.fromkeys([*filter(None, asked.split(",")), coordinate]))
-    why = ""
-    if module in asked and module not in jars:
+    name, why = module.split(":")[1] if ":" in module else module, ""
+    if name in asked and name not in jars:
         first = (
             "spark-submit starts it before the script runs"
             if submitted
@@ -128,7 +141,7 @@ def missing_module(
     }
     told = sorted(ways.items(), key=lambda one: submitted and one[0] != by_submit)
     return ConfigurationError(
-        f"{why}This Spark session (version {version}) does not have {module}, whose jar PySpark does not ship.",
+        f"{why}This Spark session (version {version}) does not have {name}, whose jar PySpark does not ship.",
         next_step="Name the package where Spark is started, and start it again:\n"
         + "\n".join(f"  {way}: {line}" for way, line in told)
         + "\n  without a network: the jars, with all that they need, in spark.jars instead",

@@ -27,7 +27,9 @@ from sparkonce.log.files import log_store
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.source import Source
 from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
+from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
@@ -35,11 +37,11 @@ from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.kept import Kept
 from sparkonce.spark.left import warn_if_left
 from sparkonce.spark.letters import letters_of, warn_of_refused
-from sparkonce.spark.plans import reads_plainly
+from sparkonce.spark.plans import reads_plainly, registered_sources
 from sparkonce.spark.query_end import close_at_end, running
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.checkpoint import check_query, input_offsets
-from sparkonce.spark.start.checks import check_sources
+from sparkonce.spark.start.checks import check_sources, needs_of_sources
 from sparkonce.spark.start.classic import never_pickled, running_query
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import (
@@ -51,7 +53,6 @@ from sparkonce.spark.start.first_batch import (
 )
 from sparkonce.spark.start.given import accepted, check_frame, check_name, groups, location_of, new_writer
 from sparkonce.spark.start.slots import SlotAdvice
-from sparkonce.spark.start.streams import needs_of_streams
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork, check_plans
@@ -150,6 +151,7 @@ class ExactlyOnce:
         self._run: tuple[str, RunDriver] | None = None
         self._kept = Kept()
         self._topics: SourceTopics | None = None
+        self._others: Sequence[Source] = ()
         self._is_plain = False
         self._started = False
         self._query: StreamingQuery | None = None
@@ -231,7 +233,7 @@ class ExactlyOnce:
             SparkonceError: if the query must stop.
         """
         try:
-            asked, done = self._commit(df, batch)
+            rows, done = self._commit(df, batch)
         except SparkonceError as error:
             logger.debug("Batch %d stopped the query.", batch, exc_info=error)
             if not is_of_a_stop(error):
@@ -241,9 +243,9 @@ class ExactlyOnce:
             raise without_causes(error) from None
         self.listener.committed(done)
         warn_of_refused(self._letters, done)
-        self._advice.look(df.sparkSession, asked, done)
+        self._advice.look(df.sparkSession, rows, done)
 
-    def _commit(self, df: DataFrame, batch: int) -> tuple[BatchAsked, BatchProgress]:
+    def _commit(self, df: DataFrame, batch: int) -> tuple[int | None, BatchProgress]:
         checkpoint, patience_s = SparkCheckpoint(self._open(df)), self._timing.outage_patience_s
         offsets = input_offsets(checkpoint, batch, patience_s)
         run_id, query = running_query(df)
@@ -265,11 +267,12 @@ class ExactlyOnce:
         if self._topics is not None and decision is None:
             self._topics.check_same()
         before = input_offsets(checkpoint, batch - 1, patience_s)
-        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
+        rows = rows_read(before, offsets, self._others)
         row_bytes = self._arrow.row_bytes if self._is_plain and is_as_planned(df, query, self._kept) else None
-        grouping = grouping_of(before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
+        grouping = grouping_of(rows, before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
         work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
-        return asked, run.run_batch(asked, work)
+        asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
+        return rows, run.run_batch(asked, work, rows)
 
     def progress(self) -> list[BatchProgress]:
         """Returns the last batches of the newest run, oldest first: rows, transactions, seconds of each phase."""
@@ -321,6 +324,7 @@ class ExactlyOnce:
         whole = all(share.view is None for share in self._shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()
+        self._others = [source for _, source in registered_sources(plan)] if plan is not None else ()
         if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
         self._topics = topics = SourceTopics(sources)
@@ -372,7 +376,7 @@ class ExactlyOnce:
             with closing(GroupReporter(group)) as reporter:
                 reporter.check(facts)
         if not point.awaits_commit:  # the driver commits alone; the next batch's first tasks check their workers
-            check_executors(df.sparkSession, self.sinks, needs_of_streams(df))
+            check_executors(df.sparkSession, self.sinks, needs_of_sources(df))
 
     def _open(self, df: DataFrame) -> CheckpointFiles:
         """Returns the checkpoint's files, which only a session can find, and tells the sinks of them."""

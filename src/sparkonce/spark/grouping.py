@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from sparkonce.driver.ages import offsets_between
 from sparkonce.protocol.view import Decision
 from sparkonce.sources.offsets import kafka_offsets
-from sparkonce.sources.rabbitmq.places import is_place
 from sparkonce.spark.jvm import class_name, items
 
 SMALL_ROWS, SMALL_BYTES, SMALL_PARTITIONS = 5_000, 1 << 20, 16
@@ -68,6 +65,7 @@ class Grouping:
 
 
 def grouping_of(
+    rows: int | None,
     before: Sequence[str] | None,
     now: Sequence[str],
     rows_per_slot: int | None,
@@ -83,6 +81,7 @@ def grouping_of(
     after a restart that in which the checkpoint does (``KafkaOffsetReaderBase.getOffsetRangesFromResolvedOffsets``).
 
     Args:
+        rows: The number of rows that the batch reads; None if its offsets do not count rows, as those of files.
         before: The offsets of the batch before, a line for each source; None if there are none.
         now: The batch's own.
         rows_per_slot: The number of rows read that are worth a slot; None to leave each partition a slot, unless the
@@ -92,16 +91,14 @@ def grouping_of(
         decided: The number of slots with which the batch was decided; None if it is not.
 
     Returns:
-        The grouping; None if none is wanted, or the offsets do not count rows, as those of files.
+        The grouping; None if none is wanted, or the number of rows is not known.
     """
-    rows = offsets_between(before, now)
     is_small = rows is not None and rows <= (rows_per_slot or SMALL_ROWS) and _is_small(rows, row_bytes, before, now)
     if decided == 1 or (decided is None and is_small):
         return Grouping(1, merges=row_bytes is not None)
     if rows_per_slot is None or rows is None:
         return None
-    kafka = [json.loads(source) for source in now if source != "-"]
-    sizes = [sum(map(len, source.values())) for source in kafka if not any(map(is_place, source.values()))]
+    sizes = [sum(map(len, kafka_offsets([source]).values())) for source in now]
     return Grouping(max(1, -(-rows // rows_per_slot)), any(1 < size <= _KEPT_IN_ORDER for size in sizes))
 
 

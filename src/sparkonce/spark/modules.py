@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 def require_class(session: SparkSession, module: str, name: str) -> None:
     """Checks that the session has a module, by one of its classes.
 
+    Args:
+        session: The session.
+        module: The name of a module of Spark's, or the coordinate of another jar.
+        name: The class.
+
     Raises:
         ConfigurationError: if not; it says how to get the module.
     """

@@ -8,11 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.arguments import nonempty, number, whole_number
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.packages import PRAVEGA_MODULE
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.pravega.client import CLIENT_CLASS
-from sparkonce.spark.pravega.cluster import Pravega
-from sparkonce.spark.pravega.compiled import SOURCE_CLASS, add_source, source_options
+from sparkonce.spark.pravega.cluster import CLIENT_JAR, Pravega
+from sparkonce.spark.pravega.compiled import FORMAT, add_source, source_options
 from sparkonce.spark.start.given import check_session
 
 MAX_BYTES_PER_BATCH = 128 * 2**20
@@ -62,14 +61,14 @@ def read_pravega(
     }
     if max_bytes_per_batch is not None:
         options["max_bytes"] = str(whole_number("max_bytes_per_batch", max_bytes_per_batch, least=1))
-    require_class(spark, PRAVEGA_MODULE, CLIENT_CLASS)
+    require_class(spark, CLIENT_JAR, CLIENT_CLASS)
     if starting not in ("earliest", "latest"):
         _check_cut(spark, "starting", starting, options["stream"], _STARTS)
     if accept_lost is not None:
         _check_cut(spark, "accept_lost", accept_lost, options["stream"], "the text that an error has named")
         options["accept_lost"] = accept_lost
     add_source(spark)
-    return spark.readStream.format(SOURCE_CLASS).options(**options, starting=starting).load()
+    return spark.readStream.format(FORMAT).options(**options, starting=starting).load()
 
 
 def _check_cut(spark: SparkSession, setting: str, given: Any, stream: str, example: str) -> None:

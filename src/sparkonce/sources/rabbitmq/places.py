@@ -110,6 +110,15 @@ def another(stream: str, offset: int, why: str) -> StaleServerError:
     )
 
 
-def is_place(value: Any) -> bool:
-    """Tells whether a value of Spark's offset log is a position in a stream."""
-    return isinstance(value, dict) and {"offset", "first"} <= value.keys() <= {"offset", "first", "chunk", "at"}
+def rows_between(before: Any, after: Any) -> int | None:
+    """Counts the messages between two values of Spark's offset log; None if they are no positions in streams."""
+    if not after or not _are_places(before) or not _are_places(after):
+        return None
+    return sum(int(place["offset"]) - int(before.get(stream, {}).get("offset", 0)) for stream, place in after.items())
+
+
+def _are_places(value: Any) -> bool:
+    known = {"offset", "first", "chunk", "at"}
+    return isinstance(value, dict) and all(
+        isinstance(place, dict) and {"offset", "first"} <= place.keys() <= known for place in value.values()
+    )

@@ -13,16 +13,17 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.analysis.durations import parse_duration
 from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
-from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
+from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, lower_names
 from sparkonce.analysis.functions import used_by
-from sparkonce.analysis.given import function_facts, lower_names, sink_facts
+from sparkonce.analysis.given import function_facts, sink_facts
 from sparkonce.analysis.readers import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
+from sparkonce.spark.explain.plan import plan_facts
 from sparkonce.spark.jvm import class_name, field, jvm, scala_map
 from sparkonce.spark.letters import refused_rows_of
-from sparkonce.spark.plans import format_of, plan_facts, source_facts
+from sparkonce.spark.plans import format_of, source_facts
 
 Stable = bool | Iterable[str]
 OurSinks = tuple[TwoPhaseCommitSink, ...]
@@ -74,7 +75,7 @@ def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | Non
 
     Args:
         writer: Complete but for the call of ``start`` or ``toTable``.
-        stable: See `sparkonce.spark.plans.plan_facts`.
+        stable: See `sparkonce.spark.explain.plan.plan_facts`.
         table: The table, if that call is ``toTable``.
     """
     jwrite = writer._jwrite
@@ -120,7 +121,7 @@ def of_frame(
         sink: See `sinks_given`.
         options: The options of the stream writer; None if unknown.
         trigger: As for ``writeStream.trigger``.
-        stable: See `sparkonce.spark.plans.plan_facts`.
+        stable: See `sparkonce.spark.explain.plan.plan_facts`.
     """
     known = lower_names(options)
     when = dict(trigger or {})

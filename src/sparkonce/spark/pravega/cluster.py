@@ -8,6 +8,10 @@ from typing import Any
 from sparkonce.arguments import flag, nonempty
 from sparkonce.errors import ConfigurationError
 
+CLIENT_VERSION = "0.13.0"
+CLIENT_JAR = f"io.pravega:pravega-client:{CLIENT_VERSION}"
+"""The coordinate of Pravega's Java client."""
+
 _ENCRYPTED = ("tls://", "pravegas://")
 _SCHEMES = ("tcp://", "pravega://", *_ENCRYPTED)
 

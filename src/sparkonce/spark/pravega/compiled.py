@@ -21,7 +21,12 @@ from sparkonce.spark.pravega.cluster import Pravega
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
+FORMAT = "pravega"
+"""The short name of the format, by which `sparkonce.source` knows it, too."""
+
+_SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
+_SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
+"""The file in a jar by which Spark finds a format's class."""
 
 _JAVA = 8
 """The version of the language and of the classes. Janino knows static methods of interfaces from this one on."""
@@ -40,6 +45,7 @@ def add_source(spark: SparkSession) -> None:
             classes = _compiled(spark._jvm)
             unfinished = jar.with_suffix(".unfinished")
             with zipfile.ZipFile(unfinished, "w") as archive:
+                archive.writestr(_SERVICE, _SOURCE_CLASS)
                 for name, code in classes.items():
                     archive.writestr(name, code)
             unfinished.replace(jar)

@@ -14,11 +14,10 @@ from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.write_ahead.application import CallSettings
 from sparkonce.sinks.write_ahead.apply import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce.sources.packages import PRAVEGA_MODULE
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import CLIENT_CLASS, PravegaStream, reason
-from sparkonce.spark.pravega.cluster import Pravega
+from sparkonce.spark.pravega.cluster import CLIENT_JAR, Pravega
 from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.spark.tables.committer import WAIT_S, never
 from sparkonce.spark.tables.sink import SEEN_BY_ALL, driver_session
@@ -148,5 +147,5 @@ class PravegaSink(WriteAheadSink):
 
     def _opened(self) -> PravegaStream:
         spark = driver_session(self.name)
-        require_class(spark, PRAVEGA_MODULE, CLIENT_CLASS)
+        require_class(spark, CLIENT_JAR, CLIENT_CLASS)
         return PravegaStream(spark, self.cluster, self.scope, self.stream)

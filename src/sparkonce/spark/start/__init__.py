@@ -5,8 +5,6 @@
 - ``checkpoint``: that the checkpoint is the running query's.
 - ``checks``: where the query resumes, and its sources from there.
 - ``source_checks``: that the brokers of its sources answer, and know their topics.
-- ``streams``: that its RabbitMQ streams can be read, and what tasks need for that.
-- ``pravega``: that its Pravega streams are there.
 - ``topics``: that its topics were not deleted and made again.
 - ``first_batch``: the cost of its first batch; ``slots`` counts the tasks that write it.
 - ``executors``: that executors have the driver's sparkonce and what the sinks need, by one small job.

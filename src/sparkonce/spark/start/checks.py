@@ -9,11 +9,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sparkonce.driver.start import ResumePoint, recorded_topics
+from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.spark.plans import registered_sources
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
-from sparkonce.spark.start.pravega import ask_pravega, pravega_sources
 from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
-from sparkonce.spark.start.streams import ask_streams, stream_sources
 from sparkonce.spark.start.topics import SourceTopics, check_names, kafka_sources
 from sparkonce.spark.views import ShareSample
 
@@ -49,8 +49,8 @@ def check_sources(
     check_names(found, before or newest, point.batch if point.awaits_commit else None)
     if point.awaits_commit:
         return ()
-    ask_streams(stream_sources(plan), trigger or {})
-    ask_pravega(df.sparkSession, pravega_sources(plan))
+    for facts, source in registered_sources(plan):
+        source.check(df.sparkSession, facts, trigger or {})
     sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=not (trigger or {}).get("once"))
     check_partition_column(df, sources, samples, is_first=is_first)
     if is_first:
@@ -59,3 +59,8 @@ def check_sources(
     with closing(SourceTopics(found)) as topics:
         topics.check_ends(recorded_topics(point.view), before, newest)
     return sources
+
+
+def needs_of_sources(df: DataFrame) -> dict[str, WorkerNeeds]:
+    """Returns what a query's tasks need to read sources that packages have registered, by a name for people."""
+    return {facts.where or facts.format: one.worker_needs(facts) for facts, one in registered_sources(analyzed(df))}

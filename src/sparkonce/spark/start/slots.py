@@ -8,9 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sparkonce.driver.ages import offsets_between
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.protocol.events import BatchAsked
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import SHUFFLES, is_leaf
 
@@ -96,13 +94,18 @@ class SlotAdvice:
     def __init__(self, *, is_needed: bool) -> None:
         self._is_needed = is_needed
 
-    def look(self, spark: SparkSession, asked: BatchAsked, done: BatchProgress) -> None:
-        """Looks at a batch that is done."""
+    def look(self, spark: SparkSession, rows: int | None, done: BatchProgress) -> None:
+        """Looks at a batch that is done.
+
+        Args:
+            spark: The session.
+            rows: The number of rows that the batch has read; None if it is not known.
+            done: The batch.
+        """
         if not self._is_needed or done.transactions <= _ALWAYS_FINE:  # asking for the cores takes milliseconds
             return
         if done.transactions <= _fine(int(spark.sparkContext.defaultParallelism)):
             return
-        rows = offsets_between(asked.previous_offsets, asked.offsets)
         if rows is None or rows >= _FEW_ROWS * done.transactions:
             return
         self._is_needed = False

@@ -11,8 +11,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
+from sparkonce.source import SourceFacts
 from sparkonce.spark.jvm import jvm
 from sparkonce.spark.start.kafka_admin import admin_client, answer, close, java_list, reason
 

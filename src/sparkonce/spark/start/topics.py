@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from sparkonce.analysis.facts import SourceFacts
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts
+from sparkonce.source import SourceFacts
 from sparkonce.sources.offsets import Offsets, kafka_offsets
 from sparkonce.spark.jvm import jvm
 from sparkonce.spark.kept import Kept

@@ -11,12 +11,17 @@ import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.sources.DataSourceRegister;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** The format, and what Spark asks of it before it reads. */
-public class PravegaSource implements TableProvider {
+public class PravegaSource implements TableProvider, DataSourceRegister {
     static final StructType SCHEMA = StructType.fromDDL("value binary, segment bigint, offset bigint");
+
+    public String shortName() {
+        return "pravega";
+    }
 
     public StructType inferSchema(CaseInsensitiveStringMap options) {
         return SCHEMA;

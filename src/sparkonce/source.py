@@ -1,0 +1,174 @@
+"""The contract of a streaming source, and all that a source of your own imports.
+
+A query reads any source of Spark that keeps its offsets in the checkpoint. A `Source` tells sparkonce what only its
+author knows: how `sparkonce.explain` judges it, what a start checks, and how many rows lie between two offsets.
+
+A package names its sources in the entry point group ``sparkonce.sources``: under the name that
+``spark.readStream.format(…)`` takes, ``module:class`` of the `Source`. It is loaded when a query has that format.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError, OutageError, PreflightError
+from sparkonce.findings import Finding, doubles, holds, loses, must, note
+from sparkonce.needs import WorkerNeeds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "ConfigurationError",
+    "Finding",
+    "OutageError",
+    "PreflightError",
+    "Source",
+    "SourceFacts",
+    "WorkerNeeds",
+    "doubles",
+    "holds",
+    "loses",
+    "must",
+    "note",
+]
+
+GROUP = "sparkonce.sources"
+"""The group of entry points."""
+
+FILES = frozenset({"avro", "binaryfile", "csv", "file", "json", "orc", "parquet", "text", "xml"})
+BUILT_IN = FILES | {
+    *("delta", "iceberg", "kafka", "memory", "rate", "rate-micro-batch", "ratestream", "socket", "textsocket")
+}
+"""The formats that sparkonce itself knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """A streaming source of a query.
+
+    Attributes:
+        format: The name of its format in lower case, for example ``kafka``.
+        options: Its options, with names in lower case; None if they are not known, as from a checkpoint.
+        where: What it reads, for people: its topics, folder or table.
+    """
+
+    format: str
+    options: Mapping[str, str] | None = field(default_factory=dict)
+    where: str = ""
+
+    def is_true(self, option: str) -> bool:
+        """Returns True if an option, named in lower case, is set to true."""
+        return (self.options or {}).get(option, "").strip().lower() == "true"
+
+    def is_false(self, option: str) -> bool:
+        """Returns True if an option, named in lower case, is set to false."""
+        return (self.options or {}).get(option, "").strip().lower() == "false"
+
+
+class Source(abc.ABC):
+    """What sparkonce has to know of a streaming source. Only `judge` is required.
+
+    One object serves all queries of a process. Its module is loaded on the driver alone. Import clients where they are
+    used: a command may load the source without them.
+    """
+
+    @abc.abstractmethod
+    def judge(self, source: SourceFacts, downtime: str) -> Iterable[Finding]:
+        """Judges what the source guarantees, for `sparkonce.explain`.
+
+        Args:
+            source: The source in a query.
+            downtime: The longest downtime of the query, for people, such as ``2 hours``.
+
+        Returns:
+            The findings, made by `holds`, `must`, `doubles`, `loses` and `note`.
+        """
+
+    def starts_at_end(self, source: SourceFacts) -> bool:  # noqa: ARG002 - for those that override it
+        """Returns True if a first start skips the rows that are there already, for `sparkonce.explain`."""
+        return False
+
+    def describe_offset(self, offset: Any) -> str | None:  # noqa: ARG002 - for those that override it
+        """Returns what the source reads, for people, from an offset in a checkpoint. `sparkonce.explain` asks it.
+
+        Args:
+            offset: The offset of any source, parsed from Spark's JSON.
+
+        Returns:
+            The description, which may be empty; None if the offset is not one of this source.
+        """
+        return None
+
+    def rows_between(self, before: Any, after: Any) -> int | None:  # noqa: ARG002 - for those that override it
+        """Counts the rows between two offsets, parsed from Spark's JSON.
+
+        By their number small batches are grouped to fewer slots, and the duration of a batch is estimated.
+
+        Returns:
+            The number; None if the offsets do not count rows, or are not of this source.
+        """
+        return None
+
+    def check(self, spark: SparkSession, source: SourceFacts, trigger: Mapping[str, Any]) -> None:  # noqa: B027
+        """Checks the source's servers before the query starts.
+
+        Args:
+            spark: The session.
+            source: The source in the query.
+            trigger: The query's trigger, such as ``{"availableNow": True}``.
+
+        Raises:
+            PreflightError: naming the server that does not answer, or what it lacks.
+        """
+
+    def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - for those that override it
+        """Returns the needs of tasks that read the source, on executors' hosts. They are checked at the start."""
+        return WorkerNeeds()
+
+
+def registered(form: str) -> Source | None:
+    """Returns the source that a package has registered for a format; None if there is none.
+
+    Raises:
+        ConfigurationError: if it cannot be loaded.
+    """
+    return None if form.lower() in BUILT_IN or form.lower() not in _entries() else _loaded(form.lower())
+
+
+def all_registered() -> Iterator[tuple[str, Source]]:
+    """Yields the formats and sources that packages have registered, loaded one by one.
+
+    Raises:
+        ConfigurationError: if one cannot be loaded.
+    """
+    for form in _entries():
+        yield form, _loaded(form)
+
+
+@cache
+def _entries() -> Mapping[str, EntryPoint]:
+    return {entry.name.lower(): entry for entry in entry_points(group=GROUP)}
+
+
+@cache
+def _loaded(form: str) -> Source:
+    entry = _entries()[form]
+    try:
+        made = entry.load()()
+    except Exception as error:
+        raise ConfigurationError(
+            f"The source of format {form} cannot be loaded from {entry.value}: {type(error).__name__}: {error}.",
+            next_step=f"Correct the package's entry point in the group {GROUP}, or uninstall the package.",
+        ) from error
+    if not isinstance(made, Source):
+        raise ConfigurationError(
+            f"The source of format {form}, {entry.value}, is a {type(made).__name__}, and not a Source.",
+            next_step=f"Correct the package's entry point in the group {GROUP}, or uninstall the package.",
+        )
+    return made

@@ -1,0 +1,32 @@
+"""What a job from Kafka to Kafka imports, on its driver and on its workers: nothing of other systems."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+MOST = 166
+"""A job that imports more has to need it."""
+
+OTHERS = r"explain|pravega|rabbitmq|tables|write_ahead|sinks\.(files|memory|mysql|postgres|redis)"
+
+JOB = """
+import sys
+from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
+import sparkonce.executor
+import sparkonce.sinks.kafka.committer
+import sparkonce.sinks.kafka.lookout
+import sparkonce.sinks.kafka.preflight
+import sparkonce.sinks.kafka.writer
+print("\\n".join(name for name in sys.modules if name.split(".")[0] == "sparkonce"))
+"""
+
+
+def test_a_job_with_kafka_imports_no_other_system() -> None:
+    done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, check=True, timeout=120)
+    found = done.stdout.split()
+    foreign = [name for name in found if re.search(OTHERS, name)]
+    assert foreign == []
+    print(f"{len(found)} modules of sparkonce")  # noqa: T201 - `pytest -s` shows how many
+    assert len(found) <= MOST
