@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, PravegaSink
-from sparkonce.sources.packages import PRAVEGA_CLIENT
+from sparkonce.spark.pravega.cluster import CLIENT_JAR
 from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
 from sparkonce_lab.rig.servers.pravega import PravegaServer
 
@@ -37,7 +37,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="sparkonce-pravega-") as folder,
         PravegaServer(Path(folder) / "settings") as server,
-        machine(load, jars=resolve([PRAVEGA_CLIENT], exclude=in_spark), server_pid=server.pid) as on,
+        machine(load, jars=resolve([CLIENT_JAR], exclude=in_spark), server_pid=server.pid) as on,
     ):
         compare(on, contenders(on.spark, server), rounds=given.rounds)
     return 0

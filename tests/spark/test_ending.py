@@ -106,12 +106,12 @@ class TestInThisProcess:
         try:
             eventually(lambda: len(once.progress()) == 3, "all batches are committed")
             idle = re.compile("waiting for data to arrive.*200 rows read")
-            eventually(lambda: idle.search(once.listener.display.line().plain), "Spark says that it is idle")
-            assert ", 0 behind  ·  3 committed, the last" in once.listener.display.line().plain
+            eventually(lambda: idle.search(once.listener.display.line()), "Spark says that it is idle")
+            assert ", 0 behind  ·  3 committed, the last" in once.listener.display.line()
             first = ProgressDisplay(None, screen)
             first.show_query("", json.loads(query._jsq.recentProgress()[0].json()))
-            assert "400 rows read" in first.line().plain
-            assert ", 150 behind" in first.line().plain
+            assert "400 rows read" in first.line()
+            assert ", 150 behind" in first.line()
         finally:
             query.stop()
         eventually(lambda: screen._live is None, "the line is taken away")

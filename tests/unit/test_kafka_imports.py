@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-MOST = 166
+MOST = 146
 """A job that imports more has to need it."""
 
 OTHERS = r"explain|pravega|rabbitmq|tables|write_ahead|sinks\.(files|memory|mysql|postgres|redis)"

@@ -16,6 +16,7 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.protocol.state import Phase
 from sparkonce.watch import display as module
 from sparkonce.watch.display import ProgressDisplay, Screen
+from sparkonce.watch.terminal import Line
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -63,13 +64,13 @@ def shown(terminal: Terminal) -> ProgressDisplay:
 
 
 def test_a_start_is_seen_at_once(shown: ProgressDisplay, terminal: Terminal) -> None:
-    assert shown.line().plain == "totals starting: asking the servers"
+    assert shown.line() == "totals starting: asking the servers"
     shown.show_query("Getting offsets from KafkaV2[Subscribe[orders]]", None)
-    assert shown.line().plain == "totals getting offsets from KafkaV2[Subscribe[orders]]"
+    assert shown.line() == "totals getting offsets from KafkaV2[Subscribe[orders]]"
 
     shown.enter(Phase.FINISHING, 7)
     shown.show_query("Processing new data", None)
-    assert shown.line().plain == "totals batch 7: finishing"
+    assert shown.line() == "totals batch 7: finishing"
 
     shown.say("Resuming after batch 6.")
     assert "sparkonce: totals: Resuming after batch 6.\n" in terminal.text
@@ -77,12 +78,12 @@ def test_a_start_is_seen_at_once(shown: ProgressDisplay, terminal: Terminal) -> 
 
 def test_a_batch_and_what_its_source_gave_are_seen(shown: ProgressDisplay, terminal: Terminal) -> None:
     shown.enter(Phase.WRITING, 7)
-    assert shown.line().plain == "totals batch 7: preparing every slot"
+    assert shown.line() == "totals batch 7: preparing every slot"
     shown.show(batch(7, {"kafka": 305, "files": 305}, recovered=True, healed=2), "")
     shown.enter(Phase.IDLE, 7)
     shown.show_query("Waiting for data to arrive", kafka_progress(305, "40", "3"))
     terminal.now_s += 3
-    assert shown.line().plain == (
+    assert shown.line() == (
         "totals waiting for data to arrive  ·  305 rows read, 381 rows/s, 40 behind  ·  1 committed, the last 3 s ago"
         "  ·  1 recovered  ·  2 healed"
     )
@@ -93,11 +94,11 @@ def test_while_it_is_idle_the_age_of_the_last_commit_grows(shown: ProgressDispla
     shown.show_query("Waiting for data to arrive", kafka_progress(305))
     shown.show_query("Waiting for data to arrive", kafka_progress(0))
     terminal.now_s += 600
-    assert shown.line().plain.endswith("305 rows read, 0 rows/s  ·  1 committed, the last 10 min ago")
+    assert shown.line().endswith("305 rows read, 0 rows/s  ·  1 committed, the last 10 min ago")
 
 
 def test_the_line_goes_when_the_query_ends(shown: ProgressDisplay, terminal: Terminal) -> None:
-    assert isinstance(terminal.screen._live, module._Line)
+    assert isinstance(terminal.screen._live, Line)
     terminal.screen.refresh()
     shown.end()
     assert terminal.screen._live is None
@@ -131,11 +132,11 @@ def test_several_queries_take_turns(shown: ProgressDisplay, terminal: Terminal) 
         pass
     seen = set()
     for _ in range(4):
-        seen.add(terminal.screen._now().plain.partition(" ")[0])
+        seen.add(terminal.screen._now().partition(" ")[0])
         terminal.now_s += 3
     assert seen == {"totals", "other"}
     shown.end()
-    assert terminal.screen._now().plain.startswith("other")
+    assert terminal.screen._now().startswith("other")
 
 
 @pytest.mark.parametrize("of_a_terminal", [True, False])

@@ -10,21 +10,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
-
-from rich.console import Console
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.protocol.state import Phase
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sparkonce.watch.terminal import Line
+
 logger = logging.getLogger("sparkonce")
 
 _STDERR = 2
-_REFRESHED_PER_S = 2
 _TERMINAL_MAY_BE_GONE = suppress(OSError, ValueError)
 """Its terminal is closed, or a pipe has no reader: the query continues."""
 _EACH_SHOWN_S = 3.0
@@ -116,7 +114,7 @@ class ProgressDisplay:
         if lags:
             self._source += f", {max(lags):,} behind"
 
-    def line(self) -> Text:
+    def line(self) -> str:
         """Returns the line to show now."""
         batch = self._state if self._batch is None else f"batch {self._batch}: {self._state}"
         parts = [f"{self._name} {batch}".strip(), self._source]
@@ -124,7 +122,7 @@ class ProgressDisplay:
             parts.append(f"{self._committed:,} committed, the last {_ago(time.monotonic() - self._committed_s)} ago")
         parts.append(f"{self._recovered} recovered" if self._recovered else "")
         parts.append(f"{self._healed} healed" if self._healed else "")
-        return Text("  ·  ".join(filter(None, parts)), no_wrap=True, overflow="ellipsis")
+        return "  ·  ".join(filter(None, parts))
 
     def _write(self, line: str) -> None:
         """Writes a line of the logger's where logging does not show it. Handlers and level are the user's to set."""
@@ -145,11 +143,13 @@ class Screen:
         self._console = console
         self._lock = threading.RLock()
         self._displays: list[ProgressDisplay] = []
-        self._live: _Line | None = None
+        self._live: Line | None = None
 
     @property
     def is_terminal(self) -> bool:
-        """Tells if a line on this stream can be rewritten."""
+        """True if a line on this stream can be rewritten."""
+        if self._console is None and (sys.stderr is None or not sys.stderr.isatty()):
+            return False
         console = self._the_console()
         return console.is_terminal and not console.is_dumb_terminal
 
@@ -159,13 +159,9 @@ class Screen:
             if display not in self._displays:
                 self._displays.append(display)
             if self._live is None:
-                self._live = _Line(
-                    console=self._the_console(),
-                    get_renderable=self._now,
-                    refresh_per_second=_REFRESHED_PER_S,
-                    transient=True,
-                    redirect_stdout=sys.stdout.isatty(),  # else what a job prints into a file would go to the terminal
-                )
+                from sparkonce.watch.terminal import Line
+
+                self._live = Line(self._the_console(), self._now)
                 with _TERMINAL_MAY_BE_GONE:
                     self._live.start()
 
@@ -189,7 +185,7 @@ class Screen:
     def write(self, sentence: str) -> None:
         """Writes a sentence above the line."""
         with _TERMINAL_MAY_BE_GONE:
-            self._the_console().print(Text(f"sparkonce: {sentence}"))
+            self._the_console().print(f"sparkonce: {sentence}", markup=False, highlight=False, emoji=False)
 
     def refresh(self) -> None:
         """Draws at once."""
@@ -199,22 +195,15 @@ class Screen:
 
     def _the_console(self) -> Console:
         if self._console is None:
+            from rich.console import Console
+
             # FORCE_COLOR does not say if a line can be rewritten.
             self._console = Console(stderr=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
         return self._console
 
-    def _now(self) -> Text:
+    def _now(self) -> str:
         shown = list(self._displays)
-        return shown[int(time.monotonic() / _EACH_SHOWN_S) % len(shown)].line() if shown else Text()
-
-
-class _Line(Live):
-    """Leaves the cursor at the beginning of the line, so that output of Spark's JVM does not continue our line."""
-
-    def refresh(self) -> None:
-        with self._lock, self.console:
-            super().refresh()
-            self.console.control(Control(ControlType.CARRIAGE_RETURN))
+        return shown[int(time.monotonic() / _EACH_SHOWN_S) % len(shown)].line() if shown else ""
 
 
 def end_displays() -> None:

@@ -8,16 +8,12 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from sparkonce.checkpoint.credentials import object_files
 from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.checkpoint.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
 from sparkonce.checkpoint.proof import prove
 from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.checkpoints.calls import StoreError
-from sparkonce.spark.checkpoints.hadoop import HadoopFiles
-from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce.spark.jvm import jvm
 
 
@@ -50,6 +46,11 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     scheme = url.partition(":")[0]
     if scheme == "file":
         return LocalFiles(local_folder(url))
+    from sparkonce.checkpoint.credentials import object_files
+    from sparkonce.spark.checkpoints.calls import StoreError
+    from sparkonce.spark.checkpoints.hadoop import HadoopFiles
+    from sparkonce.spark.checkpoints.s3a import S3AFiles
+
     settings = hadoop_settings(spark)
     try:
         if scheme in HADOOP:

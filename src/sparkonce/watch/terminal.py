@@ -1,0 +1,38 @@
+"""A terminal's last line, kept up to date. Imported where there is a terminal: jobs on a cluster do without rich."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType
+from rich.text import Text
+
+_REFRESHED_PER_S = 2
+
+
+class Line(Live):
+    """Leaves the cursor at the beginning of the line, so that output of Spark's JVM does not continue our line.
+
+    Args:
+        console: The terminal.
+        shown: Returns the text to show now.
+    """
+
+    def __init__(self, console: Console, shown: Callable[[], str]) -> None:
+        super().__init__(
+            console=console,
+            get_renderable=lambda: Text(shown(), no_wrap=True, overflow="ellipsis"),
+            refresh_per_second=_REFRESHED_PER_S,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # else what a job prints into a file would go to the terminal
+        )
+
+    def refresh(self) -> None:
+        """Draws the line."""
+        with self._lock, self.console:
+            super().refresh()
+            self.console.control(Control(ControlType.CARRIAGE_RETURN))
