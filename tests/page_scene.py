@@ -18,10 +18,10 @@ from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.operate.systems import OperatorFile
-from sparkonce.page.server import PageServer
-from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.ui.server import PageServer
+from sparkonce.ui.watcher import PageWatcher
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import BATCHES_A_SEGMENT, RunNow, TimelineSegment
 

@@ -13,8 +13,8 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from page_scene import PageScene, many, now_ms, served, watched
-from sparkonce.page.server import PageServer
 from sparkonce.protocol.state import Phase
+from sparkonce.ui.server import PageServer
 from sparkonce.watch.figures import WatchedEvent
 
 pytestmark = [

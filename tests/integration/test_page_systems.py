@@ -17,9 +17,9 @@ from integration.kafka_witness import Prepared, Witness, new_name
 from page_scene import PageScene, many, now_ms, served
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.operate.systems import OperatorFile, read_file
-from sparkonce.page.alarms import alarms_of
-from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
+from sparkonce.ui.alarms import alarms_of
+from sparkonce.ui.watcher import PageWatcher
 
 pytestmark = pytest.mark.kafka
 LIMIT_S = 120
@@ -93,8 +93,8 @@ def test_open_transactions_have_verdict_timeout_and_lag(held: Held) -> None:
 def test_another_applications_transaction_in_a_querys_topic_is_shown_and_an_alarm(
     witness: Witness, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce.page.alarms.STRANGE_S", 0.0)
-    monkeypatch.setattr("sparkonce.page.systems.targets_of", lambda _: {(held.topic, "")})
+    monkeypatch.setattr("sparkonce.ui.alarms.STRANGE_S", 0.0)
+    monkeypatch.setattr("sparkonce.ui.watcher.targets_of", lambda _: {(held.topic, "")})
     billing = witness.prepare(held.topic, "theirs", transactional_id=new_name("billing"))
     watcher = PageWatcher(
         {"totals": LocalFiles(held.scene.path)}, held.file, checkpoints_every_s=0.1, systems_every_s=0.1

@@ -16,12 +16,10 @@ from page_scene import PageScene, many, now_ms
 from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
 from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
-from sparkonce.page.alarms import SILENT_S, alarms_of
-from sparkonce.page.checkpoints import READ_AGAIN_S, WatchedCheckpoint
-from sparkonce.page.systems import LOG_WITHIN_S
-from sparkonce.page.watcher import PageWatcher
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sinks._shared.orphans import Orphan
+from sparkonce.ui.alarms import SILENT_S, alarms_of
+from sparkonce.ui.watcher import LOG_WITHIN_S, READ_AGAIN_S, PageWatcher, WatchedCheckpoint
 
 LIMIT_S = 60
 

@@ -26,7 +26,7 @@ ALLOWED = {
 }
 """The modules that may, and what they convert."""
 
-_RIMS = ("sparkonce_lab/", "testing/", "cli/", "page/", "watch/")
+_RIMS = ("sparkonce_lab/", "testing/", "cli/", "ui/", "watch/")
 """They see no values of users."""
 
 

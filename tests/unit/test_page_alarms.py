@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from sparkonce.cli.main import app
-from sparkonce.page.alarms import RULES, Alarm, alarms_of, shown_time
-from sparkonce.page.state import PageState, QueryState, ShownQuery, ShownSystem, ShownTransaction, Usual
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.orphans import HeldPartition
+from sparkonce.ui.alarms import RULES, Alarm, alarms_of, shown_time
+from sparkonce.ui.state import PageState, QueryState, ShownQuery, ShownSystem, ShownTransaction, Usual
 from sparkonce.watch.figures import InDoubt
 
 NOW_MS = 1_800_000_000_000

@@ -10,11 +10,10 @@ import pytest
 from sparkonce.errors import LogError
 from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, NewestBatch, NextStart, RunOfLog
 from sparkonce.operate.history import LogEntry
-from sparkonce.page.alarms import alarms_of
-from sparkonce.page.kept import BY_THE_LOG, MOST_KEPT, KeptTimeline
-from sparkonce.page.state import TOLD_WITHIN_MS, Look, PageState, QueryState, show_query
-from sparkonce.page.usual import RATE_OVER_MS, usual_of
 from sparkonce.protocol.state import Phase
+from sparkonce.ui.alarms import alarms_of
+from sparkonce.ui.state import RATE_OVER_MS, TOLD_WITHIN_MS, Look, PageState, QueryState, show_query, usual_of
+from sparkonce.ui.timeline import BY_THE_LOG, MOST_KEPT, PageTimeline
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment
 
@@ -246,12 +245,12 @@ def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() ->
     assert shown.usual["preparing every slot"].p50_ms == 900
 
 
-def numbers(kept: KeptTimeline, than: int = 0) -> list[int]:
+def numbers(kept: PageTimeline, than: int = 0) -> list[int]:
     return [one[0] for part in ("batches", "events") for one in kept.newer(than)[part]]
 
 
 def test_each_batch_and_event_is_given_once() -> None:
-    kept, event = KeptTimeline(), WatchedEvent(at_ms=5, kind="healed", batch=1, text="One.", next_step="look at it")
+    kept, event = PageTimeline(), WatchedEvent(at_ms=5, kind="healed", batch=1, text="One.", next_step="look at it")
     kept.add([segment(*STEADY[:2], events=[event])], ())
     first = kept.newer(0)
     assert (len(first["batches"]), first["events"]) == (2, [[3, 5, "healed", 1, "One.", "Look at it."]])
@@ -259,7 +258,7 @@ def test_each_batch_and_event_is_given_once() -> None:
     assert numbers(kept, first["last"]) == [4]
     assert numbers(kept, 4) == []
 
-    kept = KeptTimeline()
+    kept = PageTimeline()
     kept.add([segment(batch(4, 10, rows={"a": 1, "b": 2}, recovered=True, healed=3))], ())
     found = kept.newer(0)
     phases = [0, 900, 1, 100]
@@ -272,7 +271,7 @@ def test_each_batch_and_event_is_given_once() -> None:
 
 
 def test_the_log_has_what_is_older_than_the_timeline() -> None:
-    kept = KeptTimeline()
+    kept = PageTimeline()
     commits = [entry("commit", 100 + n, number=n, rows={"a": n}, transactions={"a": 2}, opened_ms=90) for n in range(4)]
     kept.add([segment(batch(2, 150), batch(3, 160))], [entry("claim", 80, run="1-0badcafe", host="h"), *commits])
     found = kept.newer(0)
@@ -282,7 +281,7 @@ def test_the_log_has_what_is_older_than_the_timeline() -> None:
     assert [one[4] for one in found["events"]] == ["Run 1-0badcafe begins on h, by the log."]
 
     # A new run claims and decides a moment before it writes its first segment.
-    kept, began = KeptTimeline(), WatchedEvent(at_ms=11, kind="started", batch=None, text="Run r begins.")
+    kept, began = PageTimeline(), WatchedEvent(at_ms=11, kind="started", batch=None, text="Run r begins.")
     log = [entry("claim", 10), entry("commit", 20, number=0)]
     kept.add([], log)
     kept.add([segment(batch(0, 15), batch(1, 30), events=[began])], log)
@@ -304,7 +303,7 @@ def test_the_log_has_what_a_run_did_not_write_before_it_died(
     *, has_timeline: bool, after_ms: int, by_log: list[int]
 ) -> None:
     """And what a run decides that keeps no timeline. What the newest run's timeline may yet tell is waited for."""
-    kept, older = KeptTimeline(), "5-0badcafe"
+    kept, older = PageTimeline(), "5-0badcafe"
     log = [
         *(entry("commit", 100 + number, number=number, run=older) for number in range(4)),
         entry("claim", 110),
@@ -316,7 +315,7 @@ def test_the_log_has_what_a_run_did_not_write_before_it_died(
 
 
 def test_no_more_than_the_newest_are_kept() -> None:
-    kept = KeptTimeline()
+    kept = PageTimeline()
     for number in range(0, MOST_KEPT + 500, 250):
         kept.add([segment(*(batch(number + i, 1000 * (number + i)) for i in range(250)))], ())
     found = kept.newer(0)["batches"]

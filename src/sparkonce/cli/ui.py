@@ -32,8 +32,8 @@ def ui(
     sparkonce ui --checkpoint /data/checkpoints/totals --config systems.yaml
     """
     from sparkonce.operate.systems import read_file
-    from sparkonce.page.server import PageServer, is_loopback
-    from sparkonce.page.watcher import PageWatcher
+    from sparkonce.ui.server import PageServer, is_loopback
+    from sparkonce.ui.watcher import PageWatcher
 
     file = read_file(config)
     with ExitStack() as stack:

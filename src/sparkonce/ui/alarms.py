@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 from sparkonce.operate.checkpoint import NextStart
 from sparkonce.operate.transactions import LogVerdict, next_step_of
-from sparkonce.page.state import (
+from sparkonce.ui.state import (
+    FEW,
     PageState,
     QueryState,
     ShownQuery,
     ShownSystem,
     ShownTransaction,
+    Usual,
+    longest_usual_ms,
 )
-from sparkonce.page.usual import FEW, Usual, longest_usual_ms
 
 SLOW_MS = 20_000
 """A phase that is shorter is no alarm, whatever is usual: a driver writes its timeline every 15 s at most."""
@@ -148,7 +150,11 @@ def _old(state: PageState) -> Iterator[Alarm]:
         told.add(one.query)
         left_s = one.timeout_s - one.age_s
         ends = f"It ends in {shown_time(left_s)}." if left_s > 0 else "It is past it."
-        loss = " Its rows are decided, and have to be written again if it ends." if _is_decided(one) else ""
+        loss = (
+            " Its rows are decided, and have to be written again if it ends."
+            if one.verdict == LogVerdict.COMMIT.value
+            else ""
+        )
         yield Alarm(
             key=f"old {system.name} {one.name}",
             urgent=one.age_s > VERY_OLD * one.timeout_s,
@@ -228,10 +234,6 @@ RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _b
 
 _NOT_OPEN = (QueryState.IDLE, QueryState.ENDED)
 _NEAR = {False: "past half of its timeout", True: "near its timeout"}
-
-
-def _is_decided(one: ShownTransaction) -> bool:
-    return one.verdict == LogVerdict.COMMIT.value
 
 
 def _open(state: PageState) -> Iterator[tuple[ShownSystem, ShownTransaction]]:

@@ -1,8 +1,12 @@
-"""Says what is known of each query and system at one moment, as values, and as JSON for the page."""
+"""Says what is known of each query and system at one moment, and what is usual of a query's batches.
+
+The values become the JSON of the page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -11,18 +15,30 @@ from sparkonce.errors import SparkonceError
 from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, told
 from sparkonce.operate.history import LogEntry
 from sparkonce.operate.transactions import OpenTransaction
-from sparkonce.page.usual import Usual, newest_batches, phase_times, rates, usual_of
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks._shared.orphans import token_in
 from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan
-from sparkonce.watch.figures import InDoubt
+from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 NOT_HEARD_MS = 180_000
 """A driver that is silent for longer is not heard of: it writes its timeline once a minute without news, too."""
+
 TOLD_WITHIN_MS = 45_000
 """A driver that lives tells within this time that it finishes a batch: it writes its timeline every 15 s at most."""
+
+MEASURED = 1000
+"""The number of newest batches that say what is usual."""
+
+FEW = 10
+"""The number of batches below which nothing is usual yet."""
+
+RATE_OVER_MS = 300_000
+
+LONGER_THAN_USUAL = 3
+"""A phase takes much longer than usual, if it takes so many times the usual."""
+
 _CLAIMED = "The run had just claimed the log when it was last heard of. An operator's resolve or sweep does so, too."
 
 
@@ -51,7 +67,7 @@ class Look:
         read_ms: When it was last read whole; None if it never was.
         looked_ms: When its timeline was last read: nothing newer is known of its driver.
         silent_s: How long a reading that is under way takes already; 0 if none takes long.
-        last: The newest number of its `KeptTimeline`.
+        last: The newest number of its `PageTimeline`.
     """
 
     location: str
@@ -63,6 +79,21 @@ class Look:
     looked_ms: int | None = None
     silent_s: float = 0.0
     last: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """The times that batches, or one of their phases, have taken.
+
+    Attributes:
+        p50_ms: Half of them took at most this.
+        p95_ms: 95 % of them took at most this.
+        of: How many there are.
+    """
+
+    p50_ms: int
+    p95_ms: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,3 +367,53 @@ def _decided_since(look: Look, segment: TimelineSegment) -> LogEntry | None:
     last = max(commits, key=lambda one: one.position, default=None)
     is_newer = last is not None and last.run == segment.run and last.at_ms > segment.now.written_ms
     return last if is_newer else None
+
+
+def usual_of(times_ms: Iterable[int]) -> Usual:
+    """Returns what is usual of some times, of which there is at least one."""
+    ordered = sorted(times_ms)
+
+    def rank(part: float) -> int:
+        return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+    return Usual(p50_ms=rank(0.5), p95_ms=rank(0.95), of=len(ordered))
+
+
+def longest_usual_ms(usual: Usual | None, at_least_ms: int) -> int:
+    """Returns the time after which something takes much longer than usual."""
+    known = usual is not None and usual.of >= FEW
+    return max(at_least_ms, LONGER_THAN_USUAL * usual.p95_ms if usual is not None and known else 5 * 60_000)
+
+
+def newest_batches(segments: Sequence[TimelineSegment]) -> list[WatchedBatch]:
+    """Returns the newest batches, at most `MEASURED`."""
+    found: list[WatchedBatch] = []
+    for segment in reversed(segments):
+        found[:0] = segment.batches
+        if len(found) >= MEASURED:
+            break
+    return found[-MEASURED:]
+
+
+def phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
+    """Returns the times of each phase, in milliseconds."""
+    found: dict[str, list[int]] = {}
+    for batch in batches:
+        for name, took_ms in batch.phases:
+            found.setdefault(name, []).append(took_ms)
+    return found
+
+
+def rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
+    """Returns the rows a second of the last minutes by sink, counted by the ends of their batches."""
+    since_ms = now_ms - RATE_OVER_MS
+    rows: dict[str, int] = {}
+    # By their ids: a batch that its run had committed, and that the next run found decided, is in both runs' segments.
+    batches = {batch.batch: batch for segment in segments for batch in segment.batches}
+    for batch in batches.values():
+        ended = batch.began_ms + batch.took_ms
+        for sink, count in batch.rows.items():
+            rows[sink] = rows.get(sink, 0) + (count if since_ms < ended <= now_ms else 0)
+    known_ms = next((batch.began_ms for batch in batches.values()), now_ms)
+    over_ms = min(RATE_OVER_MS, now_ms - known_ms)
+    return {sink: round(count * 1000 / over_ms, 1) for sink, count in rows.items()} if over_ms > 0 else {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkonce.operate.history import LogEntry
-from sparkonce.page.state import TOLD_WITHIN_MS, sentence
+from sparkonce.ui.state import TOLD_WITHIN_MS, sentence
 from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import TimelineSegment
 
@@ -33,7 +33,7 @@ class _Names:
         return self.known.setdefault(name, len(self.known))
 
 
-class KeptTimeline:
+class PageTimeline:
     """A query's batches and events, each with a number that grows. Not for several threads at once.
 
     Args:

@@ -18,8 +18,8 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from sparkonce.page.alarms import alarms_of
-from sparkonce.page.watcher import PageWatcher
+from sparkonce.ui.alarms import alarms_of
+from sparkonce.ui.watcher import PageWatcher
 from sparkonce.version import __version__
 
 logger = logging.getLogger("sparkonce")
@@ -141,7 +141,7 @@ class _PageHandler(BaseHTTPRequestHandler):
             return
         if asked.path in _STATIC:
             name, kind = _STATIC[asked.path]
-            self._answer((files("sparkonce.page") / "static" / name).read_bytes(), kind)
+            self._answer((files("sparkonce.ui") / "static" / name).read_bytes(), kind)
         elif found := _ICON.fullmatch(asked.path):
             self._answer(_icon(found[1]), "image/svg+xml", kept_s=86400)  # also for a page that has lost its server
         elif asked.path == "/api/state":

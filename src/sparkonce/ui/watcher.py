@@ -1,0 +1,440 @@
+"""Reads the checkpoints and asks the systems of the page, in the background, as long as somebody has the page open.
+
+- `PageLook`: a thread for each of them, which reads it again after a pause
+- `WatchedCheckpoint`: the timeline each time; the log and Spark's files when their names have changed
+- `WatchedSystem`: the open transactions, which are judged by the logs of their queries
+- `PageWatcher`: all of them, and the state of the page
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.log.base import FOLDER
+from sparkonce.operate.checkpoint import read_checkpoint, read_log_of
+from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
+from sparkonce.operate.transactions import OpenTransaction, judge, targets_of
+from sparkonce.protocol.ownership import short_query
+from sparkonce.protocol.view import LogView
+from sparkonce.sinks._shared.orphans import Orphan
+from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan, Target, list_blocking, list_held
+from sparkonce.ui.state import Look, PageState, ShownSystem, ShownTransaction, sentence, show_query
+from sparkonce.ui.timeline import PageTimeline
+from sparkonce.watch.timeline import TimelineReader
+
+logger = logging.getLogger("sparkonce")
+
+MOST_OF_ITS_TIME = 4
+"""A look is followed by a pause of so many times its own length, so that a slow store is spared."""
+
+LOOKED_AT_FOR_S = 120.0
+"""The page is taken to be closed when it has not asked for so long. Browsers ask once a minute in the background."""
+
+
+CHECKPOINTS_EVERY_S, SYSTEMS_EVERY_S = 2.0, 10.0
+
+READ_AGAIN_S = 30.0
+"""A checkpoint whose files have the same names is read again after this time."""
+
+LOG_WITHIN_S = 20.0
+"""A verdict waits so long for its log to be read after the system was asked; else the last reading counts."""
+
+MOST_DESCRIBED = 20
+"""The number of transactions of Kafka, the oldest, whose partitions are asked for."""
+
+HELD_WITHIN_S = 20.0
+"""No more of them are asked for after this time."""
+
+_SECRET = re.compile(r"pass|secret|token|credential|jaas|key", re.IGNORECASE)
+
+_IN_TEXTS = re.compile(
+    r"(?:://[^:/@\s]*:([^@\s]+)@|(?:pass\w*|secret\w*|token\w*|\w*key)\s*=\s*('[^']*'|\"[^\"]*\"|\S+))"
+)
+
+
+class PageLook(ABC):
+    """Looks at one thing again and again, in a thread of its own.
+
+    Args:
+        every_s: The time between two looks.
+        now_ms: The clock.
+        changed: Told when a look has ended; all looks of a page share it.
+    """
+
+    def __init__(self, every_s: float, now_ms: Callable[[], int], changed: threading.Condition) -> None:
+        self.every_s, self.now_ms, self.changed = every_s, now_ms, changed
+        self.began_ms: int | None = None
+        self._looks = 0
+        self._wanted_until_s = 0.0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._keep_looking, name="sparkonce-page", daemon=True)
+
+    def want(self) -> None:
+        """Notes that somebody looks at the page."""
+        with self.changed:
+            self._wanted_until_s = time.monotonic() + LOOKED_AT_FOR_S
+            if not self._is_closed and not self._thread.is_alive():
+                self._thread.start()
+            self.changed.notify_all()
+
+    def wait_for_look(self, timeout_s: float) -> bool:
+        """Waits until a look that begins from now on has ended. Returns False if none has within the time."""
+        self.want()
+        with self.changed:
+            number = self.next_look()
+            return self.changed.wait_for(lambda: self.has_looked(number), timeout_s)
+
+    def next_look(self) -> int:
+        """Returns the number of the first look that begins from now on."""
+        with self.changed:
+            return self._looks + (1 if self.began_ms is None else 2)
+
+    def has_looked(self, number: int) -> bool:
+        """Tells if the look with a number has ended."""
+        return self._looks >= number
+
+    @property
+    def silent_s(self) -> float:
+        """The time that the look under way takes already; 0 if there is none."""
+        began_ms = self.began_ms
+        return max(0.0, (self.now_ms() - began_ms) / 1000) if began_ms is not None else 0.0
+
+    @abstractmethod
+    def look(self) -> None:
+        """Looks once."""
+
+    def close(self) -> None:
+        """Ends the thread, after a look that is under way."""
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
+
+    def _keep_looking(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self._is_closed or time.monotonic() < self._wanted_until_s)
+                if self._is_closed:
+                    return
+                self.began_ms = self.now_ms()
+            began_s = time.monotonic()
+            self.look()
+            with self.changed:
+                self.began_ms = None
+                self._looks += 1
+                self.changed.notify_all()
+            self._pause(max(self.every_s, MOST_OF_ITS_TIME * (time.monotonic() - began_s)))
+
+    def _pause(self, pause_s: float) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self._is_closed, pause_s)
+
+
+def as_ours(error: Exception, what: str) -> SparkonceError:
+    """Returns an error with a message and a next step; one of a client's is named, and not repeated."""
+    if isinstance(error, SparkonceError):
+        return error
+    if isinstance(error, OSError):
+        return SparkonceError(f"{what}: {error.strerror or error}.", next_step="See if it can be reached from here.")
+    logger.debug("%s", what, exc_info=error)
+    return SparkonceError(f"{what}: {type(error).__name__}.", next_step="See if it can be reached from here.")
+
+
+class WatchedCheckpoint(PageLook):
+    """A checkpoint, read again and again.
+
+    Args:
+        location: As the operator gave it.
+        files: Its files.
+        every_s: The time between two looks.
+        now_ms: The clock.
+        changed: See `PageLook`.
+        moved: True to ask about a start with ``checkpoint_moved=True``.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        files: CheckpointFiles,
+        every_s: float,
+        now_ms: Callable[[], int],
+        changed: threading.Condition,
+        *,
+        moved: bool = False,
+    ) -> None:
+        super().__init__(every_s, now_ms, changed)
+        self._files, self._reader, self._moved = files, TimelineReader(files), moved
+        self._kept = PageTimeline()
+        self._last = Look(location=location)
+        self._names: object = None
+        self._query: str | None = None
+        self.view: LogView | None = None
+
+    @property
+    def last(self) -> Look:
+        """The last look."""
+        return replace(self._last, silent_s=self.silent_s)
+
+    def is_of(self, query: str) -> bool:
+        """Tells if its log is that of a query, by the short form of its id."""
+        run = self.view.newest_run if self.view is not None else None
+        return run is not None and short_query(run.query) == query
+
+    def may_be_of(self, query: str) -> bool:
+        """Tells the same, also if its first look has not ended."""
+        return self.is_of(query) or (self.view is None and self._last.error is None)
+
+    def newer(self, than: int) -> dict[str, Any]:
+        """Returns the batches and events with numbers above one. See `PageTimeline.newer`."""
+        with self.changed:
+            return self._kept.newer(than)
+
+    def look(self) -> None:
+        """Reads its timeline, and its log and Spark's files if their names have changed."""
+        try:
+            looked_ms = self.now_ms()
+            segments = self._reader.read()
+            found, is_read = self._last, self._last.read_ms or 0
+            names = [sorted(self._files.names(one)) for one in (f"{FOLDER}/records", "offsets", "commits")]
+            if found.status is None or names != self._names or self.now_ms() - is_read > READ_AGAIN_S * 1000:
+                status = read_checkpoint(self._files, moved=self._moved)
+                _, self.view, entries = read_log_of(self._files)
+                found = replace(found, status=status, entries=entries, read_ms=self.now_ms())
+                self._names = names
+                if status.query is not None and self._query not in (None, status.query):
+                    with self.changed:  # somebody has begun anew in this folder
+                        self._kept = PageTimeline(self._kept.last + 1)  # so that the page asks, and forgets the other
+                self._query = status.query or self._query
+            segments = [one for one in segments if self._query in (None, one.query)]
+            with self.changed:
+                self._kept.add(segments, found.entries, looked_ms)
+            self._last = replace(found, segments=segments, error=None, last=self._kept.last, looked_ms=looked_ms)
+        except Exception as error:  # noqa: BLE001 - of any store: the page shows it
+            self._names = None
+            self._last = replace(self._last, error=as_ours(error, f"{self._last.location!r} cannot be read"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unjudged:
+    """Transactions that a system has open, of a query whose log is not read yet.
+
+    Attributes:
+        found: The transactions.
+        answered_ms: When the system said so.
+        looks: The number of the look at each checkpoint that reads its log after that.
+    """
+
+    found: Sequence[Orphan]
+    answered_ms: int
+    looks: Sequence[int]
+
+
+class WatchedSystem(PageLook):
+    """A system, asked again and again what it has open. The verdicts of each query wait for its own log alone.
+
+    Args:
+        system: The system.
+        checkpoints: Those of the page, with the logs.
+        every_s: The time between two looks.
+        now_ms: The clock.
+        changed: See `PageLook`.
+    """
+
+    def __init__(
+        self,
+        system: NamedSystem,
+        checkpoints: Sequence[WatchedCheckpoint],
+        every_s: float,
+        now_ms: Callable[[], int],
+        changed: threading.Condition,
+    ) -> None:
+        super().__init__(every_s, now_ms, changed)
+        self._system, self._checkpoints = system, checkpoints
+        self._unjudged: dict[str, Unjudged] = {}  # by the short form of the query's id
+        self._judged: dict[str, tuple[int, Sequence[OpenTransaction]]] = {}  # with the time of the system's answer
+        self._held: Mapping[str, Sequence[HeldPartition]] = {}
+        self._seen_ms: dict[str, int] = {}
+        self._answered_ms: int | None = None
+        self._error: SparkonceError | None = None
+
+    def shown(self) -> ShownSystem:
+        """Returns what is known of it now."""
+        now_ms, error, held = self.now_ms(), self._error, self._held
+        with self.changed:
+            judged = list(self._judged.values())
+        return ShownSystem(
+            name=self._system.name,
+            kind=self._system.kind.value,
+            answered_ms=self._answered_ms,
+            silent_s=self.silent_s,
+            error=without_secrets(error.message, self._system) if error is not None else "",
+            error_step=without_secrets(sentence(error.next_step), self._system) if error is not None else "",
+            open=[
+                ShownTransaction.of(one, (now_ms - answered_ms) / 1000, held.get(one.found.name, ()))
+                for answered_ms, found in judged
+                for one in found
+            ],
+        )
+
+    def look(self) -> None:
+        """Asks it. The verdicts follow in the pause, as soon as their logs are read."""
+        try:
+            found = self._system.list_open()
+            blockers = self._blockers()
+            answered_ms, looks = self.now_ms(), [one.next_look() for one in self._checkpoints]
+            held = {one.name: parts for one, parts in blockers}
+            self._held = held | self._held_by([one for one in found if one.name not in held])
+            listed = {one.name for one in found}
+            found += [one for one, _ in blockers if one.name not in listed]
+            self._answered_ms, self._error = answered_ms, None
+        except Exception as error:  # noqa: BLE001 - of any client: the page shows it
+            self._error = as_ours(error, f"System {self._system.name!r} cannot be asked")
+            return
+        theirs: dict[str, list[Orphan]] = {}
+        for one in found:
+            theirs.setdefault(one.query, []).append(one)
+        self._unjudged = {  # what waits already comes first, or a slow log would never be read in time
+            query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, looks=looks)
+            for query, of_query in theirs.items()
+        }
+        with self.changed:
+            self._judged = {query: known for query, known in self._judged.items() if query in theirs}
+
+    def _pause(self, pause_s: float) -> None:
+        until_s = time.monotonic() + pause_s
+        while not self._is_closed and (left_s := until_s - time.monotonic()) > 0:
+            with self.changed:
+                self.changed.wait_for(lambda: self._is_closed or self._with_logs(), left_s)
+            for query in self._with_logs():
+                self._judge(query, self._unjudged.pop(query))
+
+    def _with_logs(self) -> Sequence[str]:
+        """Returns the queries whose logs were read after the system was asked, or are waited for no longer."""
+        return [query for query, one in self._unjudged.items() if self._has_log(query, one)]
+
+    def _has_log(self, query: str, waits: Unjudged) -> bool:
+        if not query or self.now_ms() - waits.answered_ms > LOG_WITHIN_S * 1000:
+            return True  # what has no query is another application's
+        return all(
+            one.has_looked(number) or one.silent_s > LOG_WITHIN_S
+            for one, number in zip(self._checkpoints, waits.looks, strict=True)
+            if one.may_be_of(query)
+        )
+
+    def _judge(self, query: str, waits: Unjudged) -> None:
+        views = [one.view for one in self._checkpoints if one.view is not None and one.is_of(query)]
+        newest = max(views, key=lambda view: view.end, default=None)  # of several copies
+        judged = [judge(self._system.name, one, newest) for one in waits.found]
+        with self.changed:
+            self._judged[query] = (waits.answered_ms, judged)
+
+    def _blockers(self) -> list[tuple[KafkaOrphan, Sequence[HeldPartition]]]:
+        """Asks for the open transactions in the topics of the page's queries, whosever they are."""
+        views = [one.view for one in self._checkpoints if one.view is not None]
+        targets = set[Target]().union(*map(targets_of, views))
+        if self._system.kind is not Kind.KAFKA or not targets:
+            return []
+        blockers = list_blocking(self._system.settings, targets).found
+        now_ms = self.now_ms()
+        self._seen_ms = {one.orphan.name: self._seen_ms.get(one.orphan.name, now_ms) for one in blockers}
+        return [  # where nobody says since when one is open, it is as old as the page knows it
+            (
+                replace(one.orphan, age_s=max(one.orphan.age_s, (now_ms - self._seen_ms[one.orphan.name]) / 1000)),
+                one.partitions,
+            )
+            for one in blockers
+        ]
+
+    def _held_by(self, found: Sequence[Orphan]) -> dict[str, Sequence[HeldPartition]]:
+        """Asks for the partitions of the oldest transactions of Kafka; those that cannot be told are left out."""
+        held: dict[str, Sequence[HeldPartition]] = {}
+        give_up_at_s = time.monotonic() + HELD_WITHIN_S
+        for one in found[:MOST_DESCRIBED]:
+            if isinstance(one, KafkaOrphan) and time.monotonic() < give_up_at_s:
+                with suppress(SparkonceError):
+                    held[one.name] = list_held(self._system.settings, one)
+        return held
+
+
+def without_secrets(text: str, system: NamedSystem) -> str:
+    """Returns a message without what may be a secret in a system's settings. Messages have none: this makes sure."""
+    settings = system.settings
+    pairs = settings.items() if isinstance(settings, Mapping) else []
+    found = [str(value) for name, value in pairs if _SECRET.search(name)]
+    for one in [settings] if isinstance(settings, str) else [str(value) for _, value in pairs]:
+        found += [part.strip("'\"") for match in _IN_TEXTS.finditer(one) for part in match.groups() if part]
+    for secret in sorted(filter(None, found), key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
+
+
+class PageWatcher:
+    """All checkpoints and systems of the page.
+
+    Args:
+        checkpoints: Their files, by the locations that the operator gave.
+        file: The operator's file.
+        moved: True to ask about starts with ``checkpoint_moved=True``.
+        now_ms: The clock.
+        checkpoints_every_s: The time between two looks at a checkpoint.
+        systems_every_s: The time between two looks at a system.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Mapping[str, CheckpointFiles],
+        file: OperatorFile,
+        *,
+        moved: bool = False,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        checkpoints_every_s: float = CHECKPOINTS_EVERY_S,
+        systems_every_s: float = SYSTEMS_EVERY_S,
+    ) -> None:
+        self._now_ms, self._config, self._moved = now_ms, file.path, moved
+        changed = threading.Condition()
+        self.checkpoints = [
+            WatchedCheckpoint(location, files, checkpoints_every_s, now_ms, changed, moved=moved)
+            for location, files in checkpoints.items()
+        ]
+        self.systems = [
+            WatchedSystem(one, self.checkpoints, systems_every_s, now_ms, changed) for one in file.systems.values()
+        ]
+
+    def state(self) -> PageState:
+        """Returns what is known now, without waiting, and has everything looked at again soon."""
+        for one in (*self.checkpoints, *self.systems):
+            one.want()
+        now_ms = self._now_ms()
+        return PageState(
+            now_ms=now_ms,
+            queries=[show_query(one.last, now_ms) for one in self.checkpoints],
+            systems=[one.shown() for one in self.systems],
+            config=self._config,
+            moved=self._moved,
+        )
+
+    def close(self) -> None:
+        """Ends the looks."""
+        for one in (*self.checkpoints, *self.systems):
+            one.close()
+
+    def refuse_what_is_no_checkpoint(self, timeout_s: float) -> None:
+        """Waits for the first look at each checkpoint, and raises the error of one that is none.
+
+        A store that does not answer in time is no error here: the page shows it.
+
+        Raises:
+            ConfigurationError: if a folder is not a checkpoint.
+        """
+        for one in self.checkpoints:
+            if one.wait_for_look(timeout_s) and isinstance(one.last.error, ConfigurationError):
+                raise one.last.error
