@@ -23,12 +23,12 @@ import pika
 import pyarrow as pa
 
 from sparkonce import RabbitMQ
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish
 from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
 from sparkonce.sources.rabbitmq.queue.progress import Progress
 from sparkonce.sources.rabbitmq.queue.receiver import Receiver, ReceiverSettings
 from sparkonce.sources.rabbitmq.queue.segments import Segments
+from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import ApplyToken
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer

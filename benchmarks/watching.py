@@ -19,7 +19,6 @@ from statistics import median, quantiles
 from rich.console import Console
 from rich.table import Table
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.run import RunDriver
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -27,6 +26,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.listener import QueryListener
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"

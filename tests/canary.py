@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 from small_job import SmallJob
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
+from sparkonce.storage.local import LocalFiles
 
 CANARY = "c4n4ry-Xq9"
 Make = Callable[..., TwoPhaseCommitSink]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from s3_bucket import Bucket
-from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
+from sparkonce.storage.objects import ObjectAccess, ObjectFiles
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 

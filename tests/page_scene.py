@@ -13,13 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from small_job import SmallJob
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.operate.systems import OperatorFile
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.storage.local import LocalFiles
 from sparkonce.ui.server import PageServer
 from sparkonce.ui.watcher import PageWatcher
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent

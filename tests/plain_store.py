@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, Taken
-from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.storage.files import CheckpointFiles, Landed, Taken
+from sparkonce.storage.local import LocalFiles
 
 
 class PlainStore(CheckpointFiles):

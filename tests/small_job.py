@@ -12,8 +12,6 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
@@ -27,6 +25,8 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sink import Owner, TwoPhaseCommitSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 
 _FINGERPRINT = "_fingerprint"
 Rows = Callable[[int, int], pa.RecordBatch]

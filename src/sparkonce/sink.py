@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import member, nonempty
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import (
     ConfigurationError,
     OutageError,
@@ -34,6 +33,7 @@ from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.runs import Facts, Owner, Runs, claimed_by
+from sparkonce.storage.files import CheckpointFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa

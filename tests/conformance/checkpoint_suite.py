@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import CorruptRecordError, NewerFormatError, SupersededError
 from sparkonce.log.base import DecisionLog, LogStore, record_name
 from sparkonce.log.files import log_store
@@ -22,6 +21,7 @@ from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 RACES = 20
 RECORD = f"sparkonce/records/{record_name(1)}"
@@ -85,7 +85,7 @@ def check_race(standing: bytes | None, data: Sequence[bytes], answers: Sequence[
 RACER = """
 import json, sys
 {opening}
-from sparkonce.checkpoint.files import Landed, Taken
+from sparkonce.storage.files import Landed, Taken
 print("ready", flush=True)
 sys.stdin.readline()
 mine = sys.argv[1].encode()

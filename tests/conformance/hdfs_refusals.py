@@ -12,7 +12,7 @@ import pytest
 
 from conformance.network_suite import RefusalSuite, Refusing
 from jvm import hadoop_files
-from sparkonce.checkpoint.files import CheckpointFiles
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 MOST = 2**63 - 1

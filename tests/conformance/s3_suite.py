@@ -16,10 +16,10 @@ from conformance.checkpoint_suite import RECORD, claim, commit
 from conformance.network_suite import Faulty, NetworkSuite
 from eventually import eventually
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 SLOW_S = 1.5
 """The time that a slow store takes for each request, and a client in a hurry does not wait."""

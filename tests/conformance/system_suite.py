@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts, TwoPhaseCommitSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce.testing.conformance import SinkConformance
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce_lab.systems.base import System

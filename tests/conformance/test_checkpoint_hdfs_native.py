@@ -13,9 +13,9 @@ from conformance.hdfs_refusals import HdfsRefusals
 from conformance.network_suite import Faulty, NetworkSuite
 from jvm import bare_jvm
 from shared_servers import USES_HDFS, hdfs_server
-from sparkonce.checkpoint import hdfs
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
+from sparkonce.storage import hdfs
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce_lab.rig.proxy import FaultProxy, RequestFault
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 

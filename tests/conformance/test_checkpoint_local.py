@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from conformance.checkpoint_suite import CheckpointSuite
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import LogStore
 from sparkonce.log.files import FilesLogStore
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 
 
 class TestLocal(CheckpointSuite):
@@ -24,7 +24,7 @@ class TestLocal(CheckpointSuite):
 
     def opening(self, files: CheckpointFiles) -> str:
         return (
-            "from pathlib import Path\nfrom sparkonce.checkpoint.local import LocalFiles\n"
+            "from pathlib import Path\nfrom sparkonce.storage.local import LocalFiles\n"
             f"files = LocalFiles(Path({files.location!r}))"
         )
 

@@ -17,9 +17,9 @@ from object_files import object_files
 from s3_between import GO_ON, Between, refusal
 from s3_bucket import Bucket
 from shared_servers import s3_server
-from sparkonce.checkpoint import objects
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.objects import ObjectFiles
+from sparkonce.storage import objects
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.objects import ObjectFiles
 
 
 @cache

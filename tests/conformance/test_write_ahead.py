@@ -12,9 +12,9 @@ from object_files import object_files
 from plain_store import PlainStore
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.protocol.handles import Handle
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.write_ahead import Applies
 

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparkonce import WriteAheadSink
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.protocol.handles import Handle
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce.write_ahead import ApplyToken
 from sparkonce_lab.systems.base import System
 from sparkonce_lab.systems.injections import Injectable, Injections

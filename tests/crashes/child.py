@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
 from sparkonce.errors import SparkonceError
@@ -29,6 +28,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, TwoPhaseCommitSink
+from sparkonce.storage.local import LocalFiles
 from striking.gated import GatedSink
 from striking.points import CONCLUDED, HALFWAY, IN_COMMITTER, IN_WRITERS, PREPARED, WRITTEN
 

@@ -16,10 +16,10 @@ from plain_store import PlainStore
 from s3_between import GO_ON, Between, Request, refusal
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
-from sparkonce.checkpoint import objects
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
-from sparkonce.checkpoint.objects import ObjectFiles
+from sparkonce.storage import objects
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.objects import ObjectFiles
 
 LARGE = 20 * 2**20 + 7
 

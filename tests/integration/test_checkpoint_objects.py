@@ -19,11 +19,11 @@ from object_files import object_files
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from s3_bucket import Bucket
 from shared_servers import s3_server
-from sparkonce.checkpoint import objects
-from sparkonce.checkpoint.files import Landed, PutUnknownError, Taken
-from sparkonce.checkpoint.objects import ObjectFiles
-from sparkonce.checkpoint.proof import PROVED, RACES, prove
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage import objects
+from sparkonce.storage.files import Landed, PutUnknownError, Taken
+from sparkonce.storage.objects import ObjectFiles
+from sparkonce.storage.proof import PROVED, RACES, prove
 from sparkonce_lab.rig.servers.s3 import SECRET_KEY, S3Server
 
 

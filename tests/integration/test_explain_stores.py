@@ -11,16 +11,16 @@ from typer.testing import CliRunner
 from object_files import object_files
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.objects import ObjectFiles
-from sparkonce.checkpoint.opening import open_location
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import Claim
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.objects import ObjectFiles
+from sparkonce.storage.opening import open_location
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{}}'

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from small_job import SmallJob
-from sparkonce.durable import temporary_file
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.disk import create_file
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce.storage.local import temporary_file
 from sparkonce_lab.rig.kafka import Cluster
 
 

@@ -18,13 +18,13 @@ from hdfs_native import Client
 
 from jvm import bare_jvm, hadoop_conf, hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
-from sparkonce.checkpoint import hdfs
-from sparkonce.checkpoint.files import Landed
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.driver.outage import is_store_outage
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints import workers
 from sparkonce.spark.checkpoints.calls import StoreError
+from sparkonce.storage import hdfs
+from sparkonce.storage.files import Landed
+from sparkonce.storage.hdfs import HdfsFiles
 
 pytestmark = USES_HDFS
 

@@ -15,9 +15,9 @@ from browser import CHROMIUM, Browser
 from eventually import eventually
 from integration.kafka_witness import Prepared, Witness, new_name
 from page_scene import PageScene, many, now_ms, served
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.operate.systems import OperatorFile, read_file
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
+from sparkonce.storage.local import LocalFiles
 from sparkonce.ui.alarms import alarms_of
 from sparkonce.ui.watcher import PageWatcher
 

@@ -13,11 +13,11 @@ import pytest
 
 from eventually import eventually
 from page_scene import PageScene, many, now_ms
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
 from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sinks._shared.orphans import Orphan
+from sparkonce.storage.local import LocalFiles
 from sparkonce.ui.alarms import SILENT_S, alarms_of
 from sparkonce.ui.watcher import LOG_WITHIN_S, READ_AGAIN_S, PageWatcher, WatchedCheckpoint
 

@@ -16,8 +16,6 @@ from plain_store import PlainStore
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from simulation.sheets import ROW, STREAM, stream_answers
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.rabbitmq import publishing
@@ -27,6 +25,8 @@ from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem

@@ -20,13 +20,13 @@ from redis_servers import Everywhere, cluster
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, needs_redis, s3_server
 from small_job import SmallJob
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce_lab.rig.servers.redis import RedisCluster
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 

@@ -15,12 +15,12 @@ from object_files import object_files
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
 from small_job import SmallJob
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.errors import CheckpointMismatchError, StaleLogError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 

@@ -28,9 +28,6 @@ from s3_bucket import Bucket
 from secured import CLIENT, make_certificate, make_keys, secured_cluster
 from shared_servers import needs_postgres, needs_redis, new_postgres, redis_server, s3_server
 from small_job import SmallJob
-from sparkonce.checkpoint.credentials import PlainSettings
-from sparkonce.checkpoint.credentials import object_files as files_by_settings
-from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import (
     ConfigurationError,
     LogError,
@@ -48,6 +45,9 @@ from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.storage.objects import ObjectFiles
+from sparkonce.storage.opening import PlainSettings
+from sparkonce.storage.opening import object_files as files_by_settings
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer

@@ -37,10 +37,10 @@ from sparkonce import (
     RedisSink,
     WriteAheadSink,
 )
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import SchemaError, SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.connection import Connection
+from sparkonce.storage.local import LocalFiles
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
 from sparkonce.write_ahead import Applies

@@ -32,7 +32,6 @@ from integration.write_ahead_scene import (
     target_of,
 )
 from sparkonce import Guarantee, WriteAheadSink
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError, PreflightError, PrepareError, SchemaError, UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome, transaction_fields
 from sparkonce.sink import WriterContext
@@ -42,6 +41,7 @@ from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 
 TRANSACTIONAL, IDEMPOTENT, NEITHER = Applies.TRANSACTIONAL, Applies.IDEMPOTENT, Applies.NEITHER

@@ -25,12 +25,12 @@ from integration.write_ahead_scene import (
     target_of,
 )
 from sparkonce import WriteAheadSink
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies, ApplyToken
 from unit.driver_world import World
 

@@ -13,12 +13,12 @@ import one_run
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
 from one_run import QUERY
 from sparkonce import WriteAheadSink
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sink import Owner, SinkWriter
 from sparkonce.sinks.write_ahead.disk import DiskFolder
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies, ApplyToken
 
 LIMIT_S = 60.0

@@ -28,7 +28,7 @@ GENERATED = {
     "sinks/rabbitmq/*.py": 9,
     "sinks/files/*.py": 14,
     "sinks/write_ahead/*.py": 9,
-    "checkpoint/*.py": 14,
+    "storage/*.py": 14,
     "log/*.py": 6,
     "operate/*.py": 9,
     "sinks/*/preflight.py": 5,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.engine import NoAnswerError, RefusedError
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

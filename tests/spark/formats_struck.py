@@ -13,12 +13,12 @@ import forwarding_store
 import sparkonce
 from forwarding_store import ForwardingStore
 from spark.in_process import travelling
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.spark.formats.sources import FormatSource, sources
 from sparkonce.spark.formats.stores import session_settings
+from sparkonce.storage.files import CheckpointFiles
 
 BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
 

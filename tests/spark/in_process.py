@@ -18,14 +18,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.spark.views import Sinks
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.kafka import Transaction, create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka import Cluster
 

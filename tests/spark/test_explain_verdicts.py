@@ -26,7 +26,7 @@ from sparkonce import ExactlyOnce, Guarantee, KafkaSink, explain
 from sparkonce.analysis.checkpoint import checkpoint_facts
 from sparkonce.analysis.findings import Role
 from sparkonce.analysis.model import Explanation
-from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka import Cluster
 

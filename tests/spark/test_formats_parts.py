@@ -15,9 +15,6 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
-from sparkonce.checkpoint.hdfs import HdfsFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -31,6 +28,9 @@ from sparkonce.spark.formats.job import FormatJobWriter
 from sparkonce.spark.formats.kept import KeptRun
 from sparkonce.spark.formats.options import FORMATS
 from sparkonce.spark.formats.stores import open_files
+from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.objects import ObjectFiles
 
 NAMED = {one.name.removeprefix("sparkonce-"): one for one in FORMATS}
 

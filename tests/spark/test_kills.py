@@ -20,9 +20,9 @@ from shared_servers import needs_postgres, postgres_server
 from spark.harness import Job, start_together
 from spark.kills import Cell, Sight, strike
 from spark.pipeline import ENDED, KAFKA, REFUSED
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision
+from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.timeline import TimelineReader
 from sparkonce_lab.kafka import describe_transactions, read_committed
 from sparkonce_lab.rig.kafka import Cluster

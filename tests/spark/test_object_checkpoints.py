@@ -23,11 +23,11 @@ from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import FilesLogStore
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY

@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.in_process import MARKS, CrashError, Stream, crash_at
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.start import read_log
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS

@@ -31,9 +31,9 @@ from eventually import LIMIT_S
 from spark.harness import PARTITIONS, AnyJob, Message, Row, start_together
 from spark.kills import INSIDE, POINTS, IsDue, Sight, check_points, leaves_decided, strike
 from spark.plans import records
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.protocol.state import Phase
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.rig.kafka import Cluster
 
 if TYPE_CHECKING:

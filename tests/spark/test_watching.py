@@ -20,10 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from eventually import eventually
 from spark.in_process import MARKS, CrashError, Stream, crash_at, travelling
 from sparkonce import serve_metrics
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment
 from sparkonce_lab.rig.kafka import Cluster
 

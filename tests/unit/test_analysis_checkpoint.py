@@ -8,12 +8,12 @@ import pytest
 
 from sparkonce.analysis.checkpoint import _sink, checkpoint_facts, explain_checkpoint
 from sparkonce.analysis.facts import KafkaSourceFacts
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Claim, Commit, LogView
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.spark import SparkCheckpoint
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sparkonce.checkpoint.credentials import PlainSettings, object_files
-from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.s3a import S3AFiles
+from sparkonce.storage.objects import ObjectAccess, ObjectFiles
+from sparkonce.storage.opening import PlainSettings, object_files
 
 HADOOP = "org.apache.hadoop.fs.s3a"
 PROVIDERS = "fs.s3a.aws.credentials.provider"

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint import renaming
-from sparkonce.checkpoint.files import Landed, Taken
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.proof import prove
-from sparkonce.checkpoint.renaming import RenamingFiles
 from sparkonce.log.base import record_name
 from sparkonce.log.files import FilesLogStore
 from sparkonce.log.holes import check_whole
+from sparkonce.storage.files import Landed, Taken
+from sparkonce.storage.hdfs import RenamingFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.proof import prove
 
 
 class LosesAnswers(LocalFiles, RenamingFiles):
@@ -49,7 +48,7 @@ class LosesAnswers(LocalFiles, RenamingFiles):
 def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renaming, "TRIES_S", -1.0)
+    monkeypatch.setattr("sparkonce.storage.hdfs.TRIES_S", -1.0)
     files = LosesAnswers(tmp_path)
     assert files._put("decision", b"mine") == Taken(standing=b"mine")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.location import checked_location, local_folder
 
 
 @pytest.mark.parametrize(

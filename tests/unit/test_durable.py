@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.durable import make_folder
+from sparkonce.storage.local import make_folder
 
 
 def test_the_names_of_all_folders_that_are_made_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

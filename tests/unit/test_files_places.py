@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.sinks.files.places import overlaps
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.storage.local import LocalFiles
 
 
 @pytest.mark.parametrize("path", ["orders", "./orders", "file:orders"])

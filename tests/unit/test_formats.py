@@ -15,7 +15,6 @@ import pytest
 
 import sparkonce.sinks
 import sparkonce.spark
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
@@ -44,6 +43,7 @@ from sparkonce.sources.rabbitmq.places import behind, ranges_of
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 from sparkonce.spark.tables.table import Label
+from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.start import read_log
 from sparkonce.errors import CorruptRecordError, LogError
 from sparkonce.log.base import DecisionLog, LogStore
@@ -29,6 +28,7 @@ from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.mysql.names import StagingTable
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of
+from sparkonce.storage.local import LocalFiles
 
 DEEP = 100_000
 PATIENTLY = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint import local as local_files
 from sparkonce.errors import CorruptRecordError
 from sparkonce.log import base as base_module
 from sparkonce.log.base import DecisionLog, Landed, PutUnknownError, Taken
@@ -22,6 +21,7 @@ from sparkonce.protocol import codec
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
+from sparkonce.storage import local as local_files
 
 
 @pytest.fixture

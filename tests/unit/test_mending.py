@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.offsets import same_offsets, without_files
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.start import mend
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, LogView
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.offsets import same_offsets, without_files
+from sparkonce.storage.spark import SparkCheckpoint
 
 QUERY = "abf054bc-14e9-4a07-8bd5-5c9f50a2f4a4"
 HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":5,"conf":{"spark.sql.shuffle.partitions":"4"}}'

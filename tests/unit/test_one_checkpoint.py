@@ -10,9 +10,9 @@ import pytest
 
 from plain_store import PlainStore
 from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, WriteAheadSink
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.forwarding import ForwardingSink
 

@@ -13,7 +13,6 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.cli.main import app
 from sparkonce.log.base import DecisionLog, Landed
 from sparkonce.log.holes import check_whole
@@ -23,6 +22,7 @@ from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, Record
+from sparkonce.storage.local import LocalFiles
 
 QUERY = "60a1de00-0000-4000-8000-000000000001"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
 from sparkonce.errors import (
@@ -30,6 +29,7 @@ from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import Facts
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import TransactionState, reply_lost
+from sparkonce.storage.local import LocalFiles
 from unit.driver_world import QUERY, SLOTS, World, numbers
 
 BATCH = 1

@@ -16,11 +16,11 @@ from sparkonce.analysis.checkpoint import checkpoint_facts
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
 from sparkonce.analysis.findings import Role
 from sparkonce.analysis.verdict import judge
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.source import Source, SourceFacts, all_registered, registered
 from sparkonce.sources.offsets import rows_read
+from sparkonce.storage.local import LocalFiles
 
 if sys.version_info >= (3, 11):
     import tomllib

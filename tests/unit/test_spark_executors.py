@@ -14,7 +14,6 @@ from pyspark import cloudpickle
 
 import sparkonce
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.sink import TwoPhaseCommitSink
@@ -23,6 +22,7 @@ from sparkonce.spark.shipped import ADDRESS, FILE, NEXT_STEPS, PACKAGE, Needs, b
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.start.executors import _judge, _refuse_wheels
 from sparkonce.spark.worker import checked_first, needs_of
+from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.write_ahead import Applies
 
 SOURCES = Path(sparkonce.__file__).parent

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.start.classic import check_classic, never_pickled
+from sparkonce.storage.local import LocalFiles
 
 
 def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
@@ -22,6 +21,7 @@ from sparkonce.spark.tables.committer import TableApplication, TableCommitter
 from sparkonce.spark.tables.merging import MergePlan
 from sparkonce.spark.tables.rules import Rules
 from sparkonce.spark.tables.table import Label, Table
+from sparkonce.storage.local import LocalFiles
 
 HAS_THEM = Finished(outcome=Outcome.ALREADY_COMMITTED)
 OURS, THEIRS = "a" * 12, "b" * 12

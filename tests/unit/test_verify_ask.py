@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.hdfs import HdfsFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.objects import ObjectFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.state import Phase
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.objects import ObjectFiles
 from sparkonce_lab.ask import Asked, options_of
 from sparkonce_lab.checkpoint import with_connector
 from sparkonce_lab.conduct import RunLimits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.history import Event, Kind, Recorder, load

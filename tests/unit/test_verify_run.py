@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PreflightError
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab import run as module
 from sparkonce_lab.checkpoint import checkpoint_disk, keep_logs
 from sparkonce_lab.history import OBSERVED, Kind, Recorder, load

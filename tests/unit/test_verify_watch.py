@@ -10,11 +10,11 @@ from unittest import mock
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.local import LocalLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.history import Event, Kind, Recorder, load
 from sparkonce_lab.watch import Readers, has_log, note_sizes, note_violation
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory import MemorySink
+from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.listener import QueryListener
 from sparkonce.watch.timeline import TimelineReader
 from unit.driver_world import QUERY, World, asked

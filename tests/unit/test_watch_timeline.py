@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase, State
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce.watch import timeline
 from sparkonce.watch.figures import Figures, Watched, WatchedBatch
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment, TimelineWriter

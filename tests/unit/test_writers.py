@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from sparkonce import WriteAheadSink
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
@@ -30,6 +29,7 @@ from sparkonce.sinks.write_ahead.folder import RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.sinks.write_ahead.rows import read
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
+from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies
 
 NAME = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batch=1, slot=0, copy="a" * 12)

@@ -22,8 +22,6 @@ from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_source
 from sparkonce.analysis.sinks import OURS
 from sparkonce.analysis.verdict import judge
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
@@ -31,6 +29,8 @@ from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView
 from sparkonce.source import SourceFacts, all_registered
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.spark import SparkCheckpoint
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:

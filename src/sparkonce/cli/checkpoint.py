@@ -17,9 +17,9 @@ from sparkonce.cli.output import FormatOption, OutputFormat, columns, pairs, sho
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sparkonce.checkpoint.files import CheckpointFiles
     from sparkonce.operate.checkpoint import CheckpointStatus
     from sparkonce.operate.history import LogEntry
+    from sparkonce.storage.files import CheckpointFiles
 
 app = typer.Typer(help="See where a query stands, and what its next start does.", no_args_is_help=True)
 
@@ -108,7 +108,7 @@ def check(location: Location, moved: Moved = False, conf: Conf = None, form: For
 @contextmanager
 def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]":
     """Opens a checkpoint, and turns an error of its store into one of ours."""
-    from sparkonce.checkpoint.opening import open_location
+    from sparkonce.storage.opening import open_location
 
     url = location if ":" in location.partition("/")[0] else str(Path(location).absolute())
     try:

@@ -61,7 +61,7 @@ def explain(
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
     from sparkonce.analysis.durations import parse_duration
-    from sparkonce.checkpoint.opening import open_location
+    from sparkonce.storage.opening import open_location
 
     unseen = ""
     servers = {"bootstrap.servers": bootstrap} if bootstrap else None

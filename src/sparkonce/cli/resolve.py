@@ -17,10 +17,10 @@ from sparkonce.errors import ConfigurationError, LogError, SparkonceError
 from sparkonce.operate.systems import OperatorFile, no_system, read_file
 
 if TYPE_CHECKING:
-    from sparkonce.checkpoint.files import CheckpointFiles
     from sparkonce.operate.resolve import Resolved
     from sparkonce.operate.transactions import Listing, OpenTransaction
     from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce.storage.files import CheckpointFiles
 
 Moved = Annotated[
     bool,
@@ -211,8 +211,8 @@ def _accepted(given: Sequence[str] | None, sinks: "Mapping[str, TwoPhaseCommitSi
 
 def _listing(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
     """Lists what the checkpoint's query has open."""
-    from sparkonce.checkpoint.spark import SparkCheckpoint
     from sparkonce.operate.transactions import list_open
+    from sparkonce.storage.spark import SparkCheckpoint
 
     found = list_open(list(file.systems.values()), files)
     return found.of_query(SparkCheckpoint(files).query_id() or "")

@@ -20,10 +20,8 @@ from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.sink import SinkCommitter
 
 logger = logging.getLogger("sparkonce")
-
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 2.0
-
 _TO_BE_HEALED = frozenset({Outcome.LOST, Outcome.DAMAGED, Outcome.ABORTED})
 _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
 

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sparkonce import durable, errors
+from sparkonce import errors
+from sparkonce.storage.files import may_pass
 
 logger = logging.getLogger("sparkonce")
-
 FIRST_PAUSE_S = 0.5
-
 LONGEST_PAUSE_S = 10.0
-
 Answer = TypeVar("Answer")
 
 
@@ -26,7 +24,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 def is_store_outage(error: BaseException | None) -> bool:
     """Returns True if the store of the checkpoint was unreachable or full, so that the same call may succeed later."""
-    return isinstance(error, OSError) and durable.is_outage(error)
+    return isinstance(error, OSError) and may_pass(error)
 
 
 def never() -> bool:

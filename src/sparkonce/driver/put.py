@@ -19,7 +19,6 @@ from sparkonce.protocol import events as on
 from sparkonce.protocol.view import Claim, Commit, LogView, LogViolation, Void
 
 logger = logging.getLogger("sparkonce")
-
 CONTESTED = 4
 """From this many claims in a row, a run waits before its own, so that drivers that supersede each other back off."""
 LONGEST_BACK_OFF_S = 30.0

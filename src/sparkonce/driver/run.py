@@ -35,9 +35,7 @@ from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
-
 KEPT_PROGRESS = 100
-
 Listener = Callable[[Phase, int], None]
 """The listener is told of each phase that the run enters, and the batch, before anything is done in it."""
 

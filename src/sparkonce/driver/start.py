@@ -21,9 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkonce import errors
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.offsets import without_files
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.outage import Answer, Outage, is_store_outage, never
 from sparkonce.guarantees import Guarantee
 from sparkonce.log.base import DecisionLog
@@ -35,9 +32,11 @@ from sparkonce.protocol.state import Batch, State
 from sparkonce.protocol.traces import Trace, not_in_log
 from sparkonce.protocol.view import Claim, Decision, LogView, LogViolation, SinkFacts
 from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.offsets import without_files
+from sparkonce.storage.spark import SparkCheckpoint
 
 logger = logging.getLogger("sparkonce")
-
 _TRACES_WITHIN_S = 60.0
 """The patience with sinks that do not list their traces. Each has just passed its preflight."""
 

@@ -62,7 +62,6 @@ _DELETED = (
 
 _IF_MOVED = ". If it was moved"
 """The words in the coordinator's message about a moved log that begin its advice."""
-
 _MOVED = (
     "if the checkpoint was moved, and nothing runs on the old one any more, say so once: "
     "ExactlyOnce(…, checkpoint_moved=True). If this is a copy, start on the one that was last used."

@@ -17,7 +17,6 @@ from sparkonce.protocol.view import Run
 from sparkonce.sink import Owner, SinkCommitter
 
 logger = logging.getLogger("sparkonce")
-
 _SWEEP_TAKES_S = 1.0
 _SILENT_S = 2.0
 """The time to wait before logging: servers often need only a moment."""

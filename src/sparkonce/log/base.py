@@ -6,13 +6,13 @@ import abc
 import time
 from collections.abc import Sequence
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.files import Landed as Landed
-from sparkonce.checkpoint.files import PutUnknownError as PutUnknownError
-from sparkonce.checkpoint.files import Taken as Taken
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.protocol import codec
 from sparkonce.protocol.view import Commit, Floor, LogView, LogViolation, Record
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.files import Landed as Landed
+from sparkonce.storage.files import PutUnknownError as PutUnknownError
+from sparkonce.storage.files import Taken as Taken
 
 FOLDER = "sparkonce"
 """The log's subfolder of the checkpoint."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, Taken
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import FOLDER, LogStore, record_name
 from sparkonce.log.local import LocalLogStore
+from sparkonce.storage.files import CheckpointFiles, Landed, Taken
+from sparkonce.storage.local import LocalFiles
 
 _RECORDS = "records"
 _FLOORS = "floors"

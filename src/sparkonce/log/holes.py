@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import CorruptRecordError
 from sparkonce.log.base import FOLDER, MOST_READS, record_name
+from sparkonce.storage.files import CheckpointFiles
 
 
 def check_whole(files: CheckpointFiles) -> None:

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sparkonce.checkpoint.files import Landed, Taken
-from sparkonce.checkpoint.local import put_by_link
-from sparkonce.durable import delete_stale_temporaries, make_folder, sync_folder
 from sparkonce.log.base import FOLDER, LogStore, record_name
+from sparkonce.storage.files import Landed, Taken
+from sparkonce.storage.local import delete_stale_temporaries, make_folder, put_by_link, sync_folder
 
 _NAME = re.compile("[0-9]{20}")
 

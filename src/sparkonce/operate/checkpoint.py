@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.progress import rows_by_sink
 from sparkonce.driver.start import ResumePoint, read_log
 from sparkonce.driver.stops import stop_error
@@ -20,6 +17,9 @@ from sparkonce.operate.history import LogEntry, oldest_ms, read_history, transac
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks._shared.orphans import run_of
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.spark import SparkCheckpoint
 
 OPERATOR = "operator-"
 """Begins the run id of a claim by ``transactions resolve`` or ``sweep``, which are no runs of Spark's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import SparkonceError
 from sparkonce.operate.checkpoint import Check, check_checkpoint, read_log_of
 from sparkonce.operate.sinks import known_sinks, sink_of, sinks_to_finish
@@ -12,6 +11,7 @@ from sparkonce.operate.systems import NamedSystem, OperatorFile
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.runs import Facts
+from sparkonce.storage.files import CheckpointFiles
 
 _NOBODY = "0" * 12
 """The short form of no query's id."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkonce.arguments import one_of
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.driver.halves import HalfRun
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.start import ResumePoint, check_accepted, read_log
@@ -27,6 +25,8 @@ from sparkonce.protocol.view import LogView, Run
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks._shared.orphans import run_of
 from sparkonce.sinks._shared.settings import CONFLICTS, MergesStaged
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce.version import __version__
 
 _TRIES = 5

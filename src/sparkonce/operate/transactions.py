@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.operate.checkpoint import read_log_of
 from sparkonce.operate.systems import Kind, NamedSystem
@@ -17,6 +16,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import Decision, LogView
 from sparkonce.sinks._shared.orphans import Orphan, token_in
+from sparkonce.storage.files import CheckpointFiles
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.orphans import HeldPartition, Target

@@ -23,9 +23,7 @@ FORMATS = {"record": 2, "floor": 3}
 A writer uses the oldest format that can hold the value, so that older versions can read it: a `Void` record is in
 format 2, a floor with a decision in format 2, or 3 if some of that decision is void.
 """
-
 _MAGIC = "sparkonce"
-
 _VERSION = re.compile(r"[0-9]{1,9}")
 
 
@@ -354,7 +352,6 @@ def _refuse(word: str) -> NoReturn:
 
 
 _KINDS: dict[type, str] = {Claim: "claim", Commit: "commit", Amend: "amend", Void: "void"}
-
 _ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Claim: _claim,
     Commit: _decision,

@@ -38,7 +38,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from sparkonce.checkpoint.offsets import same_offsets
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol import horizon
@@ -63,13 +62,12 @@ from sparkonce.protocol.state import (
     writing_of,
 )
 from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, LogView, LogViolation, Record, Void
+from sparkonce.storage.offsets import same_offsets
 
 Step: TypeAlias = tuple[State, Effect]
 Handler: TypeAlias = Callable[[State, Any], Step]
-
 MOST_DOUBTS = 8
 """The number of replies that may be lost in a row before the run stops and leaves the question to the next one."""
-
 MOST_HEALINGS = 3
 """The number of times that one run writes a batch's lost transactions again."""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 Scalar = str | int
-
 FINGERPRINT_MODULUS = 2**64
 
 
@@ -78,7 +77,6 @@ class Outcome(str, Enum):
 
 
 COMMITTED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
-
 FINAL = COMMITTED | {Outcome.ABORTED, Outcome.LOST}
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 KEEP_BATCHES = 100
 """The least number of batches whose decisions the log keeps."""
-
 TIDY_EVERY_BATCHES = 20
 """The number of decisions beyond that, at which the log is tidied."""
-
 KEEP_RECORDS = 1_000
 """The most records of a log when a run claims: a query that fails at every start leaves a claim each time."""
-
 SINKS_KEEP_BATCHES = 2 * KEEP_BATCHES
 """The number of batches for which a sink keeps what tells committed from lost."""

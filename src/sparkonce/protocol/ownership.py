@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 _RUN = r"(?P<prefix>.+)\.(?P<query>[0-9a-f]{12})\.(?P<position>0|[1-9][0-9]{0,18})-(?P<nonce>[0-9a-f]{8})"
 """The beginning of the names of a run's transactions."""
 _ID = re.compile(_RUN + r"\.(?P<worker>[0-9a-f]{12})-(?P<lane>0|[1-9][0-9]{0,8})", re.DOTALL)
-
 PREFIX_LIMIT_BYTES = 180
 """Kafka keeps ids as strings of up to 32,767 bytes, but PostgreSQL's gid ends at 200: one limit for all."""
 

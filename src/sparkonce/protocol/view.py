@@ -14,7 +14,6 @@ from sparkonce.protocol.ownership import Token
 
 SinkFacts: TypeAlias = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """The facts of each sink by name: pairs, sorted by name."""
-
 TopicIds: TypeAlias = tuple[tuple[str, str], ...]
 """Pairs of a topic's name and its id, sorted."""
 
@@ -98,7 +97,6 @@ class Void:
 
 
 Record: TypeAlias = Claim | Commit | Amend | Void
-
 KEPT_RUNS = 100
 
 

@@ -20,7 +20,7 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
     that only one of them has read is still to be read.
 
     Args:
-        sources: See `sparkonce.checkpoint.SparkCheckpoint.input_offsets`.
+        sources: See `sparkonce.storage.SparkCheckpoint.input_offsets`.
         topics: Only these; None for all.
     """
     found: dict[str, dict[int, int]] = {}

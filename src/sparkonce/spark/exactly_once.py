@@ -12,9 +12,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.arguments import flag, function, number, whole_number
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.location import checked_location
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
@@ -56,6 +53,9 @@ from sparkonce.spark.start.slots import SlotAdvice
 from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
 from sparkonce.spark.work import SparkWork, check_plans
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.location import checked_location
+from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce.version import __version__
 from sparkonce.watch.listener import QueryListener
 

@@ -24,9 +24,9 @@ from sparkonce.spark.limits import Limited
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.checkpoint.files import CheckpointFiles
     from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
     from sparkonce.sources.rabbitmq.queue.receiver import Receiver, ReceiverSettings
+    from sparkonce.storage.files import CheckpointFiles
 
 NAME = "rabbitmq_queue"
 FOLDER = "sparkonce-queue"

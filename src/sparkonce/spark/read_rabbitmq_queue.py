@@ -7,13 +7,13 @@ import os
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.arguments import flag, function, need_package, nonempty, number, one_of, whole_number
-from sparkonce.checkpoint.location import checked_location
 from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
 from sparkonce.sources.rabbitmq.queue.messages import Identify, identified_by
 from sparkonce.sources.rabbitmq.queue.receiver import Acknowledge
 from sparkonce.spark.checkpoints.opening import open_checkpoint
 from sparkonce.spark.rabbitmq_queue import NAME, QueueOptions, source_of
 from sparkonce.spark.start.given import check_session
+from sparkonce.storage.location import checked_location
 
 MOST_PREFETCH = 65_535
 """The protocol has two bytes for it."""

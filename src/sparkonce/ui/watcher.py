@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.log.base import FOLDER
 from sparkonce.operate.checkpoint import read_checkpoint, read_log_of
@@ -28,6 +27,7 @@ from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan, Target, list_blocking, list_held
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce.ui.state import Look, PageState, ShownSystem, ShownTransaction, sentence, show_query
 from sparkonce.ui.timeline import PageTimeline
 from sparkonce.watch.timeline import TimelineReader

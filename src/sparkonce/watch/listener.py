@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener
 from sparkonce.errors import SparkonceError
 from sparkonce.protocol.state import Phase
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce.watch import spans
 from sparkonce.watch.display import ProgressDisplay
 from sparkonce.watch.figures import Figures, WatchedRun

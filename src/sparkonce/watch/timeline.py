@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.log.base import FOLDER
 from sparkonce.protocol.ownership import Token
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.figures import Figures, InDoubt, Watched, WatchedBatch, WatchedEvent
 
 logger = logging.getLogger("sparkonce")

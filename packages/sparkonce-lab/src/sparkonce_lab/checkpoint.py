@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import OBJECT_STORES
-from sparkonce.checkpoint.opening import open_location
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import FOLDER
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.location import OBJECT_STORES
+from sparkonce.storage.opening import open_location
 from sparkonce_lab.rig.disk import SmallDisk
 from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.protocol.state import Phase
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.child import Driver, fields_of
 from sparkonce_lab.clock import FakeClock, find_faketime
 from sparkonce_lab.errors import RunFailedError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink
+from sparkonce.storage.files import CheckpointFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.checkers import judge
 from sparkonce_lab.checkpoint import Place, checkpoint_away, checkpoint_disk, with_connector
 from sparkonce_lab.child import Driver

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
 from sparkonce.errors import LogError
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.view import LogView, LogViolation
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.history import Kind, Recorder
 from sparkonce_lab.rig.background import Background
 from sparkonce_lab.systems.base import VerifiedSystem

@@ -19,8 +19,8 @@ from sparkonce.sinks.files.places import as_text, check_absolute, needs_in, open
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.checkpoint.files import CheckpointFiles
     from sparkonce.sinks.files.store import FileStore
+    from sparkonce.storage.files import CheckpointFiles
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _TIMEOUT = "timeout_s"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sparkonce.durable import is_outage
 from sparkonce.errors import OutageError, PrepareError
+from sparkonce.storage.files import may_pass
 
 _SPACE = "Free some space, or raise the quota"
 _GONE = "See what became of the folder: it was deleted or moved, or its disk is not mounted on this host"
@@ -93,7 +93,7 @@ def preparing(path: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise (OutageError if is_outage(error) else PrepareError)(
+        raise (OutageError if may_pass(error) else PrepareError)(
             f"{path} could not be written: {error.strerror or error}.",
             next_step=f"{_STEPS.get(error.errno or 0, _LOOK)}; nothing of the batch became visible.",
             path=str(path),

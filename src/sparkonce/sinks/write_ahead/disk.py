@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.durable import sync_folder
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.storage.local import LocalFiles, sync_folder
 
 
 class DiskFolder(WriteAheadFolder):

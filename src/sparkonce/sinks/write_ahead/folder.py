@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import BinaryIO
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, make_identity, put_note, read_identity, text_of
+from sparkonce.storage.files import CheckpointFiles
 
 _DONE = "done"
 

@@ -18,9 +18,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError
 from sparkonce.protocol.codec import read_json
 from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError
 
 _IDENTITY = "identity"
 _BEGUN = "begun"

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sparkonce.arguments import function, member, number, one_of, whole_number
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import about_folder, checked_location, local_folder
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.write_ahead.apply import CONDITIONS, Applies, Apply, IsApplied, Per
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.location import about_folder, checked_location, local_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa

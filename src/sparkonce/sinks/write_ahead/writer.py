@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from sparkonce.durable import is_outage
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
@@ -16,6 +15,7 @@ from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
 from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import RowsFile, check
+from sparkonce.storage.files import may_pass
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +140,7 @@ class WriteAheadWriter(SinkWriter):
         try:
             yield
         except OSError as error:
-            raise (OutageError if is_outage(error) else PrepareError)(
+            raise (OutageError if may_pass(error) else PrepareError)(
                 f"The rows could not be kept in {self._folder.location}: {error}",
                 next_step="See that the disk is there, on this executor too, and has room for a batch's rows.",
             ) from error

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-from sparkonce.checkpoint.deadlines import within
-from sparkonce.checkpoint.files import PutUnknownError
-from sparkonce.checkpoint.object_errors import is_full
+from sparkonce.storage.files import PutUnknownError, within
+from sparkonce.storage.objects import is_full
 
 DEADLINE_S = 30.0
 """The time after which a call is given up. Hadoop's own clients may try again for many minutes."""

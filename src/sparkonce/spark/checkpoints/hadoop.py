@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.checkpoint.renaming import RenamingFiles, is_stale
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.calls import Decisive, StoreError, called, each_in_time, in_time
 from sparkonce.spark.checkpoints.workers import hdfs_files
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.storage.hdfs import RenamingFiles, is_stale
 
 _SETTINGS = {
     "ipc.client.connect.max.retries": "2",

@@ -8,13 +8,14 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
-from sparkonce.checkpoint.proof import prove
 from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.jvm import jvm
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
+from sparkonce.storage.opening import object_files
+from sparkonce.storage.proof import prove
 
 
 def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitSink]) -> CheckpointFiles:
@@ -37,7 +38,7 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
 
     Args:
         spark: The session whose query has the checkpoint.
-        location: See `sparkonce.checkpoint.location.checked_location`.
+        location: See `sparkonce.storage.location.checked_location`.
 
     Raises:
         ConfigurationError: if the session cannot reach the store, or the store cannot carry a decision log.
@@ -46,7 +47,6 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     scheme = url.partition(":")[0]
     if scheme == "file":
         return LocalFiles(local_folder(url))
-    from sparkonce.checkpoint.credentials import object_files
     from sparkonce.spark.checkpoints.calls import StoreError
     from sparkonce.spark.checkpoints.hadoop import HadoopFiles
     from sparkonce.spark.checkpoints.s3a import S3AFiles

@@ -13,11 +13,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkonce.checkpoint.offsets import without_files
-from sparkonce.checkpoint.spark import SparkCheckpoint, canonical
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.spark.jvm import items, jvm
 from sparkonce.spark.kept import Kept
+from sparkonce.storage.offsets import without_files
+from sparkonce.storage.spark import SparkCheckpoint, canonical
 
 logger = logging.getLogger("sparkonce")
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sparkonce.checkpoint.credentials import LISTED, NEWER_SPARK, object_files
-from sparkonce.checkpoint.deadlines import PAUSE_S
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.calls import CONFLICT, Decisive, StoreError, called, in_time
 from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
+from sparkonce.storage.files import PAUSE_S, CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.storage.opening import LISTED, NEWER_SPARK, object_files
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
 """The name of S3A's option, and of the capability by which it says that it knows it."""

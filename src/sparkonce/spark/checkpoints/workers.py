@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sparkonce.arguments import missing_package
-from sparkonce.checkpoint.hdfs import HdfsFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.checkpoints.calls import called
+from sparkonce.storage.hdfs import HdfsFiles
 
 _UNDERSTOOD = ("dfs.", "fs.viewfs.")
 _AUTHENTICATION = "hadoop.security.authentication"

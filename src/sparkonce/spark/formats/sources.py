@@ -11,9 +11,6 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from sparkonce.arguments import nonempty
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.proof import prove
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import DecisionLog
@@ -26,6 +23,9 @@ from sparkonce.spark.formats.options import FORMATS, SparkFormat
 from sparkonce.spark.formats.stores import Settings, open_files
 from sparkonce.spark.formats.stream import FormatStreamWriter, RunningBatch
 from sparkonce.spark.views import arrow_schema
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.proof import prove
+from sparkonce.storage.spark import SparkCheckpoint
 
 CHECKPOINT, JOB, LOG = "checkpointlocation", "job", "log"
 MOVED, PATIENCE = "checkpoint_moved", "outage_patience_s"

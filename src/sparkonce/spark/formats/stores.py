@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.local import LocalFiles
-from sparkonce.checkpoint.location import checked_location, local_folder
-from sparkonce.checkpoint.opening import open_location
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.location import checked_location, local_folder
+from sparkonce.storage.opening import open_location
 
 Settings = Mapping[str, str]
 """Hadoop's settings of stores, by name."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import datasource
 
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.task import BatchTask, SlotWritten
+from sparkonce.storage.spark import SparkCheckpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.ledger import put_note
+from sparkonce.storage.files import CheckpointFiles
 
 _FOLDER = "transactions"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
 from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.errors import ConfigurationError, LogError
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.spark import SparkCheckpoint
 
 
 class CheckpointLocation(NamedTuple):

@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
-from sparkonce.checkpoint.location import checked_location, local_folder
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
@@ -18,6 +17,7 @@ from sparkonce.sources.group_offsets import GroupOffsets
 from sparkonce.spark.jvm import execution_of, field
 from sparkonce.spark.start.checkpoint import CheckpointLocation
 from sparkonce.spark.start.classic import check_classic
+from sparkonce.storage.location import checked_location, local_folder
 
 _LOCATION = "checkpointLocation"
 _OF_SINKS = frozenset({"topic", "path", "url", "dbtable"})

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from sparkonce.durable import sync_file_system
 from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
@@ -21,6 +20,7 @@ from sparkonce.spark.jvm import quoted
 from sparkonce.spark.tables.fitting import nullable
 from sparkonce.spark.tables.merging import MergePlan
 from sparkonce.spark.tables.rules import Rules
+from sparkonce.storage.local import sync_file_system
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

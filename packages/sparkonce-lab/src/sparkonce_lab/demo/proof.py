@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.log.base import DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.demo.halfway import HALFWAY
 from sparkonce_lab.kafka import describe_transactions, list_transactions
 

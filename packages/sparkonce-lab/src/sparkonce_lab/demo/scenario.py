@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.checkpoint import open_place
 from sparkonce_lab.child import Driver
 from sparkonce_lab.demo.console import Console

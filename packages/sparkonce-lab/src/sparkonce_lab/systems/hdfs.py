@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sparkonce.checkpoint.deadlines import within
 from sparkonce.errors import SparkonceError
+from sparkonce.storage.files import within
 from sparkonce_lab.rig.disk import SmallDisk, affordable
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 from sparkonce_lab.rig.servers.process import HOST

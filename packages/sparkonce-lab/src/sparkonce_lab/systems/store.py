@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sparkonce.checkpoint.files import CheckpointFiles
 from sparkonce.errors import ConfigurationError
 from sparkonce.log.base import FOLDER
+from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.checkpoint import check_place, new_folder, open_place
 from sparkonce_lab.faults import STORE
 from sparkonce_lab.rig.servers.process import HOST

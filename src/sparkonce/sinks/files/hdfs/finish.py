@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.checkpoint.deadlines import within
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.hdfs.outcomes import first_line, of_error
 from sparkonce.sinks.files.outcomes import DAMAGED, FOLDER_GONE, FOREIGN, MISSING
 from sparkonce.sinks.files.store import Fields, FileState
+from sparkonce.storage.files import within
 
 if TYPE_CHECKING:
     from hdfs_native import Client

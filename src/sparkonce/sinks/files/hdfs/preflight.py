@@ -8,8 +8,8 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkonce.checkpoint.hdfs import create
 from sparkonce.sinks.files.names import HIDDEN, ID, STALE_S, TEMPORARY
+from sparkonce.storage.hdfs import create
 
 if TYPE_CHECKING:
     from hdfs_native import Client, WriteOptions

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.arguments import missing_package
-from sparkonce.checkpoint.deadlines import within
-from sparkonce.checkpoint.hdfs import create
 from sparkonce.errors import ConfigurationError, PreflightError, UnknownOutcomeError
 from sparkonce.sinks.files.hdfs import preflight
 from sparkonce.sinks.files.hdfs.finish import Finisher
@@ -19,6 +17,8 @@ from sparkonce.sinks.files.hdfs.outcomes import first_line, prepare_error
 from sparkonce.sinks.files.hdfs.writing import HdfsStagedFile
 from sparkonce.sinks.files.names import HIDDEN, check_lengths, name_in
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
+from sparkonce.storage.files import within
+from sparkonce.storage.hdfs import create
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Finished

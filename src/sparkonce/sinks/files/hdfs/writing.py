@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from sparkonce.checkpoint.deadlines import within
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.hdfs.outcomes import prepare_error
 from sparkonce.sinks.files.store import Fields, StagedFile
 from sparkonce.sinks.files.streams import ChecksumStream
+from sparkonce.storage.files import within
 
 if TYPE_CHECKING:
     from hdfs_native import Client

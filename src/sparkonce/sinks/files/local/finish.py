@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkonce.durable import sync_folder
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
 from sparkonce.sinks.files.local.outcomes import CACHED, asking, of_error
 from sparkonce.sinks.files.names import HIDDEN
 from sparkonce.sinks.files.outcomes import DAMAGED, FOLDER_GONE, FOREIGN, MISSING
 from sparkonce.sinks.files.store import Fields, FileState
+from sparkonce.storage.local import sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkonce.durable import sync_folder
 from sparkonce.errors import PreflightError
 from sparkonce.sinks.files.names import ID, STALE_S, TEMPORARY
+from sparkonce.storage.local import sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkonce.durable import sync_folder
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.local import preflight
 from sparkonce.sinks.files.local.finish import Finisher
@@ -17,6 +16,7 @@ from sparkonce.sinks.files.local.writing import LocalStagedFile
 from sparkonce.sinks.files.names import HIDDEN, check_lengths, name_in
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 from sparkonce.sinks.files.streams import preparing
+from sparkonce.storage.local import sync_folder
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Finished

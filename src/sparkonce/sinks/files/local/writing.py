@@ -6,10 +6,10 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from sparkonce.durable import sync_folder
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.store import Fields, StagedFile
 from sparkonce.sinks.files.streams import ChecksumStream, preparing
+from sparkonce.storage.local import sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.spark import SparkCheckpoint
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.spark import SparkCheckpoint
 
 QUEUE, NEXT = "queue", "next"
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sparkonce.checkpoint.files import PutUnknownError
 from sparkonce.errors import CorruptRecordError, SupersededError
 from sparkonce.sources.rabbitmq.queue.memory import Memory
 from sparkonce.sources.rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
 from sparkonce.sources.rabbitmq.queue.progress import Finished, Progress
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
+from sparkonce.storage.files import PutUnknownError
 
 Acknowledge = Literal["finished", "stored"]
 

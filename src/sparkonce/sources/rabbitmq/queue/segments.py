@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError, SupersededError
 from sparkonce.sources.rabbitmq.queue.messages import ID_BYTES, SCHEMA
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 SEGMENTS, IDS, IDENTITY = "segments", "ids", "identity"
 _MAGIC = b"sparkonce-queue"

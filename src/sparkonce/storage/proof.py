@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Barrier
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 RACES = 20
 PROVED = "sparkonce/proved"

@@ -1,27 +1,24 @@
 """The files of a folder on a local or mounted POSIX disk.
 
 A put writes a temporary file, fsyncs it, and gives it its name by ``link``, which fails if the name is taken and is
-atomic; then the folder is fsynced.
+atomic; then the folder is fsynced. So a file is complete and durable before it gets its name.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.durable import (
-    delete_stale_temporaries,
-    make_folder,
-    sync_file_system,
-    sync_folder,
-    temporary_file,
-)
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK})
 """Errors of ``link(2)`` on a file system without hard links, such as vfat, and many that are made by FUSE."""
@@ -179,3 +176,78 @@ def _taken(folder: Path, final: Path) -> Taken:
     except OSError as error:
         raise PutUnknownError(f"{final} stands already, and could not be read: {error}") from error
     return Taken(standing=standing)
+
+
+_STALE_TEMPORARY_S = 3600
+
+
+@contextmanager
+def temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
+    """Writes the bytes to a durable file with a temporary name, which is removed afterwards.
+
+    Raises:
+        OSError: if it could not be written; it then has no other name either.
+    """
+    path = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        # It has its other name by now, or will have none. An error here would wrongly say that it has none.
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def delete_stale_temporaries(folder: Path) -> None:
+    """Deletes the temporary files of processes that were killed while they wrote them."""
+    for temporary in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - temporary.stat().st_mtime > _STALE_TEMPORARY_S:
+                temporary.unlink()
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and its missing parents, with durable names.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    folder = folder.absolute()
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # Its own name in any case: its maker may have been killed before the name was durable.
+    for one in dict.fromkeys((folder, folder.parent, *(each.parent for each in missing))):
+        sync_folder(one)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Makes everything durable that was written to the file system of a folder (``syncfs(2)``).
+
+    Raises:
+        OSError: if something may not be durable.
+    """
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except AttributeError:  # macOS
+        os.sync()
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(folder))
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

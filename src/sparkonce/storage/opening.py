@@ -1,7 +1,8 @@
-"""Translates Hadoop's settings of an object store into those of a client without a JVM.
+"""Opens a checkpoint without a session of Spark, and translates a session's settings for a client without a JVM.
 
-What has no translation is refused by name, rather than answered by other credentials than Spark's own checkpoint has.
-No message has the value of a setting that may be a secret.
+The command line and other tools open a checkpoint by its location, and reach it by Hadoop's settings or else by the
+environment. A setting that has no translation is refused by name, rather than answered by other credentials than
+Spark's own checkpoint has. No message has the value of a setting that may be a secret.
 """
 
 from __future__ import annotations
@@ -13,14 +14,75 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sparkonce.checkpoint.objects import ObjectAccess, ObjectFiles
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.location import HADOOP, checked_location, local_folder
+from sparkonce.storage.objects import ObjectAccess, ObjectFiles
+
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+def open_location(location: str, settings: Mapping[str, str] | None = None) -> CheckpointFiles:
+    """Returns the files of a checkpoint, reached by Hadoop's settings, or else by the environment of this process.
+
+    With settings an object store is reached as Spark's connector would: see `sparkonce.storage.opening`. Without
+    any, S3 takes the variables of Amazon's tools (``AWS_ACCESS_KEY_ID``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, …),
+    Azure ``AZURE_STORAGE_…``, and Google ``GOOGLE_APPLICATION_CREDENTIALS``. HDFS takes the files in
+    ``HADOOP_CONF_DIR``.
+
+    Args:
+        location: See `sparkonce.storage.location.checked_location`. A path is one of this machine.
+        settings: Hadoop's, without ``spark.hadoop.``; None for the environment's. For HDFS they count before those of
+            the files.
+
+    Raises:
+        ConfigurationError: if it is no location of a checkpoint, a setting has no counterpart, or a package is missing.
+    """
+    url = checked_location(location)
+    scheme, _, rest = url.partition("://")
+    if scheme in HADOOP:
+        return HdfsFiles(url, settings)
+    if scheme in _OPENED and settings is not None:
+        return object_files(url, PlainSettings(settings))
+    if scheme in _OPENED:
+        authority, _, path = rest.partition("/")
+        return ObjectFiles(url, path.strip("/"), _OPENED[scheme](authority))
+    return LocalFiles(local_folder(url))
+
+
+def _s3_by_environment(bucket: str) -> ObjectAccess:
+    options = {"conditional_put": "etag", "virtual_hosted_style_request": False}
+    endpoint = next((os.environ[name] for name in _ENDPOINT_VARIABLES if os.environ.get(name)), "")
+    if endpoint:
+        options["endpoint"] = endpoint
+    return ObjectAccess(kind="s3", bucket=bucket, options=options, allow_http=endpoint.startswith("http:"))
+
+
+def _azure_by_environment(authority: str) -> ObjectAccess:
+    container, _, host = authority.rpartition("@")
+    options = {"account_name": host.partition(".")[0], "endpoint": f"https://{host.replace('.dfs.', '.blob.')}"}
+    return ObjectAccess(kind="azure", bucket=container, options=options)
+
+
+def _google_by_environment(bucket: str) -> ObjectAccess:
+    return ObjectAccess(kind="gcs", bucket=bucket)
+
+
+_OPENED: Mapping[str, Callable[[str], ObjectAccess]] = {
+    "s3a": _s3_by_environment,
+    "abfs": _azure_by_environment,
+    "abfss": _azure_by_environment,
+    "gs": _google_by_environment,
+}
 
 _DEFAULT_PROVIDERS = (
     "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
     "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider,"
     "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider"
 )
+
 _AMAZON = re.compile(r"(?:https?://)?s3(?:[.-](?P<region>[a-z]{2,3}(?:-[a-z]+)+-\d))?\.amazonaws\.com(?:\.cn)?/?")
 _REGION_ELSEWHERE = "us-east-2"
 """S3A's region of a store that is not Amazon's, if no setting names one."""
@@ -33,7 +95,6 @@ NEWER_SPARK = (
 )
 """The advice where the log has no other client, but not where Python workers need one."""
 LISTED = "Use credentials that docs/checkpoints.md lists."
-
 _REFUSED_OF_S3 = ("delegation.token.binding", "accesspoint.arn", "custom.signers", "proxy.username", "endpoint.fips")
 """Settings of S3A that lead to other requests or other credentials, and have no counterpart."""
 

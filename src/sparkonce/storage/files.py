@@ -1,13 +1,20 @@
-"""The contract of a checkpoint's files, wherever they are kept."""
+"""The contract of a checkpoint's files, wherever they are kept, and what several stores share.
+
+`within` makes calls that may hang, and waits for them as long as any of them answers. `opened` opens a file that is
+read in parts.
+"""
 
 from __future__ import annotations
 
 import abc
 import errno
 import io
-from collections.abc import Iterable, Sequence
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +31,16 @@ class Taken:
 
 class PutUnknownError(Exception):
     """A put's reply was lost: it may have landed, or land later."""
+
+
+_PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN}
+)
+
+
+def may_pass(error: OSError) -> bool:
+    """Returns True if the error may pass: the store is full, or its server does not answer."""
+    return error.errno in _PASSING
 
 
 class CheckpointFiles(abc.ABC):
@@ -152,3 +169,92 @@ class CheckpointFiles(abc.ABC):
             ConfigurationError: if a Python worker cannot reach them as the driver does.
         """
         return self
+
+
+TRIES_S = 15.0
+"""The time for which a put whose outcome is not known is tried again."""
+PAUSE_S = 0.2
+_THREADS = 8
+Answer = TypeVar("Answer")
+
+
+def within(deadline_s: float, calls: Sequence[Callable[[], Answer]]) -> list[Answer | BaseException]:
+    """Returns what each call returned or raised; `TimeoutError` for those without an answer when all are given up.
+
+    Gives up when no call has answered for the length of the deadline, and begins no other from then on. So a server
+    that hangs is waited for once, however many calls there are, and a slow one gets through all of them.
+
+    The calls run beside each other in threads that do not keep the process alive.
+    """
+    answers: list[Answer | BaseException] = [TimeoutError(f"no answer within {deadline_s:g} s") for _ in calls]
+    waiting: queue.SimpleQueue[tuple[int, Callable[[], Answer]]] = queue.SimpleQueue()
+    answered: queue.SimpleQueue[tuple[int, Answer | BaseException]] = queue.SimpleQueue()
+    given_up = threading.Event()
+    for numbered in enumerate(calls):
+        waiting.put(numbered)
+
+    def work() -> None:
+        while not given_up.is_set():
+            try:
+                number, call = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                answered.put((number, call()))
+            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
+                answered.put((number, error))
+
+    for _ in range(min(_THREADS, len(calls))):
+        threading.Thread(target=work, name="within", daemon=True).start()
+    try:
+        for _ in calls:
+            number, answer = answered.get(timeout=deadline_s)
+            answers[number] = answer
+    except queue.Empty:
+        pass
+    finally:
+        given_up.set()
+    return answers
+
+
+PART_BYTES = 8 * 2**20
+
+
+def opened(read_part: Callable[[int, int], bytes], size: int) -> BinaryIO:
+    """Opens a file.
+
+    Args:
+        read_part: Returns the bytes from a position on, so many of them.
+        size: The file's size.
+    """
+    return cast("BinaryIO", io.BufferedReader(_Parts(read_part, size), PART_BYTES))
+
+
+class _Parts(io.RawIOBase):
+    def __init__(self, read_part: Callable[[int, int], bytes], size: int) -> None:
+        super().__init__()
+        self._read_part = read_part
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        part = self._read_part(self._at, length)
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)

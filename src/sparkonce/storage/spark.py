@@ -12,9 +12,9 @@ import hashlib
 import json
 from contextlib import suppress
 
-from sparkonce.checkpoint.files import CheckpointFiles
-from sparkonce.checkpoint.offsets import FILES
 from sparkonce.errors import CheckpointMismatchError
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.offsets import FILES
 
 _METADATA = "metadata"
 

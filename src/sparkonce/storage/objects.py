@@ -1,13 +1,15 @@
-"""The files of a folder in an object store, by a client of our own: S3, Azure and Google Cloud Storage.
+"""The files of a folder in an object store, by a client without a JVM: S3, Azure and Google Cloud Storage.
 
 A put asks the store to put the object only if there is none of its name: ``If-None-Match: *``, or generation 0. The
-client reads no setting of Hadoop: `sparkonce.checkpoint.credentials` translates them.
+client reads no setting of Hadoop: `sparkonce.storage.opening` translates them. No text of the client's errors is passed
+on, because its addresses may hold a signature.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import threading
 import time
@@ -20,10 +22,8 @@ from functools import partial
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from sparkonce.arguments import missing_package
-from sparkonce.checkpoint.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.checkpoint.object_errors import is_missing_file, read_error
-from sparkonce.checkpoint.parts import PART_BYTES, opened
 from sparkonce.errors import ConfigurationError
+from sparkonce.storage.files import PART_BYTES, CheckpointFiles, Landed, PutUnknownError, Taken, opened
 
 CONNECT_S, REQUEST_S = 5, 20
 DEADLINE_S = 60.0
@@ -33,9 +33,26 @@ _PUTS_IN_DOUBT = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _AT_ONCE = 8
 _PARTS_AT_ONCE = 4
+_STATUS = re.compile(r"status code: (\d{3})")
+_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<\n]{1,200})")
+_METADATA = re.compile(r"uri: Some\(\s*https?://(169\.254\.|metadata\.google|\[fd00:ec2)")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "FilesystemNotFound", "The specified bucket does not exist")
+_NO_ROOM = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "InsufficientAccountPermissionsQuota")
+_PASSING = frozenset({"RequestTimeout", "OperationAborted", "ConditionalRequestConflict"})
+"""S3's codes below 500 that ask for a repetition (API reference, "List of error codes")."""
+_REQUEST_TIMEOUT, _TOO_MANY, _FULL, _NOT_IMPLEMENTED = 408, 429, 507, 501
+_SERVER = 500
+_ERRNO = {
+    401: errno.EACCES,
+    403: errno.EACCES,
+    404: errno.ENODEV,  # of the bucket: a missing file is an answer
+    _TOO_MANY: errno.EAGAIN,
+    _NOT_IMPLEMENTED: errno.ENOTSUP,
+}
 
 Answer = TypeVar("Answer")
-
 _used_by: set[int] = set()
 """The processes, this one or those that it was forked from, that have used the client."""
 
@@ -323,3 +340,77 @@ def _next_step(error: Exception) -> str:
     if number == errno.EINVAL:
         return "Set the bucket's region, fs.s3a.endpoint.region, and its endpoint: see docs/checkpoints.md."
     return "See whether the store runs, and its endpoint is right: see docs/checkpoints.md."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAnswer:
+    """The answer to a request that did not succeed.
+
+    Attributes:
+        errno: The nearest error of a POSIX disk, by which the driver knows what is waited for.
+        reason: A clause for people.
+        is_refusal: True if the request surely was not carried out, and never will be.
+    """
+
+    errno: int
+    reason: str
+    is_refusal: bool
+
+    def error(self, where: str) -> OSError:
+        """Returns the answer as the error of a file."""
+        return OSError(self.errno, self.reason, where)
+
+
+def read_error(error: BaseException) -> StoreAnswer:
+    """Returns the answer that an error of the client stands for."""
+    text = str(error)
+    if _METADATA.search(text):
+        return _refused(errno.EAGAIN, "No credentials: the machine's metadata service does not answer")
+    if (status := _STATUS.search(text)) is not None:
+        return _by_status(int(status[1]), text)
+    if (kind := _KIND.search(text)) is not None:
+        if kind[1] == "Connect":
+            return _refused(
+                errno.EHOSTDOWN, f"No connection ({'name not found' if 'dns error' in text else 'refused'})"
+            )
+        return _unknown("No answer in time" if kind[1] == "Timeout" else "The answer was lost")
+    if "BareRedirect" in text:
+        return _refused(errno.EINVAL, "The bucket is in another region")
+    if type(error).__name__ == "UnauthenticatedError":
+        return _refused(errno.EACCES, "No credentials")
+    if type(error).__name__ in ("PermissionDeniedError", "InvalidPathError", "NotSupportedError"):
+        return _refused(errno.EINVAL, type(error).__name__)
+    if isinstance(error, NotImplementedError):
+        return _refused(errno.ENOTSUP, "The client cannot do that on this store")
+    return _unknown(f"An error of the client, {type(error).__name__}")
+
+
+def is_missing_file(error: FileNotFoundError) -> bool:
+    """Tells if a file is missing, rather than the bucket."""
+    return not any(one in str(error) for one in _NO_BUCKET)
+
+
+def is_full(status: int, text: str) -> bool:
+    """Tells if an HTTP answer says that there is no room, by its status and its text."""
+    return status == _FULL or any(one in text for one in _NO_ROOM)
+
+
+def _by_status(status: int, text: str) -> StoreAnswer:
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    told = ": ".join(found[1].strip() for found in (code, message) if found)
+    reason = f"HTTP {status}{f' {told}' if told else ''}"
+    if is_full(status, text):
+        return _refused(errno.ENOSPC, reason)
+    if code is not None and code[1] in _PASSING:
+        return _unknown(reason)
+    if status in _ERRNO or (status < _SERVER and status != _REQUEST_TIMEOUT):
+        return _refused(_ERRNO.get(status, errno.EINVAL), reason)
+    return _unknown(reason)
+
+
+def _refused(number: int, reason: str) -> StoreAnswer:
+    return StoreAnswer(errno=number, reason=reason, is_refusal=True)
+
+
+def _unknown(reason: str) -> StoreAnswer:
+    return StoreAnswer(errno=errno.ETIMEDOUT, reason=reason, is_refusal=False)
