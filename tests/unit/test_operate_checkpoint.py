@@ -17,7 +17,7 @@ from sparkonce.cli.main import app
 from sparkonce.log.base import DecisionLog, Landed
 from sparkonce.log.holes import check_whole
 from sparkonce.log.local import LocalLogStore
-from sparkonce.operate.history import read_history
+from sparkonce.operate.checkpoint import read_history
 from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token

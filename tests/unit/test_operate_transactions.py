@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.operate.sinks import known_sinks, sinks_of, sinks_to_finish
-from sparkonce.operate.systems import NamedSystem, read_file
+from sparkonce.operate.systems import NamedSystem, known_sinks, read_file, sinks_of, sinks_to_finish
 from sparkonce.operate.transactions import LogVerdict, judge
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import LogError
-from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, NewestBatch, NextStart, RunOfLog
-from sparkonce.operate.history import LogEntry
+from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, LogEntry, NewestBatch, NextStart, RunOfLog
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.alarms import alarms_of
 from sparkonce.ui.state import RATE_OVER_MS, TOLD_WITHIN_MS, Look, PageState, QueryState, show_query, usual_of

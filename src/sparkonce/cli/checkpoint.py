@@ -1,10 +1,11 @@
 """``sparkonce checkpoint``: where a query stands, and what its next start does. Needs no Spark.
 
-Typer reads the annotations when the command runs, so their types are imported here for real.
+Other commands open checkpoints by this module, too: `opened`, with the option ``--conf`` for the checkpoint's store.
+Typer reads the annotations when a command runs, so their types are imported here for real.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,20 +13,46 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.conf import Conf, hadoop_settings
 from sparkonce.cli.output import FormatOption, OutputFormat, columns, pairs, show, show_checks, shown_time
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sparkonce.operate.checkpoint import CheckpointStatus
-    from sparkonce.operate.history import LogEntry
+    from sparkonce.operate.checkpoint import CheckpointStatus, LogEntry
     from sparkonce.storage.files import CheckpointFiles
+
 
 app = typer.Typer(help="See where a query stands, and what its next start does.", no_args_is_help=True)
 
+
 Location = Annotated[str, typer.Argument(help="The checkpoint: a folder, or a URL as Spark takes it.")]
+
+
 Moved = Annotated[bool, typer.Option("--moved", help="Ask about a start with checkpoint_moved=True.")]
+
+
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="KEY=VALUE",
+        help="A setting of Spark for the checkpoint's store, such as spark.hadoop.fs.s3a.endpoint; may be repeated.",
+    ),
+]
+
+
 _REFUSED = 1
+
+
+_HADOOP = "spark.hadoop."
+
+
+_CONNECTOR = ("spark.jars.packages", "spark.jars.repositories", "spark.jars.ivy", "spark.jars.ivySettings")
+
+
+_CLASSES = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
+
+
+_DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
 
 
 @app.command("show")
@@ -118,6 +145,36 @@ def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]"
             f"{location!r} cannot be read: {error.strerror or error}.",
             next_step="Give this process the store's credentials: see docs/checkpoints.md#without-spark.",
         ) from error
+
+
+def read_conf(given: Sequence[str] | None) -> dict[str, str]:
+    """Returns the settings by name.
+
+    Raises:
+        ConfigurationError: naming the one that is no setting of a store. Its value may be a secret, and is not shown.
+    """
+    pairs = [text.partition("=") for text in given or ()]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise ConfigurationError(
+                f"--conf {name.partition(' ')[0]!r} is not KEY=VALUE.",
+                next_step="For example --conf spark.hadoop.fs.s3a.endpoint=https://store:9000.",
+            )
+        if name == _DEFAULT_STORE or not (name.startswith(_HADOOP) or name in (*_CONNECTOR, *_CLASSES)):
+            raise ConfigurationError(
+                f"--conf {name}: only the way to the checkpoint's store can be set here.",
+                next_step=f"Give spark.hadoop.fs.…, {', '.join((*_CONNECTOR, *_CLASSES))}; the checkpoint as a URL.",
+            )
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def hadoop_settings(given: Sequence[str] | None) -> dict[str, str]:
+    """Returns Hadoop's settings among them, without ``spark.hadoop.``.
+
+    Raises:
+        ConfigurationError: see `read_conf`.
+    """
+    return {name.removeprefix(_HADOOP): value for name, value in read_conf(given).items() if name.startswith(_HADOOP)}
 
 
 def _status(status: "CheckpointStatus", wide: bool) -> list[Any]:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkonce.cli.checkpoint import Moved, opened
-from sparkonce.cli.conf import Conf
+from sparkonce.cli.checkpoint import Conf, Moved, opened
 from sparkonce.cli.output import FormatOption, OutputFormat, show_checks
 from sparkonce.cli.transactions import ConfigFile
 from sparkonce.errors import SparkonceError

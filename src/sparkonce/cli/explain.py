@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.conf import Conf, hadoop_settings
-from sparkonce.cli.errors import tell
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show
+from sparkonce.cli.checkpoint import Conf, hadoop_settings
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show, tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee, weakest
 

@@ -5,14 +5,15 @@ Commands import heavy modules themselves, so that help is quick. A package adds 
 """
 
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from sparkonce.cli import checkpoint, doctor, explain, files, new, resolve, run, transactions, ui
-from sparkonce.cli.errors import tell
+from sparkonce.cli import checkpoint, doctor, explain, files, new, transactions, ui
+from sparkonce.cli.output import tell
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.version import __version__
 
@@ -65,14 +66,30 @@ app = typer.Typer(
 )
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(transactions.app, name="transactions")
-transactions.app.command()(resolve.resolve)
-transactions.app.command()(resolve.sweep)
 app.add_typer(files.app, name="files")
 app.command()(new.new)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command("orphans", hidden=True)(transactions.list_all)  # its first name
-app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(run.run)
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def run(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python file that starts queries.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments.")] = None,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show errors with all their traces.")] = False,
+) -> None:
+    """Runs a job as `python FILE` would, and waits for the queries that it leaves running.
+
+    SIGTERM and Ctrl-C stop its queries in order; a second signal ends it at once. An error of a start or a query is
+    shown as a message and a next step. Exits with the file's own code, with 0 when its queries have ended or were
+    stopped, and with 1 when one has failed.
+    """
+    from sparkonce.spark.job.run import run_job
+
+    run_job(file, arguments or [], traceback=traceback)
+
+
 app.command()(ui.ui)
 
 

@@ -1,4 +1,4 @@
-"""``--format``: shows a result as a table, or as JSON or YAML for programs."""
+"""Shows a command's result as a table, JSON or YAML (``--format``), and our own errors without a traceback."""
 
 import json
 import re
@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkonce.errors import SparkonceError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from sparkonce.operate.checkpoint import Check
 
+
 _WIDEST = 1000
 """The width of tables with columns. A terminal wraps their lines, so that names stay whole and can be copied."""
 
-
 _PLAIN = "\x1b[0m"
+
 _PADDING = re.compile(r"(?:\x1b\[[0-9;]*m| )+$")
 
 _RESULTS = {True: "ok", False: "refused", None: "not checked"}
+
 _COLORS = {True: "green", False: "bold red", None: "yellow"}
 
 
@@ -51,6 +55,7 @@ class OutputFormat(str, Enum):
 FormatOption = Annotated[
     OutputFormat, typer.Option("--format", help="A table, one with more columns, or JSON or YAML for programs.")
 ]
+
 AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
 
 
@@ -156,3 +161,11 @@ def fitted(text: str, used: int) -> str:
     width = max(40, shutil.get_terminal_size().columns - used)
     lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
     return "\n".join("\n".join(line) for line in lines)
+
+
+def tell(error: SparkonceError) -> None:
+    """Writes message and next step to standard error, in place of a traceback."""
+    message, *step = error.lines()
+    typer.secho(message, fg="red", err=True)
+    for line in step:
+        typer.secho(line, err=True)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparkonce.cli.checkpoint import Moved, opened
-from sparkonce.cli.conf import Conf
+from sparkonce.cli.checkpoint import Conf, Moved, opened
 from sparkonce.cli.transactions import ConfigFile
 from sparkonce.errors import ConfigurationError
 

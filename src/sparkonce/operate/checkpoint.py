@@ -1,4 +1,4 @@
-"""Shows where the query of a checkpoint stands, and whether its next start is taken, by the files alone."""
+"""Shows where the query of a checkpoint stands, whether its next start is accepted, and its log, by the files alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from enum import Enum
 from sparkonce.driver.progress import rows_by_sink
 from sparkonce.driver.start import ResumePoint, read_log
 from sparkonce.driver.stops import stop_error
-from sparkonce.errors import CheckpointMismatchError, ConfigurationError, LogError, SparkonceError, with_capital
+from sparkonce.errors import (
+    CheckpointMismatchError,
+    ConfigurationError,
+    CorruptRecordError,
+    LogError,
+    SparkonceError,
+    with_capital,
+)
 from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.log.holes import check_whole
-from sparkonce.operate.history import LogEntry, oldest_ms, read_history, transactions_by_sink
+from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
-from sparkonce.protocol.view import Decision, LogView
+from sparkonce.protocol.ownership import Token
+from sparkonce.protocol.view import Claim, Decision, LogView, Record, Void
 from sparkonce.sinks._shared.orphans import run_of
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
@@ -23,6 +31,7 @@ from sparkonce.storage.spark import SparkCheckpoint
 
 OPERATOR = "operator-"
 """Begins the run id of a claim by ``transactions resolve`` or ``sweep``, which are no runs of Spark's."""
+
 
 _MAY_BE_REFUSED = "Restore the checkpoint and the log together, from one copy that was made while no driver ran."
 
@@ -125,6 +134,66 @@ class CheckpointStatus:
     next_step: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """A record of the log.
+
+    Attributes:
+        position: The record's position in the log.
+        at_ms: When it was written, in milliseconds since the epoch, by its driver's clock.
+        kind: ``claim``: a run began. ``commit``: a batch was decided. ``amend``: its lost transactions were replaced.
+            ``void``: some of them are to be aborted, since rows of them are gone.
+        run: The run that wrote it, as ``position-nonce``.
+        batch: Spark's batch id; None for a claim.
+        rows: Rows of the batch by sink.
+        transactions: Transactions of the batch by sink.
+        void: How many of them are void.
+        offsets: The batch's end offsets of each source, as JSON.
+        opened_ms: When the batch's oldest transaction was begun, by its executor's clock; None without one.
+        spark_run: Spark's run id, of a claim.
+        host: The driver's host, of a claim.
+        process: The driver's process id, of a claim.
+        library: The version of sparkonce, of a claim.
+    """
+
+    position: int
+    at_ms: int
+    kind: str
+    run: str
+    batch: int | None = None
+    rows: Mapping[str, int] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    void: int = 0
+    offsets: tuple[str, ...] = ()
+    opened_ms: int | None = None
+    spark_run: str = ""
+    host: str = ""
+    process: int = 0
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A question about a checkpoint, and its answer.
+
+    Attributes:
+        name: What is checked.
+        ok: True if nothing is wrong; None if it was not checked.
+        says: What was found.
+        next_step: The operator's next step, if something is wrong.
+    """
+
+    name: str
+    ok: bool | None
+    says: str
+    next_step: str = ""
+
+    @classmethod
+    def failed(cls, name: str, error: SparkonceError) -> Check:
+        """Returns a check that has ended with an error."""
+        return cls(name=name, ok=False, says=told(error), next_step=error.next_step)
+
+
 def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> CheckpointStatus:
     """Reads where a query stands.
 
@@ -145,32 +214,55 @@ def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Checkpoin
     return _status(files, log, entries, point, moved=moved)
 
 
-def _status(
-    files: CheckpointFiles,
-    log: DecisionLog | None,
-    entries: Sequence[LogEntry],
-    point: ResumePoint,
-    *,
-    moved: bool,
-) -> CheckpointStatus:
-    view, query = point.view, point.checkpoint.query_id()
-    refused = point.refusal(log.store.location, moved=moved) if log is not None else None
-    error: SparkonceError | None = None if refused is None else stop_error(refused, point.batch)
-    next_start = NextStart.REFUSED if error is not None else _next_start(point)
-    run = view.newest_run
-    return CheckpointStatus(
-        location=files.location,
-        query=query,
-        floor=view.floor.position,
-        end=view.end,
-        runs=len(view.runs),
-        run=None if run is None else _run(run_of(run.token), entries),
-        sinks={} if run is None else {name: dict(facts) for name, facts in run.sinks},
-        newest=_newest(point, entries),
-        next_start=next_start,
-        says=told(error) if error is not None else _said(next_start, point, entries),
-        next_step=_MAY_BE_REFUSED if next_start is NextStart.DEPENDS else error.next_step if error is not None else "",
-    )
+def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
+    """Checks if a start on this checkpoint is taken, for example before an old copy is restored.
+
+    Args:
+        files: Of the query's checkpoint.
+        moved: True to ask about a start with ``checkpoint_moved=True``.
+
+    Returns:
+        The checks, in an order in which each needs those before it; the first that fails is the last.
+
+    Raises:
+        ConfigurationError: if it is not a checkpoint.
+        OSError: if its store cannot be read.
+    """
+    checks = []
+    name = "Spark's checkpoint"
+    try:
+        query = SparkCheckpoint(files).query_id()
+        checks.append(Check(name=name, ok=True, says=f"Query {query}." if query else "No query has started yet."))
+        name = "decision log"
+        log, entries, point = settled(files)
+        kept, end = point.view.floor.position, point.view.end
+        records = f"Records {kept} to {end - 1} are whole." if end else "There is none yet."
+        checks.append(Check(name=name, ok=True, says=records))
+        name = "next start"
+        status = _status(files, log, entries, point, moved=moved)
+    except (LogError, CheckpointMismatchError) as error:
+        return [*checks, Check.failed(name, error)]
+    ok = status.next_start not in (NextStart.REFUSED, NextStart.DEPENDS)
+    return [*checks, Check(name=name, ok=ok, says=status.says, next_step=status.next_step)]
+
+
+def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
+    """Returns the handles of a decided batch: each finishes a slot's transaction in a sink.
+
+    Raises:
+        ConfigurationError: if it is not a checkpoint, or its log does not have the batch.
+        LogError: if the log cannot be read.
+        OSError: if the store cannot be read.
+    """
+    _, view, _ = read_log_of(files)
+    decision = view.decision(batch)
+    if decision is None:
+        kept = [one.batch for one in view.decisions]
+        raise ConfigurationError(
+            f"The decision log of {files.location!r} does not have batch {batch}.",
+            next_step=f"It has batches {kept[0]} to {kept[-1]}." if kept else "No batch is decided yet.",
+        )
+    return decision.handles
 
 
 def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEntry], ResumePoint]:
@@ -192,25 +284,6 @@ def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEnt
         f"The decision log of {files.location!r} grew {MOST_READS} times while it was read.",
         next_step="Try again, or stop the query.",
     )
-
-
-def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
-    """Returns the handles of a decided batch: each finishes a slot's transaction in a sink.
-
-    Raises:
-        ConfigurationError: if it is not a checkpoint, or its log does not have the batch.
-        LogError: if the log cannot be read.
-        OSError: if the store cannot be read.
-    """
-    _, view, _ = read_log_of(files)
-    decision = view.decision(batch)
-    if decision is None:
-        kept = [one.batch for one in view.decisions]
-        raise ConfigurationError(
-            f"The decision log of {files.location!r} does not have batch {batch}.",
-            next_step=f"It has batches {kept[0]} to {kept[-1]}." if kept else "No batch is decided yet.",
-        )
-    return decision.handles
 
 
 def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Sequence[LogEntry]]:
@@ -240,9 +313,57 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
     return log, view, entries
 
 
+def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
+    """Reads a log, also while a run appends to it.
+
+    Returns:
+        The log, and the records that it still has, oldest first. Records below its floor are deleted.
+
+    Raises:
+        LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
+    """
+    for _ in range(MOST_READS):
+        view = read_log(log)
+        data = log.store.read(view.floor.position)[: view.end - view.floor.position]
+        if len(data) == view.end - view.floor.position:
+            return view, [_entry(view.floor.position + number, one) for number, one in enumerate(data)]
+    raise CorruptRecordError(
+        f"The floor of the decision log {log.store.location} rose {MOST_READS} times while it was read.",
+        next_step="Find out which other driver runs on this checkpoint.",
+    )
+
+
 def told(error: SparkonceError) -> str:
     """Returns an error's message as a sentence."""
     return with_capital(error.lines()[0])
+
+
+def _status(
+    files: CheckpointFiles,
+    log: DecisionLog | None,
+    entries: Sequence[LogEntry],
+    point: ResumePoint,
+    *,
+    moved: bool,
+) -> CheckpointStatus:
+    view, query = point.view, point.checkpoint.query_id()
+    refused = point.refusal(log.store.location, moved=moved) if log is not None else None
+    error: SparkonceError | None = None if refused is None else stop_error(refused, point.batch)
+    next_start = NextStart.REFUSED if error is not None else _next_start(point)
+    run = view.newest_run
+    return CheckpointStatus(
+        location=files.location,
+        query=query,
+        floor=view.floor.position,
+        end=view.end,
+        runs=len(view.runs),
+        run=None if run is None else _run(run_of(run.token), entries),
+        sinks={} if run is None else {name: dict(facts) for name, facts in run.sinks},
+        newest=_newest(point, entries),
+        next_start=next_start,
+        says=told(error) if error is not None else _said(next_start, point, entries),
+        next_step=_MAY_BE_REFUSED if next_start is NextStart.DEPENDS else error.next_step if error is not None else "",
+    )
 
 
 def _run(run: str, entries: Sequence[LogEntry]) -> RunOfLog:
@@ -314,55 +435,42 @@ def _next_start(point: ResumePoint) -> NextStart:
     return NextStart.COMMITS if point.awaits_commit else NextStart.WRITES_AGAIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A question about a checkpoint, and its answer.
-
-    Attributes:
-        name: What is checked.
-        ok: True if nothing is wrong; None if it was not checked.
-        says: What was found.
-        next_step: The operator's next step, if something is wrong.
-    """
-
-    name: str
-    ok: bool | None
-    says: str
-    next_step: str = ""
-
-    @classmethod
-    def failed(cls, name: str, error: SparkonceError) -> Check:
-        """Returns a check that has ended with an error."""
-        return cls(name=name, ok=False, says=told(error), next_step=error.next_step)
+def transactions_by_sink(handles: Sequence[Handle]) -> dict[str, int]:
+    """Counts transactions by sink."""
+    found: dict[str, int] = {}
+    for handle in handles:
+        found[handle.sink] = found.get(handle.sink, 0) + bool(handle.transaction)
+    return found
 
 
-def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
-    """Checks if a start on this checkpoint is taken, for example before an old copy is restored.
+def oldest_ms(handles: Sequence[Handle]) -> int | None:
+    """Returns when the oldest transaction was begun, in milliseconds since the epoch; None without one."""
+    return min((handle.opened_ms for handle in handles if handle.transaction and handle.opened_ms), default=None)
 
-    Args:
-        files: Of the query's checkpoint.
-        moved: True to ask about a start with ``checkpoint_moved=True``.
 
-    Returns:
-        The checks, in an order in which each needs those before it; the first that fails is the last.
-
-    Raises:
-        ConfigurationError: if it is not a checkpoint.
-        OSError: if its store cannot be read.
-    """
-    checks = []
-    name = "Spark's checkpoint"
-    try:
-        query = SparkCheckpoint(files).query_id()
-        checks.append(Check(name=name, ok=True, says=f"Query {query}." if query else "No query has started yet."))
-        name = "decision log"
-        log, entries, point = settled(files)
-        kept, end = point.view.floor.position, point.view.end
-        records = f"Records {kept} to {end - 1} are whole." if end else "There is none yet."
-        checks.append(Check(name=name, ok=True, says=records))
-        name = "next start"
-        status = _status(files, log, entries, point, moved=moved)
-    except (LogError, CheckpointMismatchError) as error:
-        return [*checks, Check.failed(name, error)]
-    ok = status.next_start not in (NextStart.REFUSED, NextStart.DEPENDS)
-    return [*checks, Check(name=name, ok=ok, says=status.says, next_step=status.next_step)]
+def _entry(position: int, data: bytes) -> LogEntry:
+    record: Record = codec.decode_record(data)
+    at_ms, kind = codec.decided_at_ms(data), type(record).__name__.lower()
+    if isinstance(record, Claim):
+        return LogEntry(
+            position=position,
+            at_ms=at_ms,
+            kind=kind,
+            run=run_of(record.renews or Token(position, record.nonce)),
+            spark_run=record.run,
+            host=record.host,
+            process=record.process,
+            library=record.library,
+        )
+    return LogEntry(
+        position=position,
+        at_ms=at_ms,
+        kind=kind,
+        run=run_of(record.token),
+        batch=record.batch,
+        rows=rows_by_sink(record.handles),
+        transactions=transactions_by_sink(record.handles),
+        void=len(record.void) if isinstance(record, Void) else 0,
+        offsets=record.offsets,
+        opened_ms=oldest_ms(record.handles),
+    )

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from sparkonce.errors import SparkonceError
 from sparkonce.operate.checkpoint import Check, check_checkpoint, read_log_of
-from sparkonce.operate.sinks import known_sinks, sink_of, sinks_to_finish
-from sparkonce.operate.systems import NamedSystem, OperatorFile
+from sparkonce.operate.systems import NamedSystem, OperatorFile, known_sinks, sink_of, sinks_to_finish
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.runs import Facts

@@ -1,29 +1,37 @@
-"""Finishes what a query has left open, as its next start would, without Spark: by a run that writes nothing."""
+"""Ends what a query has left open, without Spark and without its program.
+
+`resolve` does what the query's next start would, by its log, in a run that writes nothing. `abort_all` is for a query
+whose checkpoint is gone: nobody knows what was decided.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sparkonce.arguments import one_of
 from sparkonce.driver.halves import HalfRun
-from sparkonce.driver.outage import Timing
+from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.start import ResumePoint, check_accepted, read_log
 from sparkonce.driver.stops import stop_error
-from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError
+from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError, UnknownOutcomeError
 from sparkonce.log.base import FOLDER, DecisionLog
 from sparkonce.log.files import log_store
 from sparkonce.operate.checkpoint import OPERATOR, settled
-from sparkonce.operate.sinks import known_sinks, sinks_to_finish
+from sparkonce.operate.systems import known_sinks, sinks_to_finish
 from sparkonce.protocol.events import BatchAsked
+from sparkonce.protocol.handles import FINAL, Finished, Handle
 from sparkonce.protocol.state import State
 from sparkonce.protocol.view import LogView, Run
-from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks._shared.orphans import run_of
+from sparkonce.sink import Owner, SinkCommitter, TwoPhaseCommitSink
+from sparkonce.sinks._shared.orphans import Orphan, run_of, token_in
 from sparkonce.sinks._shared.settings import CONFLICTS, MergesStaged
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
@@ -119,6 +127,44 @@ def resolve(
     )
 
 
+def abort_all(
+    query: str, sink: TwoPhaseCommitSink, listed: Sequence[Orphan], *, patience_s: float
+) -> Mapping[str, int]:
+    """Aborts what was listed of a query, without its log. Rows that were decided, and not committed yet, are lost.
+
+    Args:
+        query: The short form of the query's id.
+        sink: One of its sinks.
+        listed: What is open on its system: no others are aborted.
+        patience_s: How long a server that does not answer is asked again, in seconds.
+
+    Returns:
+        How many transactions ended how.
+
+    Raises:
+        UnknownOutcomeError: if some are not surely aborted.
+        SparkonceError: if the system refuses, or does not answer.
+    """
+    facts = sink.preflight(query, None)
+    tokens = sorted({token_in(one.run) for one in listed if one.query == query})
+    with closing(sink.committer()) as committer:
+        found = committer.list_lingering([Owner(query=query, token=token, facts=facts) for token in tokens])
+        handles = [handle for handle in found if any(one.is_of(handle) for one in listed)]
+        doing = f"what is open in sink {sink.name!r} is to be aborted"
+        answers = Outage(patience_s).retry(partial(_aborted, committer, handles), doing)
+    return Counter(answer.outcome.value for answer in answers)
+
+
+def newest_run(files: CheckpointFiles) -> Run:
+    """Returns the run that owns a query's log.
+
+    Raises:
+        ConfigurationError: if there is no log, or it is not beside a checkpoint.
+        LogError: if it cannot be read.
+    """
+    return _newest(_point(files)[1].view)
+
+
 def _tried(
     files: CheckpointFiles,
     sinks: Mapping[str, TwoPhaseCommitSink],
@@ -189,16 +235,6 @@ def _let_conflict(sinks: Mapping[str, TwoPhaseCommitSink], on_conflict: str) -> 
         )
 
 
-def newest_run(files: CheckpointFiles) -> Run:
-    """Returns the run that owns a query's log.
-
-    Raises:
-        ConfigurationError: if there is no log, or it is not beside a checkpoint.
-        LogError: if it cannot be read.
-    """
-    return _newest(_point(files)[1].view)
-
-
 def _newest(view: LogView) -> Run:
     run = view.newest_run
     if run is None:
@@ -267,3 +303,13 @@ def _check_owner(files: CheckpointFiles) -> None:
         f"{str(records)!r} belongs to the user {name}, who could not read a record of this process's user.",
         next_step=f"Run the command as that user: sudo -u {name} sparkonce ….",
     )
+
+
+def _aborted(committer: SinkCommitter, handles: Sequence[Handle]) -> Sequence[Finished]:
+    answers = committer.abort(handles)
+    if waiting := [one for one in answers if one.outcome not in FINAL]:
+        raise UnknownOutcomeError(
+            f"{len(waiting)} of {len(handles)} transactions are not surely aborted: {waiting[0].reason}",
+            next_step=waiting[0].next_step or "Run the command again.",
+        )
+    return answers

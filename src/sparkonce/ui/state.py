@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any
 
 from sparkonce.errors import SparkonceError
-from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, told
-from sparkonce.operate.history import LogEntry
+from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, LogEntry, told
 from sparkonce.operate.transactions import OpenTransaction
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparkonce.operate.history import LogEntry
+from sparkonce.operate.checkpoint import LogEntry
 from sparkonce.ui.state import TOLD_WITHIN_MS, sentence
 from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import TimelineSegment

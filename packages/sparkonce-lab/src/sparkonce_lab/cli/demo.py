@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.conf import Conf, read_conf
+from sparkonce.cli.checkpoint import Conf, read_conf
 from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, show
 from sparkonce.errors import ConfigurationError
 

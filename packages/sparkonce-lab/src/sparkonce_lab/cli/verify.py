@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkonce.cli.conf import Conf, read_conf
-from sparkonce.cli.errors import tell
-from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, columns, show
+from sparkonce.cli.checkpoint import Conf, read_conf
+from sparkonce.cli.output import AsJson, FormatOption, OutputFormat, columns, show, tell
 from sparkonce.errors import SparkonceError
 
 if TYPE_CHECKING:
