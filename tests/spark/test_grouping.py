@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -80,7 +81,7 @@ def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
     """The offsets of files count no rows, so the grouping stands in for that of a Kafka source."""
     asked: list[tuple[bool, int, int | None]] = []
 
-    def of(before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int | None, *_: object) -> Grouping | None:
+    def of(_: int | None, before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int, *__: Any) -> Any:
         asked.append((before is None, len(now), rows_per_slot))
         return None if before is None else Grouping(SLOTS)
 

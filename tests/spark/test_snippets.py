@@ -14,9 +14,10 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from own_source import lines_source
 from shared_servers import needs_postgres, postgres_server
 from spark.harness import new_name
-from spark.in_process import MARKS
+from spark.in_process import MARKS, travelling
 from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 from sparkonce_lab.kafka import create_topic, produce, read_committed
 from sparkonce_lab.registry import RegistryServer
@@ -172,7 +173,7 @@ def test_a_page_comes_as_far_as_it_can(
     reader.names |= frames
     reader.names |= {name: MagicMock() for name in ("MyServer", "MySink", "ask", "create_empty_table", "post", "query")}
     reader.names |= {"password": "secret", "sink": KafkaSink(settings, topic="totals"), "target": MagicMock()}
-    with RegistryServer() as registry:
+    with RegistryServer() as registry, travelling(lines_source):
         order = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
         registry.register("orders-value", order)
         (tmp_path / "totals.avsc").write_text(str(order).replace("'", '"'))
