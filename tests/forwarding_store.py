@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkonce.log.base import Landed, LogStore, Taken
+from sparkonce.log import Landed, LogStore, Taken
 
 
 class ForwardingStore(LogStore):

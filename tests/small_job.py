@@ -17,8 +17,7 @@ from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
@@ -130,7 +129,7 @@ class SmallJob:
         return decided
 
     def _log(self) -> DecisionLog:
-        return DecisionLog(log_store(self.files_of_checkpoint))
+        return DecisionLog(FilesLogStore(self.files_of_checkpoint))
 
     def _asked(self, batch: int) -> BatchAsked:
         def line(number: int) -> tuple[str, ...]:

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import CorruptRecordError, NewerFormatError, SupersededError
-from sparkonce.log.base import DecisionLog, LogStore, record_name
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore, LogStore, record_name
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
@@ -120,7 +119,7 @@ class CheckpointSuite(abc.ABC):
 
     @pytest.fixture
     def store(self, files: CheckpointFiles) -> LogStore:
-        return log_store(files)
+        return FilesLogStore(files)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -285,7 +284,7 @@ class CheckpointSuite(abc.ABC):
         assert store.put(0, b"zero") == store.put(1, b"one") == Landed()
         assert store.put(1, b"two") == Taken(standing=b"one")
         assert [list(store.read(position)) for position in range(3)] == [[b"zero", b"one"], [b"one"], []]
-        assert list(log_store(self.another(files)).read(0)) == [b"zero", b"one"]
+        assert list(FilesLogStore(self.another(files)).read(0)) == [b"zero", b"one"]
 
     def test_a_gap_ends_the_log(self, store: LogStore) -> None:
         log = filled(store, 1)
@@ -307,7 +306,7 @@ class CheckpointSuite(abc.ABC):
         """The position is free again, so a late put lands there: who reads the floor behind it sees that it counts for
         nothing, and no reader finds it."""
         log = filled(store, 5)
-        late = DecisionLog(log_store(self.another(files)))
+        late = DecisionLog(FilesLogStore(self.another(files)))
         floor = log.read(LogView()).raised(2)
         log.raise_floor(floor)
         store.delete_below(floor.position)
@@ -337,14 +336,14 @@ class CheckpointSuite(abc.ABC):
         log.store.delete_below(floor.position)
         log.put(9, commit(8))
         assert [decision.batch for decision in log.read(view).decisions] == [6, 7, 8]
-        other = DecisionLog(log_store(self.another(files)))
+        other = DecisionLog(FilesLogStore(self.another(files)))
         assert [decision.batch for decision in other.read(LogView()).decisions] == [6, 7, 8]
 
     def test_many_records_are_read_in_order(self, files: CheckpointFiles, store: LogStore) -> None:
         records = [b"record %d" % position for position in range(25)]
         for position, data in enumerate(records):
             assert store.put(position, data) == Landed()
-        assert list(log_store(self.another(files)).read(0)) == records
+        assert list(FilesLogStore(self.another(files)).read(0)) == records
 
     def test_a_record_that_no_correct_run_can_have_written(self, store: LogStore) -> None:
         log = filled(store, 2)

@@ -16,8 +16,7 @@ from conformance.checkpoint_suite import RECORD, claim, commit
 from conformance.network_suite import Faulty, NetworkSuite
 from eventually import eventually
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
@@ -119,8 +118,8 @@ class S3Suite(NetworkSuite):
 
     def test_a_put_below_the_floor_that_arrives_late(self, behind: Behind) -> None:
         """A newer driver has decided and cleaned up before the put of a paused one comes to the freed position."""
-        late = DecisionLog(log_store(behind.hurry()))
-        store = log_store(behind.clean)
+        late = DecisionLog(FilesLogStore(behind.hurry()))
+        store = FilesLogStore(behind.clean)
         newer = DecisionLog(store)
         assert newer.put(0, claim()) is None
         with held(behind.between):

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 from conformance.checkpoint_suite import CheckpointSuite
-from sparkonce.log.base import LogStore
-from sparkonce.log.files import FilesLogStore
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 
@@ -27,13 +25,3 @@ class TestLocal(CheckpointSuite):
             "from pathlib import Path\nfrom sparkonce.storage.local import LocalFiles\n"
             f"files = LocalFiles(Path({files.location!r}))"
         )
-
-
-class TestLogOfFiles(TestLocal):
-    """The log's general store on a local disk, which it is not used for."""
-
-    races = 1
-
-    @pytest.fixture
-    def store(self, files: CheckpointFiles) -> LogStore:
-        return FilesLogStore(files)

@@ -20,8 +20,7 @@ from conformance.s3_suite import Behind, S3Suite, first_put, held, is_put
 from jvm import bare_jvm, s3a_files
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from shared_servers import s3_server
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.spark.checkpoints import calls, s3a
 from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, may_pass
@@ -187,7 +186,7 @@ class TestAnswers:
         files = s3a_files(jvm, f"s3a://{bucket}/checkpoint", between.url)
         between.act = first_put(CUT_REPLY)
         monkeypatch.setattr(S3AFiles, "_tried", once(S3AFiles._tried))
-        log = DecisionLog(log_store(files))
+        log = DecisionLog(FilesLogStore(files))
         assert log.put(0, claim()) == claim(), "the log says what stands there"
         assert len([one for one in between.seen if is_put(one)]) == 2
 

@@ -17,7 +17,7 @@ from eventually import eventually
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from small_job import SmallJob
 from sparkonce.errors import TransactionLostError
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import FilesLogStore
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Void
@@ -25,6 +25,7 @@ from sparkonce.sinks.kafka import retention
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import read_committed
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -75,7 +76,7 @@ class Job:
         return int(self.witness.admin.list_offsets({spot: which})[spot].result(LIMIT_S).offset)
 
     def records(self) -> list[Any]:
-        return [decode_record(data) for data in LocalLogStore(self.job.checkpoint).read(0)]
+        return [decode_record(data) for data in FilesLogStore(LocalFiles(self.job.checkpoint)).read(0)]
 
 
 @pytest.fixture

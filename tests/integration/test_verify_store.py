@@ -11,7 +11,7 @@ import pytest
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.errors import ConfigurationError
-from sparkonce.log.base import record_name
+from sparkonce.log import record_name
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce_lab.checkpoint import checkpoint_away, open_place
 from sparkonce_lab.faults import OF_REQUESTS, Fault

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
-from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
+from sparkonce.log import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Amend, Commit, Floor, LogView, Record, Void

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from sparkonce.log.base import Landed, LogStore, PutUnknownError, Taken
+from sparkonce.log import Landed, LogStore, Taken
 from sparkonce.protocol import codec
+from sparkonce.storage.files import PutUnknownError
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
@@ -65,7 +66,7 @@ class ModelStore(LogStore):
 
     @staticmethod
     def unreadable() -> Exception:
-        """What `LocalLogStore` makes of a record that stands at the position and cannot be read."""
+        """What `FilesLogStore` makes of a record that stands at the position and cannot be read."""
         return PutUnknownError("it stands already, and could not be read")
 
     def _put(self, position: int, data: bytes) -> Landed | Taken:

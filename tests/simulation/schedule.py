@@ -25,7 +25,7 @@ from simulation.s3 import S3
 from simulation.spark import Cluster, Copy
 from simulation.systems import System
 from sparkonce.errors import SparkonceError
-from sparkonce.log.base import DecisionLog
+from sparkonce.log import DecisionLog
 
 SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
     "kafka-v1": Kafka,

@@ -14,7 +14,7 @@ from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import ResumePoint, read_log
 from sparkonce.errors import PrepareError, SparkonceError
-from sparkonce.log.base import DecisionLog
+from sparkonce.log import DecisionLog
 from sparkonce.operate.resolve import resolve
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle, transaction_fields

@@ -13,7 +13,7 @@ import forwarding_store
 import sparkonce
 from forwarding_store import ForwardingStore
 from spark.in_process import travelling
-from sparkonce.log.base import DecisionLog, Landed, LogStore, Taken
+from sparkonce.log import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.spark.formats.sources import FormatSource, sources

@@ -14,10 +14,10 @@ from eventually import LIMIT_S
 from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import Run
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import Record, Transaction, create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
 from startup import jvm_flags
@@ -135,7 +135,7 @@ class AnyJob:
         return start_together([self], self.folder / f"run-{len(self.runs)}.log", **changed)
 
     def log(self) -> LogView:
-        return DecisionLog(LocalLogStore(self.checkpoint)).read(LogView())
+        return DecisionLog(FilesLogStore(LocalFiles(self.checkpoint))).read(LogView())
 
     def decided(self) -> int:
         """The last batch that the log has decided now, or -1. Batches are decided in order and without gaps."""

@@ -112,16 +112,16 @@ def tell(**what: Any) -> None:
 
 def count_records_read() -> Callable[[], int]:
     """Returns what says how many records of the decision log have been read since."""
-    from sparkonce.log.local import LocalLogStore
+    from sparkonce.log import FilesLogStore
 
-    whole, found = LocalLogStore.read, [0]
+    whole, found = FilesLogStore.read, [0]
 
-    def read(store: LocalLogStore, position: int) -> Sequence[bytes]:
+    def read(store: FilesLogStore, position: int) -> Sequence[bytes]:
         records = whole(store, position)
         found[0] += len(records)
         return records
 
-    LocalLogStore.read = read  # type: ignore[method-assign]
+    FilesLogStore.read = read  # type: ignore[method-assign]
     return lambda: found[0]
 
 

@@ -88,11 +88,10 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
 def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
     """Aborts decided transactions of the newest batch, as the broker does when their time is over."""
     from sparkonce.driver.start import read_log
-    from sparkonce.log.base import DecisionLog
-    from sparkonce.log.files import log_store
+    from sparkonce.log import DecisionLog, FilesLogStore
     from sparkonce.storage.local import LocalFiles
 
-    view = read_log(DecisionLog(log_store(LocalFiles(stream.checkpoint))))
+    view = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))))
     decided = view.newest_decision
     assert decided is not None
     handles = [one for one in decided.handles if one.sink == name and one.transaction and slots(one.slot)]

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.formats_struck import AFTER, BEFORE, DEPOSED, register
 from spark.in_process import MARKS, Stream, ended
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.view import LogView
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
@@ -45,7 +45,7 @@ def strike(tmp_path: Path, when: str, batch: int = 1) -> dict[str, str]:
 
 
 def log_of(stream: Stream) -> LogView:
-    return DecisionLog(LocalLogStore(stream.checkpoint)).read(LogView())
+    return DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))).read(LogView())
 
 
 @pytest.mark.slow

@@ -23,8 +23,7 @@ from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import FilesLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles

@@ -12,8 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce.driver.start import read_log
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision
 from sparkonce.storage.local import LocalFiles
@@ -46,7 +45,7 @@ def transactions(stream: Stream, plan: Callable[[DataFrame], DataFrame] = lambda
 
 
 def decided(stream: Stream, batch: int) -> Decision:
-    found = read_log(DecisionLog(log_store(LocalFiles(stream.checkpoint)))).decision(batch)
+    found = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint)))).decision(batch)
     assert found is not None
     return found
 

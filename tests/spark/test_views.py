@@ -19,11 +19,11 @@ from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.spark.views import Share, Sinks, computed_once
+from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -168,7 +168,7 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
         unit.run(listener=crash_at(Phase.FINISHING, 1))
     (prepared,) = (unit.folder / "prepared").iterdir()
     prepared.rename(unit.folder / "aborted" / prepared.name)
-    log = DecisionLog(LocalLogStore(unit.stream.checkpoint))
+    log = DecisionLog(FilesLogStore(LocalFiles(unit.stream.checkpoint)))
     before = log.read(LogView()).decision(1)
     unit.run()
     after = log.read(LogView()).decision(1)

@@ -21,8 +21,7 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.base import DecisionLog, Landed, LogStore, PutUnknownError, Taken
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore, Landed, LogStore, Taken
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
@@ -30,6 +29,8 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Record
 from sparkonce.sink import Owner, TwoPhaseCommitSink
 from sparkonce.sinks.memory import MemoryServer, MemorySink
+from sparkonce.storage.files import PutUnknownError
+from sparkonce.storage.local import LocalFiles
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SLOTS = 3
@@ -192,7 +193,7 @@ class World:
         self.servers: dict[str, MemoryServer] = {"memory": MemoryServer()}
         self.guarantees: dict[str, Guarantee] = {}
         self.timeouts_s: dict[str, float] = {}
-        self.store: LogStore = LocalLogStore(folder)
+        self.store: LogStore = FilesLogStore(LocalFiles(folder))
 
     def another(self) -> World:
         """A new world, whose folder is in this one's."""

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.log.base import record_name
-from sparkonce.log.files import FilesLogStore
-from sparkonce.log.holes import check_whole
+from sparkonce.log import FilesLogStore, check_whole, record_name
 from sparkonce.storage.files import Landed, Taken
 from sparkonce.storage.hdfs import RenamingFiles
 from sparkonce.storage.local import LocalFiles

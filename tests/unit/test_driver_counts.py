@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.log.base import Landed, LogStore, Taken
+from sparkonce.log import Landed, LogStore, Taken
 from sparkonce.protocol import horizon
 from sparkonce.protocol.codec import decode_floor, encode_record
 from sparkonce.protocol.handles import Finished, Outcome

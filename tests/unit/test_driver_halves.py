@@ -14,8 +14,7 @@ from sparkonce.driver.halves import HalfRun, Handover, continued, resumed
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Batch, State
@@ -23,6 +22,7 @@ from sparkonce.protocol.view import Claim
 from sparkonce.spark.formats import kept
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.kept import KeptRun
+from sparkonce.storage.local import LocalFiles
 from unit.driver_world import QUERY, World, asked, numbers
 
 OURS = Claim(nonce="aaaa", run="ours", query="q")
@@ -31,7 +31,7 @@ NEWER = Claim(nonce="bbbb", run="newer", query="q")
 
 @pytest.fixture
 def log(tmp_path: Path) -> DecisionLog:
-    log = DecisionLog(LocalLogStore(tmp_path))
+    log = DecisionLog(FilesLogStore(LocalFiles(tmp_path)))
     log.put(0, OURS)
     return log
 

@@ -15,7 +15,7 @@ from sparkonce import executor as executor_module
 from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import FilesLogStore
 from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase
@@ -24,6 +24,7 @@ from sparkonce.sink import Facts, Owner, SinkWriter, WriterContext
 from sparkonce.sinks.memory import MemorySink
 from sparkonce.sinks.memory.server import MemoryServer, TransactionState, reply_lost
 from sparkonce.sinks.memory.sink import _Committer
+from sparkonce.storage.local import LocalFiles
 from unit.driver_world import (
     NEVER,
     SLOTS,
@@ -474,13 +475,13 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
     with pytest.raises(errors.CheckpointMismatchError, match=r"twice\. Next: If .*checkpoint_moved=True.*last used\.$"):
-        world.run(world.start(store=LocalLogStore(there)), 1)
+        world.run(world.start(store=FilesLogStore(LocalFiles(there))), 1)
     with caplog.at_level("WARNING", "sparkonce"):
-        world.run(world.start(store=LocalLogStore(there), moved=True), 1)
+        world.run(world.start(store=FilesLogStore(LocalFiles(there)), moved=True), 1)
         assert caplog.text == ""
-        world.run(world.start(store=LocalLogStore(there)), 2)
+        world.run(world.start(store=FilesLogStore(LocalFiles(there))), 2)
         assert caplog.text == ""
-        world.run(world.start(store=LocalLogStore(there), moved=True), 3)
+        world.run(world.start(store=FilesLogStore(LocalFiles(there)), moved=True), 3)
     assert f"checkpoint_moved=True, and the decision log has not moved since the last run: {there}" in caplog.text
     assert world.visible() == numbers(0, 1, 2, 3)
 
@@ -756,7 +757,7 @@ def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
 
     batches = horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     with monkeypatch.context() as patch:
-        patch.setattr(LocalLogStore, call, fail)
+        patch.setattr(FilesLogStore, call, fail)
         with pytest.raises(errors.LogError, match=rf"{message}: .*Stale file handle"):
             world.run(world.start(), *range(batches))
     done = 0 if call == "read" else batches
@@ -768,7 +769,7 @@ def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
 def test_a_store_that_is_away_for_a_moment_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    real, left = getattr(LocalLogStore, call), [2]
+    real, left = getattr(FilesLogStore, call), [2]
 
     def fail_first(*arguments: object) -> object:
         left[0] -= 1
@@ -776,7 +777,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
             raise OSError(errno.ETIMEDOUT, "no answer from the store")
         return real(*arguments)
 
-    monkeypatch.setattr(LocalLogStore, call, fail_first)
+    monkeypatch.setattr(FilesLogStore, call, fail_first)
     world.run(world.start(), 0, 1)
     assert left[0] < 0
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])

@@ -13,12 +13,13 @@ from sparkonce.driver import start as start_module
 from sparkonce.driver.halves import JobHalf
 from sparkonce.driver.run import RunDriver
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import FilesLogStore
 from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, SinkCommitter
 from sparkonce.sinks.memory.sink import MemorySink, _Committer
+from sparkonce.storage.local import LocalFiles
 from unit.driver_world import NEVER, SLOTS, World, numbers, stopped_clock
 
 
@@ -31,7 +32,7 @@ def keep_copy(world: World) -> Path:
 def restore(world: World, copy: Path) -> None:
     shutil.rmtree(world.checkpoint)
     shutil.copytree(copy, world.checkpoint)
-    world.store = LocalLogStore(world.checkpoint)
+    world.store = FilesLogStore(LocalFiles(world.checkpoint))
 
 
 @pytest.mark.parametrize("same_run", [False, True], ids=["a newer run has gone on", "the same run has gone on"])
@@ -76,7 +77,7 @@ def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
     world = world.another()
     world.run(world.start(), 0)
     shutil.rmtree(world.checkpoint / "sparkonce")
-    world.store = LocalLogStore(world.checkpoint)
+    world.store = FilesLogStore(LocalFiles(world.checkpoint))
     with pytest.raises(errors.StaleLogError, match="this log ends at 0"):
         world.start()
 
@@ -228,7 +229,7 @@ def test_two_copies_that_have_both_written_are_both_refused(world: World) -> Non
     """What they have doubled cannot be undone, but neither goes on as if nothing had been."""
     original = world.start()
     world.run(original, 0)
-    copy = LocalLogStore(keep_copy(world))
+    copy = FilesLogStore(LocalFiles(keep_copy(world)))
     world.run(world.start(store=copy, moved=True), 1)
     world.run(original, 1)  # which has started before, and does not see it
     for store in (world.store, copy):

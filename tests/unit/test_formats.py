@@ -16,8 +16,7 @@ import pytest
 import sparkonce.sinks
 import sparkonce.spark
 from sparkonce.errors import CorruptRecordError, NewerFormatError
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
@@ -143,7 +142,7 @@ def test_a_floor() -> None:
 
 @pytest.mark.parametrize("kind", ["record", "floor"])
 def test_files_of_the_log_and_a_newer_one_among_them(kind: str, tmp_path: Path) -> None:
-    store = LocalLogStore(tmp_path)
+    store = FilesLogStore(LocalFiles(tmp_path))
     store.put(5, codec.encode_record(replace(CLAIM, renews=None), at_ms=9))
     store.raise_floor(5, codec.encode_floor(Floor(position=5)))
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
@@ -154,7 +153,7 @@ def test_files_of_the_log_and_a_newer_one_among_them(kind: str, tmp_path: Path) 
     newer = codec.FORMATS[kind] + 1
     path.write_bytes(re.sub(rb"^(sparkonce \w+) \d", rb"\1 %d" % newer, path.read_bytes()))
     with pytest.raises(NewerFormatError, match=rf"(?i:{kind} .*) has format {newer}") as refused:
-        DecisionLog(LocalLogStore(tmp_path)).read(LogView())
+        DecisionLog(FilesLogStore(LocalFiles(tmp_path))).read(LogView())
     assert "upgrade this one" in refused.value.next_step
 
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from sparkonce.driver.start import read_log
 from sparkonce.errors import CorruptRecordError, LogError
-from sparkonce.log.base import DecisionLog, LogStore
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore, LogStore
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -192,7 +191,7 @@ def test_what_json_allows_and_nobody_writes_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("name", ["5", "²", "9" * 21, f"{5:020d}.tmp", "-0000000000000000005"])
 def test_a_strangers_file_among_floors_is_left_alone(tmp_path: Path, name: str) -> None:
     """A name that is a number, and not written as ours are, was looked for under ours, for ever."""
-    store = LocalLogStore(tmp_path)
+    store = FilesLogStore(LocalFiles(tmp_path))
     store.raise_floor(3, b"ours")
     (tmp_path / "sparkonce" / "floors" / name).write_text("theirs")
     assert store.floor() == b"ours"

@@ -41,7 +41,7 @@ def test_importing_needs_nothing_heavy() -> None:
         "sparkonce.guarantees",
         "sparkonce.protocol.coordinator",
         "sparkonce.protocol.codec",
-        "sparkonce.log.local",
+        "sparkonce.log",
         "sparkonce.analysis.checkpoint",
         "sparkonce.analysis.verdict",
         "sparkonce.sink",

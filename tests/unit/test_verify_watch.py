@@ -10,8 +10,7 @@ from unittest import mock
 
 import pytest
 
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.local import LocalLogStore
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.storage.local import LocalFiles
@@ -30,7 +29,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> DecisionLog:
-    log = DecisionLog(LocalLogStore(tmp_path))
+    log = DecisionLog(FilesLogStore(LocalFiles(tmp_path)))
     for token in (OLD, NEW):
         log.put(token.position, Claim(nonce=token.nonce, run=token.nonce, query="query", location="here"))
     return log

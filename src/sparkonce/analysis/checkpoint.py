@@ -25,8 +25,7 @@ from sparkonce.analysis.verdict import judge
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.base import FOLDER, DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import FOLDER, DecisionLog, FilesLogStore
 from sparkonce.protocol.view import LogView
 from sparkonce.source import SourceFacts, all_registered
 from sparkonce.storage.files import CheckpointFiles
@@ -147,7 +146,7 @@ def _first_line_is_a_number(kept: CheckpointFiles) -> bool:
 def _sinks(files: CheckpointFiles) -> tuple[SinkFacts, ...]:
     if not files.names(f"{FOLDER}/records") and not files.names(f"{FOLDER}/floors"):
         return ()
-    view = read_log(DecisionLog(log_store(files)))
+    view = read_log(DecisionLog(FilesLogStore(files)))
     if view.newest_run is None:
         return ()
     return tuple(_sink(name, dict(known), view) for name, known in view.newest_run.sinks)

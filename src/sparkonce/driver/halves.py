@@ -14,7 +14,7 @@ from sparkonce import errors
 from sparkonce.driver.progress import BatchProgress, Stopwatch
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
-from sparkonce.log.base import DecisionLog
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import recorded_sinks

@@ -13,10 +13,11 @@ from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage, doubled, is_store_outage
 from sparkonce.driver.stops import Failure
 from sparkonce.driver.work import BatchWork
-from sparkonce.log.base import DecisionLog, PutUnknownError
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.view import Claim, Commit, LogView, LogViolation, Void
+from sparkonce.storage.files import PutUnknownError
 
 logger = logging.getLogger("sparkonce")
 CONTESTED = 4

@@ -25,7 +25,7 @@ from sparkonce.driver.stops import Failure, stop_error
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.work import BatchWork
 from sparkonce.driver.write import BatchWriter, Validator
-from sparkonce.log.base import DecisionLog
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import step

@@ -23,8 +23,7 @@ from functools import partial
 from sparkonce import errors
 from sparkonce.driver.outage import Answer, Outage, is_store_outage, never
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.holes import check_whole
+from sparkonce.log import DecisionLog, check_whole
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.coordinator import refusal
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
@@ -366,7 +365,7 @@ class ResumePoint:
         A batch that Spark has not planned yet may have any offsets, so its own are not compared.
 
         Args:
-            location: The location of the log, see `sparkonce.log.base.LogStore.location`.
+            location: The location of the log, see `sparkonce.log.LogStore.location`.
             moved: True as for ``checkpoint_moved=True``.
         """
         query = self.checkpoint.query_id() or "no query"

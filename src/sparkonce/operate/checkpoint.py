@@ -17,9 +17,7 @@ from sparkonce.errors import (
     SparkonceError,
     with_capital,
 )
-from sparkonce.log.base import FOLDER, MOST_READS, DecisionLog
-from sparkonce.log.files import log_store
-from sparkonce.log.holes import check_whole
+from sparkonce.log import FOLDER, MOST_READS, DecisionLog, FilesLogStore, check_whole
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -307,7 +305,7 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
                 next_step="Give the folder of the option checkpointLocation.",
             )
         return None, LogView(), ()
-    log = DecisionLog(log_store(files, make=False))
+    log = DecisionLog(FilesLogStore(files, make=False))
     view, entries = read_history(log)
     check_whole(files)
     return log, view, entries

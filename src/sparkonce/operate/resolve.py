@@ -22,8 +22,7 @@ from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.start import ResumePoint, check_accepted, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError, UnknownOutcomeError
-from sparkonce.log.base import FOLDER, DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import FOLDER, DecisionLog, FilesLogStore
 from sparkonce.operate.checkpoint import OPERATOR, settled
 from sparkonce.operate.systems import known_sinks, sinks_to_finish
 from sparkonce.protocol.events import BatchAsked
@@ -180,7 +179,7 @@ def _tried(
         raise refused
     check_accepted(accept_lost, point.next_batch().number)
     _check_sinks(point, sinks, decided=decided)
-    log = DecisionLog(log_store(files))  # readers make no folders; a run may need them
+    log = DecisionLog(FilesLogStore(files))  # readers make no folders; a run may need them
     run = OperatorRun(
         run=f"{OPERATOR}{uuid.uuid4()}",
         query=str(point.checkpoint.query_id()),

@@ -19,8 +19,7 @@ from sparkonce.driver.start import ResumePoint, check_log, mend, read_log, recor
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sink import TwoPhaseCommitSink
@@ -332,7 +331,7 @@ class ExactlyOnce:
             run=run,
             query=query,
             sinks=self._sinks,
-            log=DecisionLog(log_store(files), files),
+            log=DecisionLog(FilesLogStore(files), files),
             timing=self._timing,
             listener=self.listener,
             library=__version__,
@@ -352,7 +351,7 @@ class ExactlyOnce:
     ) -> None:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         files = self._open(df)
-        store = log_store(files, make=False)
+        store = FilesLogStore(files, make=False)
         check_log(files)
         view = read_log(DecisionLog(store))
         mend(SparkCheckpoint(files), view)

@@ -63,6 +63,11 @@ class CheckpointFiles(abc.ABC):
         """The folder: an absolute path of this machine, or a URL as Hadoop qualifies it, without a slash at its end."""
 
     @property
+    def resolved(self) -> str:
+        """The location with links followed: the same for every path that leads to the folder."""
+        return self.location
+
+    @property
     def endpoint(self) -> str | None:
         """The address of a store that must prove that it keeps `put`'s promise; None if all of its kind do."""
         return None

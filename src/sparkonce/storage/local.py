@@ -41,6 +41,11 @@ class LocalFiles(CheckpointFiles):
         """The folder's path as it was given."""
         return str(self.folder)
 
+    @property
+    def resolved(self) -> str:
+        """See `CheckpointFiles.resolved`."""
+        return str(self.folder.resolve())
+
     def read(self, path: str) -> bytes | None:
         """See `CheckpointFiles.read`. What it returns may not be durable yet."""
         try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.log.base import FOLDER
+from sparkonce.log import FOLDER
 from sparkonce.operate.checkpoint import read_checkpoint, read_log_of
 from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
 from sparkonce.operate.transactions import OpenTransaction, judge, targets_of

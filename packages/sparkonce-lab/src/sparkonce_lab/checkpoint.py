@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.log.base import FOLDER
+from sparkonce.log import FOLDER
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import OBJECT_STORES

@@ -11,7 +11,7 @@ from sparkonce.driver.halves import HalfRun, Handover, JobHalf, continued, resum
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
-from sparkonce.log.base import DecisionLog
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.state import State

@@ -13,8 +13,7 @@ from pyspark.sql.types import StructType
 from sparkonce.arguments import nonempty
 from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.job import FormatJobWriter
@@ -112,7 +111,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return self.of.sink({name: value for name, value in options.items() if name not in _OURS})
 
     def _log_at(self, files: CheckpointFiles) -> DecisionLog:
-        return DecisionLog(log_store(files), files)
+        return DecisionLog(FilesLogStore(files), files)
 
     def _refuse_overwriting(self, overwrite: bool) -> None:
         if overwrite:

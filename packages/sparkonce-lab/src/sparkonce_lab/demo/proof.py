@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sparkonce.log.base import DecisionLog
-from sparkonce.log.files import log_store
+from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles
@@ -67,7 +66,7 @@ class Standing:
 
 def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standing:
     """Asks the decision log and the broker how far a batch has come."""
-    decision = DecisionLog(log_store(checkpoint)).read(LogView()).decision(batch)
+    decision = DecisionLog(FilesLogStore(checkpoint)).read(LogView()).decision(batch)
     if decision is None:
         left = list_transactions(bootstrap, states=["Ongoing"])
         return Standing(batch=batch, decided=False, ended=0, open=len(left))

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.log.base import FOLDER
+from sparkonce.log import FOLDER
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.checkpoint import check_place, new_folder, open_place
 from sparkonce_lab.faults import STORE

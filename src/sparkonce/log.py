@@ -1,0 +1,294 @@
+"""The decision log: the records of one query in its checkpoint, in whatever store that is.
+
+Layout, under ``<checkpoint>/sparkonce``::
+
+    records/00000000000000000007    one file per record
+    floors/00000000000000000000     one file per floor, all but the highest deleted in time
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from sparkonce.errors import CorruptRecordError, NewerFormatError
+from sparkonce.protocol import codec
+from sparkonce.protocol.view import Commit, Floor, LogView, LogViolation, Record
+from sparkonce.storage.files import CheckpointFiles, Landed, Taken
+
+FOLDER = "sparkonce"
+"""The log's subfolder of the checkpoint."""
+MOST_READS = 100
+"""The attempts to read the log, each of which restarts because another driver raised the floor meanwhile."""
+_RECORDS = "records"
+_FLOORS = "floors"
+_READ_AT_ONCE = 8
+
+
+class DecisionLog:
+    """The records of one query, read and written as values.
+
+    Args:
+        store: The store.
+        checkpoint: The query's checkpoint, for a run that decides batches: Spark's files in it are made durable before
+            each decision.
+    """
+
+    def __init__(self, store: LogStore, checkpoint: CheckpointFiles | None = None) -> None:
+        self.store = store
+        self._checkpoint = checkpoint
+        self._known_floor: tuple[bytes | None, Floor] = (None, Floor())
+
+    def read(self, view: LogView) -> LogView:
+        """Reads on from a view to the log's end.
+
+        Raises:
+            CorruptRecordError: if a record's bytes are not what was written.
+            NewerFormatError: if a newer library wrote them.
+            LogViolation: if a record stands where no correct run can have put it.
+        """
+        for _ in range(MOST_READS):
+            floor = self.floor()
+            if floor.position > view.end:
+                view = LogView.at(floor)
+            elif floor.position > view.floor.position:
+                view = view.above(floor)
+            try:
+                for data in self.store.read(view.end):
+                    view = view.apply(view.end, self._record(view.end, data))
+            except LogViolation:
+                # Below a floor that has risen meanwhile there may be a void record that landed late.
+                if self.floor().position <= floor.position:
+                    raise
+                view = LogView.at(self.floor())
+                continue
+            # A free position is the log's end only if clean-up did not free it while this was reading.
+            if self.floor().position <= view.floor.position:
+                return view
+        raise CorruptRecordError(
+            f"The floor of the decision log {self.store.location} rose {MOST_READS} times while it was read.",
+            next_step="Find out which other driver runs on this checkpoint.",
+        )
+
+    def put(self, position: int, record: Record) -> Record | None:
+        """Puts a record if the position is free. Returns None if it landed, else the record that stands there.
+
+        Raises:
+            PutUnknownError: if it is not known whether it landed.
+            OSError: if it surely did not land.
+        """
+        if self._checkpoint is not None and isinstance(record, Commit):
+            # Spark renames its files into place, and never calls fsync. A decision that outlives them in a crash of
+            # the machine would name offsets and files that nobody has any more.
+            self._checkpoint.sync_spark()
+        answer = self.store.put(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
+        return self._record(position, answer.standing) if isinstance(answer, Taken) else None
+
+    def standing(self, position: int) -> Record | None:
+        """Returns the record at a position, once it is durable; None if there is none."""
+        found = self.store.read(position)
+        return self._record(position, found[0]) if found else None
+
+    def floor(self) -> Floor:
+        """Returns the highest floor."""
+        data = self.store.floor()
+        # It is asked for after every put, may be large, and seldom is a new one.
+        if data is not None and data != self._known_floor[0]:
+            try:
+                self._known_floor = data, codec.decode_floor(data)
+            except codec.Unreadable as error:
+                raise self._corrupt("The floor", error) from error
+            except codec.TooNew as error:
+                raise self._too_new("The floor", error) from error
+        return self._known_floor[1]
+
+    def raise_floor(self, floor: Floor) -> None:
+        """Makes a floor durable."""
+        self.store.raise_floor(floor.position, codec.encode_floor(floor))
+
+    def _record(self, position: int, data: bytes) -> Record:
+        try:
+            return codec.decode_record(data)
+        except codec.Unreadable as error:
+            raise self._corrupt(f"Record {position}", error) from error
+        except codec.TooNew as error:
+            raise self._too_new(f"Record {position}", error) from error
+
+    def _corrupt(self, what: str, error: Exception) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"{what} of the decision log {self.store.location} cannot be read: {error}.",
+            next_step="Restore the file from a copy of the checkpoint. Deleting it could double or lose a batch.",
+        )
+
+    def _too_new(self, what: str, error: Exception) -> NewerFormatError:
+        return NewerFormatError(
+            f"{what} of the decision log {self.store.location}: {error}.",
+            next_step="Run the newer version of sparkonce again, or upgrade this one.",
+        )
+
+
+class LogStore(abc.ABC):
+    """Keeps records by position, each put once, and floors, of which the highest counts. Positions count from 0.
+
+    A put is atomic (no reader sees a part of it), exclusive (of several at one position one lands), and durable before
+    it is answered.
+    """
+
+    @abc.abstractmethod
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        """Puts the bytes if the position is free.
+
+        Raises:
+            PutUnknownError: if it is not known whether they landed.
+            OSError: if they surely did not land (disk full, no permission).
+        """
+
+    @abc.abstractmethod
+    def read(self, position: int) -> Sequence[bytes]:
+        """Returns the records from the position up to the first free one, once they are durable."""
+
+    @abc.abstractmethod
+    def floor(self) -> bytes | None:
+        """Returns the floor with the highest position; None if none was ever raised."""
+
+    @abc.abstractmethod
+    def raise_floor(self, position: int, data: bytes) -> None:
+        """Adds a floor, durably. A floor is never lowered: a lower one that arrives late changes nothing."""
+
+    @abc.abstractmethod
+    def delete_below(self, position: int) -> None:
+        """Deletes records below the position, and floors below the highest."""
+
+    @property
+    @abc.abstractmethod
+    def location(self) -> str:
+        """The location of the log, for messages and for claims: the same for every path that leads to it."""
+
+
+class FilesLogStore(LogStore):
+    """The log in a checkpoint's files.
+
+    Args:
+        checkpoint: The checkpoint's files; the log is kept in the subfolder ``sparkonce``.
+        make: False for readers, which make no folder that is missing.
+
+    Raises:
+        OSError: if the folders cannot be made.
+    """
+
+    def __init__(self, checkpoint: CheckpointFiles, *, make: bool = True) -> None:
+        self._files = checkpoint.inside(FOLDER)
+        self._read_floor = -1, b""
+        if make:
+            self._files.make(_RECORDS)
+            self._files.make(_FLOORS)
+
+    @property
+    def location(self) -> str:
+        """The folder of the log, with links followed."""
+        return self._files.resolved
+
+    def put(self, position: int, data: bytes) -> Landed | Taken:
+        """See `LogStore.put`."""
+        return self._put(_RECORDS, position, data)
+
+    def read(self, position: int) -> Sequence[bytes]:
+        """See `LogStore.read`."""
+        first = self._record(position)
+        if first is None:
+            return []
+        found = [first, *self._listed(position + 1)]
+        while (data := self._record(position + len(found))) is not None:
+            found.append(data)
+        # A record is visible before its name is durable. A power cut could take it back: nobody may act on it before.
+        self._files.sync(_RECORDS)
+        return found
+
+    def floor(self) -> bytes | None:
+        """See `LogStore.floor`."""
+        while True:
+            newest = max(_positions(self._files, _FLOORS), default=None)
+            if newest is None:
+                return None
+            if newest != self._read_floor[0]:
+                data = self._files.read(f"{_FLOORS}/{record_name(newest)}")
+                if data is not None:  # else it was deleted since, because there is a higher one
+                    self._files.sync(_FLOORS)
+                    self._read_floor = newest, data
+            if newest == self._read_floor[0]:
+                return self._read_floor[1]
+
+    def raise_floor(self, position: int, data: bytes) -> None:
+        """See `LogStore.raise_floor`."""
+        self._put(_FLOORS, position, data)
+
+    def delete_below(self, position: int) -> None:
+        """See `LogStore.delete_below`."""
+        highest = max(_positions(self._files, _FLOORS), default=0)
+        for folder, limit in ((_RECORDS, position), (_FLOORS, highest)):
+            below = [one for one in _positions(self._files, folder) if one < limit]
+            self._files.delete([f"{folder}/{record_name(one)}" for one in below])
+            self._files.tidy(folder)
+
+    def _put(self, folder: str, position: int, data: bytes) -> Landed | Taken:
+        # A disk that was unmounted leaves an empty folder in its place: a record there would be lost with it.
+        self._files.require(folder)
+        return self._files.put(f"{folder}/{record_name(position)}", data)
+
+    def _record(self, position: int) -> bytes | None:
+        return self._files.read(f"{_RECORDS}/{record_name(position)}")
+
+    def _listed(self, position: int) -> Sequence[bytes]:
+        """Returns the records from the position on that a listing shows, some at once: each takes a round trip."""
+        there = _positions(self._files, _RECORDS)
+        wanted: list[int] = []
+        while position + len(wanted) in there:
+            wanted.append(position + len(wanted))
+        if not wanted:
+            return []
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            read = list(pool.map(self._record, wanted))
+        # One that was deleted since ends what was found; the reader sees the floor that has risen.
+        return [data for number, data in enumerate(read) if data is not None and None not in read[:number]]
+
+
+def check_whole(files: CheckpointFiles) -> None:
+    """Refuses a log that lacks a record before its last one, as an incomplete copy does: it would seem to end earlier.
+
+    Records are put one after the other, and deleted only below the floor.
+
+    Args:
+        files: The files of the checkpoint.
+
+    Raises:
+        CorruptRecordError: if a record is missing.
+        OSError: if the store cannot be read.
+    """
+    log = files.inside(FOLDER)
+    for _ in range(MOST_READS):
+        floor = max(_positions(log, _FLOORS), default=0)
+        there = _positions(log, _RECORDS)
+        # A listing may show a record that was put meanwhile, and not the one before it.
+        missing = (
+            one
+            for one in range(floor, max(there, default=floor))
+            if one not in there and not log.exists(f"{_RECORDS}/{record_name(one)}")
+        )
+        if (first := next(missing, None)) is None:
+            return
+        if floor == max(_positions(log, _FLOORS), default=0):  # else a driver has deleted them meanwhile
+            raise CorruptRecordError(
+                f"The decision log of {files.location!r} has record {max(there)}, and not record {first}.",
+                next_step="Restore the checkpoint and the log together, from one whole copy.",
+            )
+
+
+def record_name(position: int) -> str:
+    """Returns the name of the file that keeps a record or a floor."""
+    return f"{position:020d}"
+
+
+def _positions(log: CheckpointFiles, folder: str) -> set[int]:
+    return {int(name) for name in log.names(folder) if len(name) == len(record_name(0)) and name.isdigit()}
