@@ -238,12 +238,12 @@ def begin_anew(scene: PageScene, batches: int) -> PageScene:
 
 def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -> None:
     one, ms = look_at(scene)
-    one.look()
+    one.poll()
     assert shown_batches(one) == [(scene.run, number) for number in range(5)]
     before = one.newer(0)
     other = begin_anew(scene, 2)
     ms[0] += int(READ_AGAIN_S * 1000) + 1000  # the names of its files are the same
-    one.look()
+    one.poll()
     assert shown_batches(one) == [(other.run, 0), (other.run, 1)]
     assert one.newer(0)["first"] > before["last"]
     assert (one.last.status is not None and one.last.status.query, one.is_of(short_query(other.query))) == (

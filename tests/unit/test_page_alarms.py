@@ -89,8 +89,8 @@ def test_a_phase_that_takes_longer_than_usual_says_what_is_usual(
 def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
     """A store that is slow to read is no phase that takes long."""
     at_work = {"state": QueryState.AT_WORK, "phase": WRITING, "since_ms": NOW_MS - 40_000}
-    assert of_query(**at_work, looked_ms=NOW_MS - 39_000) == []
-    assert len(of_query(**at_work, looked_ms=NOW_MS - 10_000)) == 1
+    assert of_query(**at_work, polled_ms=NOW_MS - 39_000) == []
+    assert len(of_query(**at_work, polled_ms=NOW_MS - 10_000)) == 1
 
     (alarm,) = of_query(state=QueryState.NOT_HEARD, phase=WRITING, heard_ms=NOW_MS - 300_000, says="It was at it.")
     assert (alarm.urgent, "That is 5 min ago." in alarm.says, "driver-3" in alarm.next_step) == (True, True, True)

@@ -11,7 +11,15 @@ from sparkonce.errors import LogError
 from sparkonce.operate.checkpoint import BatchState, CheckpointStatus, LogEntry, NewestBatch, NextStart, RunOfLog
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.alarms import alarms_of
-from sparkonce.ui.state import RATE_OVER_MS, TOLD_WITHIN_MS, Look, PageState, QueryState, show_query, usual_of
+from sparkonce.ui.state import (
+    RATE_OVER_MS,
+    TOLD_WITHIN_MS,
+    CheckpointReading,
+    PageState,
+    QueryState,
+    show_query,
+    usual_of,
+)
 from sparkonce.ui.timeline import BY_THE_LOG, MOST_KEPT, PageTimeline
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineSegment
@@ -66,15 +74,15 @@ def entry(kind: str, at_ms: int, *, run: str = RUN, number: int | None = None, *
     return LogEntry(position=0, at_ms=at_ms, kind=kind, run=run, batch=number, **more)
 
 
-def look(*segments: TimelineSegment, **more: Any) -> Look:
-    return Look(location="/c/totals", segments=segments, **{"status": status(), "read_ms": NOW_MS, **more})
+def reading(*segments: TimelineSegment, **more: Any) -> CheckpointReading:
+    return CheckpointReading(location="/c/totals", segments=segments, **{"status": status(), "read_ms": NOW_MS, **more})
 
 
 STEADY = tuple(batch(number, NOW_MS - 60_000 + 1000 * number) for number in range(20))
 
 
 def test_a_batch_at_work_is_shown_with_its_phase_and_since_when() -> None:
-    shown = show_query(look(segment(*STEADY, phase=Phase.WRITING)), NOW_MS)
+    shown = show_query(reading(segment(*STEADY, phase=Phase.WRITING)), NOW_MS)
     assert (shown.state, shown.phase, shown.since_ms, shown.batch) == (
         QueryState.AT_WORK,
         "preparing every slot",
@@ -92,7 +100,7 @@ def test_what_a_driver_tells_of_its_end() -> None:
         WatchedEvent(at_ms=2, kind="stopped", batch=7, text="LogError: it is so.", next_step="start it again."),
         WatchedEvent(at_ms=3, kind="swept", batch=None, text="Some."),
     ]
-    shown = show_query(look(segment(phase=Phase.STOPPED, events=events)), NOW_MS)
+    shown = show_query(reading(segment(phase=Phase.STOPPED, events=events)), NOW_MS)
     assert (shown.state, shown.says, shown.next_step) == (
         QueryState.STOPPED,
         "LogError: it is so.",
@@ -100,7 +108,7 @@ def test_what_a_driver_tells_of_its_end() -> None:
     )
 
     ended = [WatchedEvent(at_ms=n, kind=kind, batch=7, text=f"{kind}.") for n, kind in enumerate(("started", "ended"))]
-    shown = show_query(look(segment(*STEADY, written_ms=0, events=ended)), NOW_MS)
+    shown = show_query(reading(segment(*STEADY, written_ms=0, events=ended)), NOW_MS)
     assert (shown.state, shown.since_ms, shown.says) == (QueryState.ENDED, 1, "ended.")
 
 
@@ -115,32 +123,32 @@ def test_what_a_driver_tells_of_its_end() -> None:
     ],
 )
 def test_a_driver_without_a_sign_for_minutes_is_not_heard_of(phase: Phase, silent_ms: int, state: QueryState) -> None:
-    shown = show_query(look(segment(*STEADY, phase=phase, written_ms=NOW_MS - silent_ms)), NOW_MS)
+    shown = show_query(reading(segment(*STEADY, phase=phase, written_ms=NOW_MS - silent_ms)), NOW_MS)
     assert shown.state is state
 
 
 def test_when_a_driver_was_heard_of_last() -> None:
     silent = segment(*STEADY, phase=Phase.WRITING, written_ms=NOW_MS - 190_000)
-    assert show_query(look(silent, looked_ms=NOW_MS - 50_000), NOW_MS).state is QueryState.AT_WORK
-    assert show_query(look(silent, looked_ms=NOW_MS - 1000), NOW_MS).state is QueryState.NOT_HEARD
+    assert show_query(reading(silent, polled_ms=NOW_MS - 50_000), NOW_MS).state is QueryState.AT_WORK
+    assert show_query(reading(silent, polled_ms=NOW_MS - 1000), NOW_MS).state is QueryState.NOT_HEARD
 
     silent = segment(*STEADY, phase=Phase.FINISHING, written_ms=NOW_MS - 300_000)
     entries = (entry("commit", NOW_MS - 5000, number=7), entry("commit", NOW_MS - 1, run=NEWER, number=7))
-    shown = show_query(look(silent, entries=entries), NOW_MS)
+    shown = show_query(reading(silent, entries=entries), NOW_MS)
     assert (shown.state, shown.heard_ms) == (QueryState.AT_WORK, NOW_MS - 5000)
 
     stopped = segment(phase=Phase.STOPPED)
-    shown = show_query(look(stopped, status=status(NEWER)), NOW_MS)
+    shown = show_query(reading(stopped, status=status(NEWER)), NOW_MS)
     assert (shown.state, shown.run, shown.host, shown.since_ms) == (
         QueryState.NOT_KNOWN,
         NEWER,
         "driver-4",
         NOW_MS - 9000,
     )
-    assert show_query(look(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
+    assert show_query(reading(stopped, status=status("3-00000000")), NOW_MS).state is QueryState.STOPPED
 
     entries, seen = (entry("claim", NOW_MS - 190_000, run=NEWER),), status(NEWER)
-    assert show_query(look(status=seen, entries=entries, looked_ms=NOW_MS - 50_000), NOW_MS).state is (
+    assert show_query(reading(status=seen, entries=entries, polled_ms=NOW_MS - 50_000), NOW_MS).state is (
         QueryState.NOT_KNOWN
     )
 
@@ -156,7 +164,7 @@ def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_a
     before_ms = NOW_MS - decided_ago_ms - 100
     commit = entry("commit", NOW_MS - decided_ago_ms, number=8, transactions={"kafka": 3}, opened_ms=700)
     idle = segment(written_ms=before_ms)
-    shown = show_query(look(idle, status=DECIDED, entries=(commit,), looked_ms=NOW_MS), NOW_MS)
+    shown = show_query(reading(idle, status=DECIDED, entries=(commit,), polled_ms=NOW_MS), NOW_MS)
     assert (shown.state, shown.batch) == (state, 8)
     assert shown.in_doubt == InDoubt(transactions=3, opened_ms=700)
 
@@ -165,7 +173,7 @@ def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
     commit = entry("commit", NOW_MS - 5000, number=8, transactions={"kafka": 3}, opened_ms=700)
     finishing = segment(phase=Phase.FINISHING, in_doubt=InDoubt(transactions=1, opened_ms=800), batch=8)
     for known in (DECIDED, status(newest=NewestBatch(batch=8, state=BatchState.DONE))):
-        shown = show_query(look(finishing, status=known, entries=(commit,)), NOW_MS)
+        shown = show_query(reading(finishing, status=known, entries=(commit,)), NOW_MS)
         assert (shown.state, shown.in_doubt.transactions) == (QueryState.AT_WORK, 1)
 
 
@@ -184,7 +192,7 @@ def test_a_run_that_dies_after_its_claim_is_not_heard_of(
     silent_ms: int, more: tuple[LogEntry, ...], state: QueryState, segments: tuple[TimelineSegment, ...]
 ) -> None:
     entries = (entry("claim", NOW_MS - silent_ms, run=NEWER), *more)
-    shown = show_query(look(*segments, status=status(NEWER), entries=entries), NOW_MS)
+    shown = show_query(reading(*segments, status=status(NEWER), entries=entries), NOW_MS)
     assert (shown.state, shown.run, shown.host) == (state, NEWER, "driver-4")
     if state is QueryState.NOT_HEARD:
         assert (shown.since_ms, shown.heard_ms) == (NOW_MS - silent_ms, NOW_MS - silent_ms)
@@ -194,7 +202,7 @@ def test_a_run_that_dies_after_its_claim_is_not_heard_of(
 
 
 def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
-    shown = show_query(look(entries=(entry("commit", NOW_MS - 4000, number=6),)), NOW_MS)
+    shown = show_query(reading(entries=(entry("commit", NOW_MS - 4000, number=6),)), NOW_MS)
     assert (shown.state, shown.name, shown.has_timeline, shown.heard_ms) == (
         QueryState.NOT_KNOWN,
         "totals",
@@ -202,30 +210,30 @@ def test_a_checkpoint_without_a_timeline_shows_what_the_log_has() -> None:
         NOW_MS - 4000,
     )
     assert shown.took is None
-    fresh = show_query(look(status=status(None, newest=None, next_start=NextStart.BEGINS)), NOW_MS)
+    fresh = show_query(reading(status=status(None, newest=None, next_start=NextStart.BEGINS)), NOW_MS)
     assert (fresh.state, fresh.newest) == (QueryState.NEW, None)
 
     error = LogError("the log is damaged.", next_step="restore it.")
-    shown = show_query(look(segment(*STEADY), error=error), NOW_MS)
+    shown = show_query(reading(segment(*STEADY), error=error), NOW_MS)
     assert (shown.state, shown.error, shown.error_step) == (QueryState.IDLE, "The log is damaged.", "Restore it.")
-    never = show_query(Look(location="/c/totals", error=error), NOW_MS)
+    never = show_query(CheckpointReading(location="/c/totals", error=error), NOW_MS)
     assert (never.state, never.says, never.read_ms) == (QueryState.NOT_KNOWN, "It cannot be read.", None)
 
-    assert show_query(replace(look(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"
+    assert show_query(replace(reading(segment(name="")), location="s3a://b/jobs/totals/"), NOW_MS).name == "totals"
 
 
 def test_rows_a_second_are_those_of_the_last_minutes_by_sink() -> None:
     old = batch(0, NOW_MS - RATE_OVER_MS - 2000)  # ended a second before
     recent = [batch(1, NOW_MS - 200_000, rows={"kafka": 300, "orders": 30}), batch(2, NOW_MS - 1000)]
-    assert show_query(look(segment(old, *recent)), NOW_MS).rates == {"kafka": 3.0, "orders": 0.1}
+    assert show_query(reading(segment(old, *recent)), NOW_MS).rates == {"kafka": 3.0, "orders": 0.1}
     young = segment(batch(0, NOW_MS - 10_000))
-    assert show_query(look(young), NOW_MS).rates == {"kafka": 60.0}
-    assert show_query(look(segment()), NOW_MS).rates == {}
+    assert show_query(reading(young), NOW_MS).rates == {"kafka": 60.0}
+    assert show_query(reading(segment()), NOW_MS).rates == {}
 
     # Its run had committed it and died before Spark recorded that; the next run found it decided.
     first = segment(batch(0, NOW_MS - 10_000), batch(1, NOW_MS - 5000), run="5-0badcafe")
     again = segment(batch(1, NOW_MS - 2000, recovered=True))
-    assert show_query(look(first, again), NOW_MS).rates == {"kafka": 120.0}
+    assert show_query(reading(first, again), NOW_MS).rates == {"kafka": 120.0}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +246,7 @@ def test_the_usual_is_a_time_that_was_taken(times: Any, p50: int, p95: int) -> N
 def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() -> None:
     slow = [batch(number, 0, took_ms=9000) for number in range(500)]
     quick = [batch(number, 0) for number in range(500, 1400)]
-    shown = show_query(look(segment(*slow), segment(*quick, number=1)), NOW_MS)
+    shown = show_query(reading(segment(*slow), segment(*quick, number=1)), NOW_MS)
     assert shown.took is not None
     assert (shown.took.of, shown.took.p50_ms, shown.took.p95_ms) == (1000, 1000, 9000)
     assert shown.usual["preparing every slot"].p50_ms == 900

@@ -44,6 +44,7 @@ def check_servers(
             view = read_log_of(files)[1]
     yield from map(_check_system, file.systems.values())
     known, to_finish = known_sinks(view), sinks_to_finish(view)
+    query = short_query(view.newest_run.query) if view.newest_run is not None else ""
     for name in dict.fromkeys([*file.sinks, *sorted(to_finish)]):
         shown = f"sink {name}"
         if is_refused:
@@ -51,7 +52,7 @@ def check_servers(
         elif name in known and name not in file.sinks and name not in file.systems:
             yield Check(name=shown, ok=None, says="The file does not say how to make it.")
         elif name in known:
-            yield _check_sink(file, name, short_query(_newest(view)), known[name])
+            yield _check_sink(file, name, query, known[name])
         elif view.newest_run is not None:
             is_wrong = bool(to_finish - file.sinks.keys() - file.systems.keys())
             says = "The query never had it" + ("." if is_wrong else ": it is of another one, or its name is wrong.")
@@ -61,10 +62,6 @@ def check_servers(
             yield _check_sink(file, name, _NOBODY, None)
         else:
             yield Check(name=shown, ok=None, says="No log knows it.", next_step=_IF_NEW)
-
-
-def _newest(view: LogView) -> str:
-    return view.newest_run.query if view.newest_run is not None else ""
 
 
 def _check_system(system: NamedSystem) -> Check:

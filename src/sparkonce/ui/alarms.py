@@ -100,7 +100,7 @@ def _slow(state: PageState) -> Iterator[Alarm]:
     for query in state.queries:
         if query.state is not QueryState.AT_WORK or query.since_ms is None:
             continue
-        usual, takes_ms = query.usual.get(query.phase), (query.looked_ms or state.now_ms) - query.since_ms
+        usual, takes_ms = query.usual.get(query.phase), (query.polled_ms or state.now_ms) - query.since_ms
         if takes_ms > longest_usual_ms(usual, SLOW_MS):
             yield Alarm(
                 key=f"slow {query.location} {query.batch} {query.phase}",
@@ -167,7 +167,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
         opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
         if opened_ms is None or timeout_ms is None or query.short in told or query.state in _NOT_OPEN:
             continue
-        age_ms = (query.looked_ms or state.now_ms) - opened_ms
+        age_ms = (query.polled_ms or state.now_ms) - opened_ms
         if age_ms > OLD * timeout_ms:
             yield Alarm(
                 key=f"old {query.location} {query.batch}",

@@ -48,7 +48,7 @@ _SMALL = 2000
 
 
 def is_loopback(host: str) -> bool:
-    """Tells if a host that the operator named is this machine alone."""
+    """Returns True if a host that the operator named is this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -83,7 +83,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.server_address[1]}/"
 
     def takes(self, host_header: str) -> bool:
-        """Tells if a request is for this server, by its header Host.
+        """Returns True if a request is for this server, by its header Host.
 
         A name of somebody else's that leads here would let the page of that name read what is served. An address in
         digits is nobody's name.

@@ -54,7 +54,7 @@ class QueryState(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class CheckpointReading:
     """A checkpoint, as it was last read.
 
     Attributes:
@@ -64,7 +64,7 @@ class Look:
         status: The state of the query; None if it could not be read.
         error: The reason for which the last reading failed.
         read_ms: When it was last read whole; None if it never was.
-        looked_ms: When its timeline was last read: nothing newer is known of its driver.
+        polled_ms: When its timeline was last read: nothing newer is known of its driver.
         silent_s: How long a reading that is under way takes already; 0 if none takes long.
         last: The newest number of its `PageTimeline`.
     """
@@ -75,7 +75,7 @@ class Look:
     status: CheckpointStatus | None = None
     error: SparkonceError | None = None
     read_ms: int | None = None
-    looked_ms: int | None = None
+    polled_ms: int | None = None
     silent_s: float = 0.0
     last: int = 0
 
@@ -128,9 +128,9 @@ class ShownQuery:
         error: The reason for which the checkpoint could not be read.
         error_step: What to do about it.
         read_ms: When the checkpoint was last read.
-        looked_ms: See `Look`.
-        silent_s: See `Look`.
-        last: See `Look`.
+        polled_ms: See `CheckpointReading`.
+        silent_s: See `CheckpointReading`.
+        last: See `CheckpointReading`.
     """
 
     location: str
@@ -161,7 +161,7 @@ class ShownQuery:
     error: str = ""
     error_step: str = ""
     read_ms: int | None = None
-    looked_ms: int | None = None
+    polled_ms: int | None = None
     silent_s: float = 0.0
     last: int = 0
 
@@ -272,21 +272,21 @@ class PageState:
         return asdict(self)
 
 
-def show_query(look: Look, now_ms: int) -> ShownQuery:
+def show_query(reading: CheckpointReading, now_ms: int) -> ShownQuery:
     """Says what is known of a query, by its checkpoint."""
-    status, batches = look.status, newest_batches(look.segments)
+    status, batches = reading.status, newest_batches(reading.segments)
     newest = status.newest if status is not None else None
-    segment = look.segments[-1] if look.segments else None
+    segment = reading.segments[-1] if reading.segments else None
     usual = {name: usual_of(times) for name, times in phase_times(batches).items()}
     timeouts = list(segment.timeout_ms.values()) if segment is not None else []
     shown = ShownQuery(
-        location=look.location,
-        name=(segment.name if segment is not None else "") or look.location.rstrip("/").rpartition("/")[2],
+        location=reading.location,
+        name=(segment.name if segment is not None else "") or reading.location.rstrip("/").rpartition("/")[2],
         query=(status.query or "" if status is not None else "") or (segment.query if segment is not None else ""),
         batch=newest.batch if newest is not None else None,
         newest=newest.batch if newest is not None else None,
         newest_state=newest.state.value if newest is not None else "",
-        rates=rates(look.segments, now_ms),
+        rates=rates(reading.segments, now_ms),
         rows=newest.rows if newest is not None else {},
         took=usual_of([one.took_ms for one in batches]) if batches else None,
         usual=usual,
@@ -295,15 +295,15 @@ def show_query(look: Look, now_ms: int) -> ShownQuery:
         next_start=status.next_start.value if status is not None else "",
         next_says=status.says if status is not None else "",
         next_start_step=sentence(status.next_step) if status is not None else "",
-        has_timeline=bool(look.segments),
-        error=told(look.error) if look.error is not None else "",
-        error_step=sentence(look.error.next_step) if look.error is not None else "",
-        read_ms=look.read_ms,
-        looked_ms=look.looked_ms,
-        silent_s=look.silent_s,
-        last=look.last,
+        has_timeline=bool(reading.segments),
+        error=told(reading.error) if reading.error is not None else "",
+        error_step=sentence(reading.error.next_step) if reading.error is not None else "",
+        read_ms=reading.read_ms,
+        polled_ms=reading.polled_ms,
+        silent_s=reading.silent_s,
+        last=reading.last,
     )
-    return replace(shown, **_standing(look, segment, now_ms))
+    return replace(shown, **_standing(reading, segment, now_ms))
 
 
 def sentence(step: str) -> str:
@@ -311,32 +311,32 @@ def sentence(step: str) -> str:
     return SparkonceError("", next_step=step).lines()[-1].removeprefix("Next: ")
 
 
-def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[str, Any]:
+def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_ms: int) -> dict[str, Any]:
     """Returns the fields that say how the query stands, by the newest of timeline and log."""
-    run = look.status.run if look.status is not None else None
-    newest_ms = max((one.at_ms for one in look.entries), default=None)
+    run = reading.status.run if reading.status is not None else None
+    newest_ms = max((one.at_ms for one in reading.entries), default=None)
     if run is not None and (segment is None or token_in(run.run).position > token_in(segment.run).position):
         since = {"since_ms": run.claimed_ms, "heard_ms": newest_ms, "run": run.run, "host": run.host}
-        has_decided = any(one.run == run.run and one.kind != "claim" for one in look.entries)
-        if newest_ms is not None and not has_decided and (look.looked_ms or now_ms) - newest_ms > NOT_HEARD_MS:
+        has_decided = any(one.run == run.run and one.kind != "claim" for one in reading.entries)
+        if newest_ms is not None and not has_decided and (reading.polled_ms or now_ms) - newest_ms > NOT_HEARD_MS:
             return {**since, "state": QueryState.NOT_HEARD, "since_ms": newest_ms, "says": _CLAIMED}
         says = "The log says how far it is. Its run keeps no timeline, or none yet."
         return {**since, "state": QueryState.NOT_KNOWN, "says": says}
     if segment is None:
-        if look.status is None:
-            return {"says": "The checkpoint was not read yet." if look.error is None else "It cannot be read."}
+        if reading.status is None:
+            return {"says": "The checkpoint was not read yet." if reading.error is None else "It cannot be read."}
         return {"state": QueryState.NEW, "says": "No run has begun on this checkpoint."}
     now = segment.now
-    of_run = [one.at_ms for one in look.entries if one.run == segment.run]
+    of_run = [one.at_ms for one in reading.entries if one.run == segment.run]
     heard_ms = max([now.written_ms, *of_run])
     found: dict[str, Any] = {"run": segment.run, "host": segment.host, "heard_ms": heard_ms, "in_doubt": now.in_doubt}
     found |= {"phase": now.phase, "since_ms": now.since_ms}
     if now.batch is not None:
         found["batch"] = now.batch
-    if (decided := _decided_since(look, segment)) is not None:
+    if (decided := _decided_since(reading, segment)) is not None:
         count = sum(decided.transactions.values())
         found |= {"batch": decided.batch, "in_doubt": InDoubt(transactions=count, opened_ms=decided.opened_ms)}
-        if (look.looked_ms or now_ms) - decided.at_ms > TOLD_WITHIN_MS:
+        if (reading.polled_ms or now_ms) - decided.at_ms > TOLD_WITHIN_MS:
             says = f"The driver has decided batch {decided.batch}, and is not heard of since."
             return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     if now.phase == Phase.STOPPED.value:
@@ -350,19 +350,19 @@ def _standing(look: Look, segment: TimelineSegment | None, now_ms: int) -> dict[
         }
     if segment.events and (end := segment.events[-1]).kind == "ended":
         return {**found, "state": QueryState.ENDED, "since_ms": end.at_ms, "says": end.text}
-    if (look.looked_ms or now_ms) - heard_ms > NOT_HEARD_MS:
+    if (reading.polled_ms or now_ms) - heard_ms > NOT_HEARD_MS:
         doing = "idle" if now.phase == Phase.IDLE.value else f"at {now.phase!r} of batch {now.batch}"
         says = f"The driver was {doing} when it was last heard of."
         return {**found, "state": QueryState.NOT_HEARD, "since_ms": heard_ms, "says": says}
     return {**found, "state": QueryState.IDLE if now.phase == Phase.IDLE.value else QueryState.AT_WORK}
 
 
-def _decided_since(look: Look, segment: TimelineSegment) -> LogEntry | None:
+def _decided_since(reading: CheckpointReading, segment: TimelineSegment) -> LogEntry | None:
     """Returns the newest decision of a run if it is not finished, and the run's timeline was written before it."""
-    newest = look.status.newest if look.status is not None else None
+    newest = reading.status.newest if reading.status is not None else None
     if newest is None or newest.state is not BatchState.DECIDED:
         return None
-    commits = (one for one in look.entries if one.kind == "commit" and one.batch == newest.batch)
+    commits = (one for one in reading.entries if one.kind == "commit" and one.batch == newest.batch)
     last = max(commits, key=lambda one: one.position, default=None)
     is_newer = last is not None and last.run == segment.run and last.at_ms > segment.now.written_ms
     return last if is_newer else None

@@ -1,6 +1,6 @@
 """Reads the checkpoints and asks the systems of the page, in the background, as long as somebody has the page open.
 
-- `PageLook`: a thread for each of them, which reads it again after a pause
+- `Poller`: a thread for each of them, which reads it again after a pause
 - `WatchedCheckpoint`: the timeline each time; the log and Spark's files when their names have changed
 - `WatchedSystem`: the open transactions, which are judged by the logs of their queries
 - `PageWatcher`: all of them, and the state of the page
@@ -28,14 +28,14 @@ from sparkonce.protocol.view import LogView
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.sinks.kafka.orphans import HeldPartition, KafkaOrphan, Target, list_blocking, list_held
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce.ui.state import Look, PageState, ShownSystem, ShownTransaction, sentence, show_query
+from sparkonce.ui.state import CheckpointReading, PageState, ShownSystem, ShownTransaction, sentence, show_query
 from sparkonce.ui.timeline import PageTimeline
 from sparkonce.watch.timeline import TimelineReader
 
 logger = logging.getLogger("sparkonce")
 
 MOST_OF_ITS_TIME = 4
-"""A look is followed by a pause of so many times its own length, so that a slow store is spared."""
+"""A poll is followed by a pause of so many times its own length, so that a slow store is spared."""
 
 LOOKED_AT_FOR_S = 120.0
 """The page is taken to be closed when it has not asked for so long. Browsers ask once a minute in the background."""
@@ -62,64 +62,64 @@ _IN_TEXTS = re.compile(
 )
 
 
-class PageLook(ABC):
+class Poller(ABC):
     """Looks at one thing again and again, in a thread of its own.
 
     Args:
-        every_s: The time between two looks.
+        every_s: The time between two polls.
         now_ms: The clock.
-        changed: Told when a look has ended; all looks of a page share it.
+        changed: Told when a poll has ended; all polls of a page share it.
     """
 
     def __init__(self, every_s: float, now_ms: Callable[[], int], changed: threading.Condition) -> None:
         self.every_s, self.now_ms, self.changed = every_s, now_ms, changed
         self.began_ms: int | None = None
-        self._looks = 0
+        self._polls = 0
         self._wanted_until_s = 0.0
         self._is_closed = False
-        self._thread = threading.Thread(target=self._keep_looking, name="sparkonce-page", daemon=True)
+        self._thread = threading.Thread(target=self._keep_polling, name="sparkonce-page", daemon=True)
 
     def want(self) -> None:
-        """Notes that somebody looks at the page."""
+        """Notes that somebody has the page open."""
         with self.changed:
             self._wanted_until_s = time.monotonic() + LOOKED_AT_FOR_S
             if not self._is_closed and not self._thread.is_alive():
                 self._thread.start()
             self.changed.notify_all()
 
-    def wait_for_look(self, timeout_s: float) -> bool:
-        """Waits until a look that begins from now on has ended. Returns False if none has within the time."""
+    def wait_for_poll(self, timeout_s: float) -> bool:
+        """Waits until a poll that begins from now on has ended. Returns False if none has within the time."""
         self.want()
         with self.changed:
-            number = self.next_look()
-            return self.changed.wait_for(lambda: self.has_looked(number), timeout_s)
+            number = self.next_poll()
+            return self.changed.wait_for(lambda: self.has_polled(number), timeout_s)
 
-    def next_look(self) -> int:
-        """Returns the number of the first look that begins from now on."""
+    def next_poll(self) -> int:
+        """Returns the number of the first poll that begins from now on."""
         with self.changed:
-            return self._looks + (1 if self.began_ms is None else 2)
+            return self._polls + (1 if self.began_ms is None else 2)
 
-    def has_looked(self, number: int) -> bool:
-        """Tells if the look with a number has ended."""
-        return self._looks >= number
+    def has_polled(self, number: int) -> bool:
+        """Returns True if the poll with a number has ended."""
+        return self._polls >= number
 
     @property
     def silent_s(self) -> float:
-        """The time that the look under way takes already; 0 if there is none."""
+        """The time that the poll under way has taken; 0 if there is none."""
         began_ms = self.began_ms
         return max(0.0, (self.now_ms() - began_ms) / 1000) if began_ms is not None else 0.0
 
     @abstractmethod
-    def look(self) -> None:
-        """Looks once."""
+    def poll(self) -> None:
+        """Polls once."""
 
     def close(self) -> None:
-        """Ends the thread, after a look that is under way."""
+        """Ends the thread, after a poll that is under way."""
         with self.changed:
             self._is_closed = True
             self.changed.notify_all()
 
-    def _keep_looking(self) -> None:
+    def _keep_polling(self) -> None:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self._is_closed or time.monotonic() < self._wanted_until_s)
@@ -127,10 +127,10 @@ class PageLook(ABC):
                     return
                 self.began_ms = self.now_ms()
             began_s = time.monotonic()
-            self.look()
+            self.poll()
             with self.changed:
                 self.began_ms = None
-                self._looks += 1
+                self._polls += 1
                 self.changed.notify_all()
             self._pause(max(self.every_s, MOST_OF_ITS_TIME * (time.monotonic() - began_s)))
 
@@ -149,15 +149,15 @@ def as_ours(error: Exception, what: str) -> SparkonceError:
     return SparkonceError(f"{what}: {type(error).__name__}.", next_step="See if it can be reached from here.")
 
 
-class WatchedCheckpoint(PageLook):
+class WatchedCheckpoint(Poller):
     """A checkpoint, read again and again.
 
     Args:
         location: As the operator gave it.
         files: Its files.
-        every_s: The time between two looks.
+        every_s: The time between two polls.
         now_ms: The clock.
-        changed: See `PageLook`.
+        changed: See `Poller`.
         moved: True to ask about a start with ``checkpoint_moved=True``.
     """
 
@@ -174,23 +174,23 @@ class WatchedCheckpoint(PageLook):
         super().__init__(every_s, now_ms, changed)
         self._files, self._reader, self._moved = files, TimelineReader(files), moved
         self._kept = PageTimeline()
-        self._last = Look(location=location)
+        self._last = CheckpointReading(location=location)
         self._names: object = None
         self._query: str | None = None
         self.view: LogView | None = None
 
     @property
-    def last(self) -> Look:
-        """The last look."""
+    def last(self) -> CheckpointReading:
+        """The checkpoint as it was last read."""
         return replace(self._last, silent_s=self.silent_s)
 
     def is_of(self, query: str) -> bool:
-        """Tells if its log is that of a query, by the short form of its id."""
+        """Returns True if its log is that of a query, by the short form of its id."""
         run = self.view.newest_run if self.view is not None else None
         return run is not None and short_query(run.query) == query
 
     def may_be_of(self, query: str) -> bool:
-        """Tells the same, also if its first look has not ended."""
+        """Returns True also if its first poll has not ended."""
         return self.is_of(query) or (self.view is None and self._last.error is None)
 
     def newer(self, than: int) -> dict[str, Any]:
@@ -198,10 +198,10 @@ class WatchedCheckpoint(PageLook):
         with self.changed:
             return self._kept.newer(than)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reads its timeline, and its log and Spark's files if their names have changed."""
         try:
-            looked_ms = self.now_ms()
+            polled_ms = self.now_ms()
             segments = self._reader.read()
             found, is_read = self._last, self._last.read_ms or 0
             names = [sorted(self._files.names(one)) for one in (f"{FOLDER}/records", "offsets", "commits")]
@@ -216,8 +216,8 @@ class WatchedCheckpoint(PageLook):
                 self._query = status.query or self._query
             segments = [one for one in segments if self._query in (None, one.query)]
             with self.changed:
-                self._kept.add(segments, found.entries, looked_ms)
-            self._last = replace(found, segments=segments, error=None, last=self._kept.last, looked_ms=looked_ms)
+                self._kept.add(segments, found.entries, polled_ms)
+            self._last = replace(found, segments=segments, error=None, last=self._kept.last, polled_ms=polled_ms)
         except Exception as error:  # noqa: BLE001 - of any store: the page shows it
             self._names = None
             self._last = replace(self._last, error=as_ours(error, f"{self._last.location!r} cannot be read"))
@@ -230,23 +230,23 @@ class Unjudged:
     Attributes:
         found: The transactions.
         answered_ms: When the system said so.
-        looks: The number of the look at each checkpoint that reads its log after that.
+        polls: The number of the poll of each checkpoint that reads its log after that.
     """
 
     found: Sequence[Orphan]
     answered_ms: int
-    looks: Sequence[int]
+    polls: Sequence[int]
 
 
-class WatchedSystem(PageLook):
+class WatchedSystem(Poller):
     """A system, asked again and again what it has open. The verdicts of each query wait for its own log alone.
 
     Args:
         system: The system.
         checkpoints: Those of the page, with the logs.
-        every_s: The time between two looks.
+        every_s: The time between two polls.
         now_ms: The clock.
-        changed: See `PageLook`.
+        changed: See `Poller`.
     """
 
     def __init__(
@@ -285,12 +285,12 @@ class WatchedSystem(PageLook):
             ],
         )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Asks it. The verdicts follow in the pause, as soon as their logs are read."""
         try:
             found = self._system.list_open()
             blockers = self._blockers()
-            answered_ms, looks = self.now_ms(), [one.next_look() for one in self._checkpoints]
+            answered_ms, polls = self.now_ms(), [one.next_poll() for one in self._checkpoints]
             held = {one.name: parts for one, parts in blockers}
             self._held = held | self._held_by([one for one in found if one.name not in held])
             listed = {one.name for one in found}
@@ -303,7 +303,7 @@ class WatchedSystem(PageLook):
         for one in found:
             theirs.setdefault(one.query, []).append(one)
         self._unjudged = {  # what waits already comes first, or a slow log would never be read in time
-            query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, looks=looks)
+            query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
         }
         with self.changed:
@@ -325,8 +325,8 @@ class WatchedSystem(PageLook):
         if not query or self.now_ms() - waits.answered_ms > LOG_WITHIN_S * 1000:
             return True  # what has no query is another application's
         return all(
-            one.has_looked(number) or one.silent_s > LOG_WITHIN_S
-            for one, number in zip(self._checkpoints, waits.looks, strict=True)
+            one.has_polled(number) or one.silent_s > LOG_WITHIN_S
+            for one, number in zip(self._checkpoints, waits.polls, strict=True)
             if one.may_be_of(query)
         )
 
@@ -385,8 +385,8 @@ class PageWatcher:
         file: The operator's file.
         moved: True to ask about starts with ``checkpoint_moved=True``.
         now_ms: The clock.
-        checkpoints_every_s: The time between two looks at a checkpoint.
-        systems_every_s: The time between two looks at a system.
+        checkpoints_every_s: The time between two polls of a checkpoint.
+        systems_every_s: The time between two polls of a system.
     """
 
     def __init__(
@@ -423,12 +423,12 @@ class PageWatcher:
         )
 
     def close(self) -> None:
-        """Ends the looks."""
+        """Ends the polls."""
         for one in (*self.checkpoints, *self.systems):
             one.close()
 
     def refuse_what_is_no_checkpoint(self, timeout_s: float) -> None:
-        """Waits for the first look at each checkpoint, and raises the error of one that is none.
+        """Waits for the first poll at each checkpoint, and raises the error of one that is none.
 
         A store that does not answer in time is no error here: the page shows it.
 
@@ -436,5 +436,5 @@ class PageWatcher:
             ConfigurationError: if a folder is not a checkpoint.
         """
         for one in self.checkpoints:
-            if one.wait_for_look(timeout_s) and isinstance(one.last.error, ConfigurationError):
+            if one.wait_for_poll(timeout_s) and isinstance(one.last.error, ConfigurationError):
                 raise one.last.error

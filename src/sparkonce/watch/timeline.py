@@ -109,16 +109,15 @@ class TimelineSegment:
                 **{
                     **plain,
                     "now": RunNow(**{**now, "in_doubt": InDoubt(**now["in_doubt"])}),
-                    "batches": [_batch(**one) for one in plain["batches"]],
+                    "batches": [
+                        WatchedBatch(**{**one, "phases": [(str(name), int(ms)) for name, ms in one["phases"]]})
+                        for one in plain["batches"]
+                    ],
                     "events": [WatchedEvent(**one) for one in plain["events"]],
                 }
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
-
-
-def _batch(phases: Sequence[tuple[str, int]], **more: Any) -> WatchedBatch:
-    return WatchedBatch(**more, phases=[(str(phase), int(took_ms)) for phase, took_ms in phases])
 
 
 class TimelineWriter:
@@ -214,7 +213,8 @@ class TimelineWriter:
             with self._changed:
                 batches = tuple(itertools.islice(self._batches, BATCHES_A_SEGMENT))
             segment = self._segment(now, token, batches)
-            files.replace(_path(segment.run, self._number), segment.encoded())
+            name = f"{token.position:020d}-{token.nonce}.{self._number:09d}.json"
+            files.replace(f"{_SUBFOLDER}/{name}", segment.encoded())
             if len(batches) < BATCHES_A_SEGMENT:
                 return True
             with self._changed:
@@ -289,11 +289,6 @@ def _forget_old(files: CheckpointFiles) -> None:
     files.tidy(_SUBFOLDER)
     names = sorted(files.names(_SUBFOLDER))
     files.delete([f"{_SUBFOLDER}/{name}" for name in names[: 1 - SEGMENTS_KEPT]])
-
-
-def _path(run: str, number: int) -> str:
-    position, _, nonce = run.partition("-")
-    return f"{_SUBFOLDER}/{int(position):020d}-{nonce}.{number:09d}.json"
 
 
 def _run_in(name: str) -> str:
