@@ -243,23 +243,6 @@ class SinkCommitter(abc.ABC):
         """
         return ()
 
-    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:  # noqa: ARG002
-        """Lists the other queries that have committed rows to the same target under the same prefix.
-
-        Optional: lists none if the system does not know. Asked for a new query, and only logged: the user may want it.
-
-        Args:
-            query: The short form of the new query's id.
-            facts: The facts that `TwoPhaseCommitSink.preflight` returned.
-
-        Returns:
-            The short forms of their ids.
-
-        Raises:
-            UnknownOutcomeError: if the system cannot be asked now.
-        """
-        return ()
-
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
         """Lists those of these handles that the system does not have any more: it went back to an older state.
 

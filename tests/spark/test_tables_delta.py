@@ -142,15 +142,6 @@ def test_a_batch_is_one_version(job: DeltaJob) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_query_is_told_whose_batches_the_table_has(job: DeltaJob) -> None:
-    committer = job.run_of_its_own()
-    assert committer.other_queries("b" * 12, job.facts) == []
-    assert job.commit(job.prepare()) == [Outcome.COMMITTED]
-    assert committer.other_queries("b" * 12, job.facts) == [QUERY]
-    assert committer.other_queries(QUERY, job.facts) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("waiting", "name"), [("_rows/.rows/a*b?[c]{d,e}\\f %20", "delta"), ("rows", "_delta.x")])
 def test_names_that_mean_something_to_spark(
     tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str

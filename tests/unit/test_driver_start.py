@@ -10,8 +10,6 @@ import pytest
 
 from sparkonce import errors
 from sparkonce.driver import start as start_module
-from sparkonce.driver.halves import JobHalf
-from sparkonce.driver.run import RunDriver
 from sparkonce.guarantees import Guarantee
 from sparkonce.log import FilesLogStore
 from sparkonce.protocol import horizon
@@ -253,34 +251,3 @@ def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(
     caplog.clear()
     world.start()
     assert caplog.records == []
-
-
-@pytest.mark.parametrize("answer", [["aaaaaaaaaaaa"], ["a" * 12, "b" * 12], [], errors.UnknownOutcomeError("away")])
-def test_another_query_that_wrote_to_the_same_place_is_told_once_to_a_new_one(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: list[str] | Exception
-) -> None:
-    """What nobody can say stops nothing."""
-
-    def others(*_: object) -> list[str]:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(_Committer, "other_queries", others)
-    for batch in (0, 1):
-        world.run(world.start(), batch)
-    told = [record.getMessage() for record in caplog.records if "This query is new" in record.getMessage()]
-    assert len(told) == (isinstance(answer, list) and bool(answer))
-    if told:
-        assert ("query aaaaaaaaaaaa" if len(answer) == 1 else "2 other queries") in told[0]
-    assert world.visible() == numbers(0, 1)
-
-
-def test_a_batch_job_is_not_told_of_the_jobs_that_wrote_before(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each job has a name of its own, and many write to one place."""
-    monkeypatch.setattr(_Committer, "other_queries", lambda *_: ["a" * 12])
-    monkeypatch.setattr(RunDriver, "is_job", JobHalf.is_job)
-    world.run(world.start(), 0)
-    assert "This query is new" not in caplog.text

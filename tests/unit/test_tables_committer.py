@@ -82,18 +82,11 @@ def committer(history: History, tmp_path: Path) -> TableCommitter:
     return TableCommitter(DiskFolder(tmp_path, Ledger(LocalFiles(tmp_path))), "delta", "delta", history)
 
 
-def test_the_start_of_a_new_query_reads_the_history_once(committer: TableCommitter, history: History) -> None:
+def test_traces_are_those_of_one_query_under_one_prefix(committer: TableCommitter, history: History) -> None:
     assert committer.list_traces("d" * 12, {}) == []
-    assert committer.other_queries("d" * 12, {}) == [OURS, THEIRS]
-    assert history.reads == 1
-
-
-def test_a_question_of_its_own_reads_the_history_as_it_is_now(committer: TableCommitter, history: History) -> None:
     assert [trace.committed for trace in committer.list_traces(OURS, {})] == [label(OURS).first]
-    assert committer.other_queries(OURS, {}) == [THEIRS]
-    history.versions.append(label("e" * 12))
-    assert committer.other_queries(OURS, {}) == [THEIRS, "e" * 12]
-    assert history.reads == 2
+    history.versions = [label(THEIRS), label(OURS, prefix="other")]
+    assert committer.list_traces(OURS, {}) == []
 
 
 def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(

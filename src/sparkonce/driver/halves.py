@@ -114,12 +114,6 @@ class HalfRun(RunDriver):
         return self.state.claim, token_of(self.state)
 
 
-class JobHalf(HalfRun):
-    """One half of a batch job."""
-
-    is_job = True
-
-
 def resumed(handover: Handover, log: DecisionLog) -> State:
     """Returns the coordinator's state as it was handed over.
 

@@ -61,11 +61,9 @@ class RunDriver:
         state: The coordinator's state.
         progress: The progress of the last 100 batches.
         has_all_sinks: False for a run that may have only some of the query's sinks.
-        is_job: True for a batch job.
     """
 
     has_all_sinks = True
-    is_job = False
 
     def __init__(
         self,
@@ -133,7 +131,6 @@ class RunDriver:
             short_query(query),
             self._patience_s,
             all_given=self.has_all_sinks,
-            is_job=self.is_job,
         )
         self._positions.check({name: dict(found) for name, found in facts})
         location, topic_ids = self._log.store.location, topics(recorded_topics(view))

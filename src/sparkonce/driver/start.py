@@ -48,7 +48,6 @@ def check_before_claim(
     deadline_s: float,
     *,
     all_given: bool = True,
-    is_job: bool = False,
 ) -> tuple[LogView, SinkFacts]:
     """Reads the log, checks every sink, and refuses a log that knows less than a server.
 
@@ -60,7 +59,6 @@ def check_before_claim(
         deadline_s: The time, in seconds, for which the questions to the log and the sinks are retried; for a sink's
             traces a minute at most.
         all_given: False if the query may have more sinks.
-        is_job: True for a batch job: jobs of other names write to the same place.
 
     Raises:
         LogError: if the log cannot have been written by runs of sparkonce.
@@ -90,26 +88,7 @@ def check_before_claim(
                 "write again what was written since, give the sink another prefix, and keep it.",
                 sink=name,
             )
-    if view.newest_run is None and not is_job:
-        for name, known in facts.items():
-            _warn_of_others(name, committer, query, known)
     return view, tuple((name, tuple(sorted(known.items()))) for name, known in facts.items())
-
-
-def _warn_of_others(name: str, committer: Callable[[str], SinkCommitter], query: str, facts: Facts) -> None:
-    """Warns of a checkpoint that was deleted, or that the query was not given: all rows are written a second time."""
-    try:
-        others = committer(name).other_queries(query, facts)
-    except errors.UnknownOutcomeError as error:
-        logger.debug("Sink %r does not say which other queries have written there: %s", name, error)
-        return
-    if others:
-        logger.warning(
-            "This query is new, and where sink %r writes there are finished batches of %s already. If that was the "
-            "same job with another checkpoint, its rows are written a second time. Next: start it with its old "
-            "checkpoint; if it is another job, nothing.",
-            *(name, f"query {others[0]}" if len(others) == 1 else f"{len(others)} other queries"),
-        )
 
 
 def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhaseCommitSink], query: str) -> None:

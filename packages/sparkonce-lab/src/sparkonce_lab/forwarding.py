@@ -169,10 +169,6 @@ class ForwardingCommitter(SinkCommitter):
         """See `SinkCommitter.list_traces`."""
         return self._real.list_traces(query, facts)
 
-    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:
-        """See `SinkCommitter.other_queries`."""
-        return self._real.other_queries(query, facts)
-
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """See `SinkCommitter.missing`."""
         return self._real.missing(handles)

@@ -259,13 +259,6 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         read = {name.text: name for name in (*names[:TRACED_BATCHES], *newest.values())}
         return [trace for name in read.values() for one in manifests.read(self._store, name) for trace in _traces(one)]
 
-    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:
-        """See `SinkCommitter.other_queries`. Reads the names of the folder's manifests."""
-        if not self._manifest:
-            return ()
-        found = {name.query for name in manifests.list_manifests(self._store) if name.prefix == facts.get("prefix")}
-        return sorted(found - {query})
-
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """See `SinkCommitter.missing`. Lists what no manifest names: readers may have taken the files themselves."""
         if not (self._manifest and self._store.keeps_manifests):

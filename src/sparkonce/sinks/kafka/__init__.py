@@ -18,7 +18,7 @@ On the executors:
 
 On the driver:
 
-- ``preflight``, ``topic``, ``other_queries``: check the cluster, its topic, and who else writes there.
+- ``preflight``, ``topic``: check the cluster and its topic.
 - ``committer``: ends transactions; ``outcomes`` is the table of what each answer means.
 - ``retention``, ``leader_check``: find rows that were deleted, and partitions without a leader, before a commit.
 - ``lookout``: finds who holds back readers.

@@ -17,7 +17,6 @@ from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, HandleCommitter
 from sparkonce.sinks._shared.names import Claims
 from sparkonce.sinks.kafka.connection import Response
 from sparkonce.sinks.kafka.leader_check import LeaderCheck
-from sparkonce.sinks.kafka.other_queries import other_queries
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
     ENDED_STATES,
@@ -203,10 +202,6 @@ class KafkaCommitter(HandleCommitter[Transaction]):
                 missing,
             )
         return [trace for view in views if (trace := _trace(view, prefix, query)) is not None]
-
-    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:
-        """Finds other queries on the same topic, see `sparkonce.sinks.kafka.other_queries`."""
-        return other_queries(self._client, query, facts, self._deadline_s())
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """Returns those that the coordinators' logs do not show as committed.

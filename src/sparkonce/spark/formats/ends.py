@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from sparkonce.driver.halves import HalfRun, Handover, JobHalf, continued, resumed
+from sparkonce.driver.halves import HalfRun, Handover, continued, resumed
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
@@ -34,7 +34,6 @@ class Ends:
         kept: The name of what this driver keeps of the run, see `kept.run_key`.
         moved: Whether the user says that the log was moved here, not copied.
         patience_s: How long systems that are away are waited for.
-        is_job: True for a batch job.
     """
 
     sink: TwoPhaseCommitSink
@@ -43,7 +42,6 @@ class Ends:
     kept: str | None = None
     moved: bool = False
     patience_s: float = 300.0
-    is_job: bool = False
 
     def begin(self, asked: BatchAsked) -> Handover | None:
         """Claims, if this driver has not done so yet, and judges the batch; finishes it if it is decided.
@@ -112,7 +110,7 @@ class Ends:
             kept.forget()
 
     def _run(self, known: State | None, *, patience_s: float | None = None) -> HalfRun:
-        return (JobHalf if self.is_job else HalfRun)(
+        return HalfRun(
             run=str(uuid.uuid4()),  # Spark's is not known here
             query=self.query,
             sinks={self.sink.name: self.sink},

@@ -74,7 +74,6 @@ class FormatSource(DataSource):  # type: ignore[misc]
             query=query,
             moved=_flag(options, MOVED),
             patience_s=_patience(options),
-            is_job=True,
         )
         return FormatJobWriter(ends, job, target, columns)
 

@@ -213,7 +213,6 @@ class TableCommitter(WriteAheadCommitter):
         super().__init__(folder, sink, prefix, _settings(), self._rows)
         self._table = table
         self._merge = merge
-        self._queries: frozenset[str] | None = None
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:
         """See `SinkCommitter.check_prepared`. Refuses what the table would refuse at the commit, when it is too late.
@@ -277,19 +276,11 @@ class TableCommitter(WriteAheadCommitter):
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
         """See `SinkCommitter.list_traces`: reads them from the table's versions."""
-        entries = self._entries()
-        self._queries = self._queries_in(entries)
         return [
             Trace(token=entry.name.token, committed=label.first, batch=entry.name.batch)
-            for label, entry in entries.items()
+            for label, entry in self._entries().items()
             if (entry.name.prefix, entry.name.query) == (self._prefix, query)
         ]
-
-    def other_queries(self, query: str, facts: Facts) -> Sequence[str]:  # noqa: ARG002 - names say whose they are
-        """See `SinkCommitter.other_queries`: reads them from the table's versions."""
-        # At a start list_traces has just read the whole history, which takes seconds for a table of many versions.
-        found, self._queries = self._queries, None
-        return sorted((self._queries_in(self._entries()) if found is None else found) - {query})
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
         """See `SinkCommitter.missing`. Asks the table for the label of each call that is noted as done."""
@@ -303,9 +294,6 @@ class TableCommitter(WriteAheadCommitter):
             raise self._unreadable_table(error) from error
         gone = {entry.name for call in lost for entry in call}
         return [handle for handle, name in found if name in gone]
-
-    def _queries_in(self, entries: Mapping[Label, Entry]) -> frozenset[str]:
-        return frozenset(entry.name.query for entry in entries.values() if entry.name.prefix == self._prefix)
 
     def _entries(self) -> Mapping[Label, Entry]:
         try:
