@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink as RabbitMQStreamSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
-    from sparkonce.sources.group_offsets import GroupOffsets as GroupOffsets
+    from sparkonce.sources.groups import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain.explain import explain as explain
@@ -52,7 +52,7 @@ HOMES = {
     "DeltaSink": "sparkonce.spark.tables.delta",
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "FilesSink": "sparkonce.sinks.files.sink",
-    "GroupOffsets": "sparkonce.sources.group_offsets",
+    "GroupOffsets": "sparkonce.sources.groups",
     "Guarantee": "sparkonce.guarantees",
     "IcebergSink": "sparkonce.spark.tables.iceberg",
     "KafkaSink": "sparkonce.sinks.kafka.sink",

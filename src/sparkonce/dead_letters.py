@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sparkonce.errors import SchemaError
 from sparkonce.sink import TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks._shared.arrow_text import python_value
+from sparkonce.sinks._shared.arrow import python_value
 
 LETTER = pa.schema(
     [

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sparkonce.sinks.write_ahead.apply import SKIPPED, Applies, ApplyToken, RefusedError, RetryLaterError
+from sparkonce.sinks.write_ahead.application import SKIPPED, Applies, ApplyToken, RefusedError, RetryLaterError
 
 __all__ = ["SKIPPED", "Applies", "ApplyToken", "RefusedError", "RetryLaterError"]

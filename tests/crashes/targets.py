@@ -197,8 +197,8 @@ def database(name: str, commit: str, *columns: str, kind: type[Target] = Target,
     else:
         make = partial(MySQLSystem, megabytes=given.pop("megabytes", 96), alone=True, answers_within_s=20)
         sinks, server = "mariadb", MySQLSystem
-        given["preload"] = ("sparkonce.sinks.mysql.ways", "sparkonce.sinks.mysql.committer")
-        given["waits"] = {"sparkonce.sinks.mysql.staged:_WAIT_S": 2, "sparkonce.sinks.mysql.staged:_IDLE_S": 1}
+        given["preload"] = ("sparkonce.sinks.mysql.writer", "sparkonce.sinks.mysql.committer")
+        given["waits"] = {"sparkonce.sinks.mysql.committer:_WAIT_S": 2, "sparkonce.sinks.mysql.committer:_IDLE_S": 1}
     requests = server.REQUESTS[commit]
     given = {
         "server": sinks,

@@ -18,7 +18,7 @@ from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.write_ahead.disk import create_file
+from sparkonce.sinks.write_ahead.folder import create_file
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.storage.local import temporary_file
 from sparkonce_lab.rig.kafka import Cluster

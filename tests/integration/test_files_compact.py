@@ -21,7 +21,7 @@ from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.errors import CorruptRecordError, FilesGoneError
 from sparkonce.files import Compacted, compact, read_manifests, whole_batches
 from sparkonce.sinks.files import committer, compaction, manifests
-from sparkonce.sinks.files.local.writing import LocalStagedFile
+from sparkonce.sinks.files.local import LocalStagedFile
 from sparkonce.sinks.files.places import open_store
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.store import FileStore

@@ -20,13 +20,12 @@ from sparkonce.files import read_manifests
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import committer as committer_module
+from sparkonce.sinks.files import local as local
+from sparkonce.sinks.files import local as local_finish
+from sparkonce.sinks.files import local as local_preflight
 from sparkonce.sinks.files import manifests
-from sparkonce.sinks.files.handle import read_handle
-from sparkonce.sinks.files.local import finish as local_finish
-from sparkonce.sinks.files.local import preflight as local_preflight
-from sparkonce.sinks.files.local import store as local
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.files.streams import ChecksumStream
+from sparkonce.sinks.files.store import ChecksumStream, read_handle
 
 ONE, TWO = pa.table({"x": [1, 2]}), pa.table({"x": [3, 4]})
 PARTS = pa.table({"x": [1, 2, 3], "p": ["a", "b", "c"]})
@@ -322,7 +321,7 @@ def test_lists_of_old_batches_are_deleted(
     """Also where every other batch has no rows, as those of queries with state."""
     monkeypatch.setattr(committer_module, "TIDY_EVERY", 2)
     monkeypatch.setattr(committer_module, "KEPT_BATCHES", 4)
-    monkeypatch.setattr("sparkonce.sinks.files.handle.LONGEST_BYTES", 10)
+    monkeypatch.setattr("sparkonce.sinks.files.store.LONGEST_BYTES", 10)
     life = Life(FilesSink(tmp_path / "out"))
     for batch in range(first, first + 8 * step, step):
         handles = life.run_batch(ONE, batch=batch)

@@ -14,8 +14,8 @@ from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.files import read_manifests, whole_batches
 from sparkonce.protocol.handles import Handle, Outcome
-from sparkonce.sinks.files.handle import read_handle
 from sparkonce.sinks.files.sink import FilesSink
+from sparkonce.sinks.files.store import read_handle
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 
 pytestmark = USES_HDFS
@@ -146,7 +146,7 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(
 
     sink.preflight(QUERY, None)
     assert files() == {*left, f"{hidden}/put-aside", f"{hidden}/id"}, "another query may be starting"
-    monkeypatch.setattr("sparkonce.sinks.files.hdfs.preflight.STALE_S", -60.0)
+    monkeypatch.setattr("sparkonce.sinks.files.hdfs.STALE_S", -60.0)
     sink.preflight(QUERY, None)
     assert files() == {f"{hidden}/put-aside", f"{hidden}/id"}
 

@@ -15,7 +15,7 @@ from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.kafka.stalled_rows import TopicLookup
+from sparkonce.sinks.kafka.writer import TopicLookup
 from sparkonce_lab.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka

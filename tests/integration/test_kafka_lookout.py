@@ -17,8 +17,8 @@ import pytest
 from integration.kafka_witness import Prepared, Witness, eventually
 from small_job import SmallJob
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.kafka import lookout as lookout_module
-from sparkonce.sinks.kafka.lookout import KafkaLookout
+from sparkonce.sinks.kafka import blocking as lookout_module
+from sparkonce.sinks.kafka.blocking import KafkaLookout
 from sparkonce.sinks.kafka.outcomes import Description
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce_lab.rig.kafka import Cluster

@@ -15,7 +15,7 @@ from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Owner
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, BrokerAnswer, Transaction
+from sparkonce.sinks.kafka.outcomes import INVALID_PRODUCER_ID_MAPPING, BrokerAnswer, KafkaTransaction
 from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = [pytest.mark.kafka, KILLS_BROKER]
@@ -108,7 +108,7 @@ def test_a_broker_that_hangs_is_no_answer(cluster: Cluster, witness: Witness, cl
 def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCommitter) -> None:
     """An abort that was written and not answered may; one whose broker refused the connection may not."""
     client = committer._client
-    nobodys = Transaction("nobody's", 0, 0)
+    nobodys = KafkaTransaction("nobody's", 0, 0)
 
     def end(within_s: float) -> BrokerAnswer:
         return client.end_transactions([nobodys], commit=False, deadline_s=time.monotonic() + within_s)[0]

@@ -21,7 +21,7 @@ from sparkonce.log import FilesLogStore
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Void
-from sparkonce.sinks.kafka import retention
+from sparkonce.sinks.kafka import committer
 from sparkonce.sinks.kafka.committer import KafkaCommitter, transaction_of
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -110,7 +110,7 @@ def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkey
         with pytest.raises(KeyboardInterrupt):
             job.job.run(0)
     job.await_seen(job.expected(1, [0, 2]))
-    monkeypatch.setattr(retention.RetentionCheck, "look", lambda *_: (set(), {}))
+    monkeypatch.setattr(committer.RetentionCheck, "find_damaged", lambda *_: (set(), {}))
     job.job.run(0, 1)
     job.await_seen(job.expected(2))
 
@@ -144,17 +144,17 @@ def test_what_was_deleted_before_the_transactions_is_not_missed(job: Job, caplog
 def test_a_broker_that_does_not_say_is_asked_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.job.kill(0, Phase.FINISHING)
     job.delete_rows(1)
-    monkeypatch.setattr(retention, "_YOUNG_MS", 0)
+    monkeypatch.setattr(committer, "_YOUNG_MS", 0)
     silent = [True, True]
 
-    def look(check: retention.RetentionCheck, views: Any, deadline_s: float) -> Any:
+    def find(check: committer.RetentionCheck, views: Any, deadline_s: float) -> Any:
         if not silent:
             return real(check, views, deadline_s)
         silent.pop()
         return set(), {(job.topic, slot): BrokerAnswer(None, "silence") for slot in range(SLOTS)}
 
-    real = retention.RetentionCheck.look
-    monkeypatch.setattr(retention.RetentionCheck, "look", look)
+    real = committer.RetentionCheck.find_damaged
+    monkeypatch.setattr(committer.RetentionCheck, "find_damaged", find)
     job.job.run(0)
     assert silent == []
     job.await_seen(job.expected(1))

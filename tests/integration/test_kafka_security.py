@@ -39,14 +39,14 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka import lookout as lookout_module
+from sparkonce.sinks.kafka import blocking as lookout_module
 from sparkonce.sinks.kafka import preflight as preflight_module
+from sparkonce.sinks.kafka.blocking import KafkaLookout
 from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.lookout import KafkaLookout
 from sparkonce.sinks.kafka.preflight import preflight
 from sparkonce.sinks.kafka.settings import producer_settings
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
+from sparkonce.sources.groups import GroupOffsets, GroupReporter
 from sparkonce_lab.kafka import list_transactions
 from sparkonce_lab.rig.kafka import Cluster
 

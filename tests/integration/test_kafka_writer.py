@@ -32,8 +32,7 @@ from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.producer_pool import this_worker
 from sparkonce.sinks.kafka.rows import TopicRules
 from sparkonce.sinks.kafka.sink import KafkaSink
-from sparkonce.sinks.kafka.topic_limits import TopicLimits, limits_of_process
-from sparkonce.sinks.kafka.writer import KafkaWriter
+from sparkonce.sinks.kafka.writer import KafkaWriter, TopicLimits, limits_of_process
 from sparkonce_lab.kafka import (
     Record,
     create_topic,
@@ -637,10 +636,10 @@ def test_a_topic_that_is_not_there_has_no_limit(kafka: Kafka, monkeypatch: pytes
     assert limits.of(["nowhere"]) == {}
     there = kafka.create_topic(max_message_bytes="2000")
     assert limits.of([there, "nowhere"]) == {there: TopicRules(most_bytes=2000, takes_far=False)}
-    monkeypatch.setattr("sparkonce.sinks.kafka.topic_limits._ASK_S", 1.0)
+    monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_WITHIN_S", 1.0)
     for spare_s, words in ((10.0, "The brokers do not tell"), (-0.9, "no answer in 1 s")):
         # librdkafka's own deadline may come after that of the wait for it.
-        monkeypatch.setattr("sparkonce.sinks.kafka.topic_limits._SPARE_S", spare_s)
+        monkeypatch.setattr("sparkonce.sinks.kafka.writer._RULES_LATE_S", spare_s)
         with pytest.raises(OutageError, match=words):
             TopicLimits({"bootstrap.servers": "127.0.0.1:1"}).of(["any"])
 

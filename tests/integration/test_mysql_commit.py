@@ -16,9 +16,9 @@ from integration.mysql_scene import MAY_NOT_RECOVER, Numbers, name_of, visible
 from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.mysql import markers, prepared, staged
+from sparkonce.sinks.mysql import committer, markers
 from sparkonce.sinks.mysql.committer import MySQLCommitter
-from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
+from sparkonce.sinks.mysql.markers import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.testing.hooks import SinkHooks
 from sparkonce.testing.scene import Scene
@@ -176,7 +176,7 @@ def test_an_abort_that_comes_too_late_for_a_branch_that_only_recovery_lists(
     xid = Xid.of(name_of(handle))
     mariadb.ask(f"XA COMMIT {xid}")
     assert scene.abort(found) == [Outcome.ALREADY_COMMITTED]
-    monkeypatch.setattr(prepared, "recovered", lambda *_: {xid})  # as it was before the commit
+    monkeypatch.setattr(committer, "recovered", lambda *_: {xid})  # as it was before the commit
     assert scene.lingering() == []
     assert visible(mariadb) == [0, 1]
 
@@ -241,8 +241,8 @@ def test_a_merge_that_may_still_land_is_never_lost(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver's connection was cut while the server was merging: its successor waits, or ends it if it is idle."""
-    monkeypatch.setattr(staged, "_WAIT_S", 2)
-    monkeypatch.setattr(staged, "_IDLE_S", 1)
+    monkeypatch.setattr(committer, "_WAIT_S", 2)
+    monkeypatch.setattr(committer, "_IDLE_S", 1)
     handle = scene.prepare(0)
     with closing(mariadb.connect()) as first, first.cursor() as cursor:
         lock = merge_lock(mariadb, scene, handle)
@@ -263,8 +263,8 @@ def test_a_merge_between_two_statements_is_left_alone(
 ) -> None:
     """The server shows it as idle for a moment."""
     handle = scene.prepare(0)
-    monkeypatch.setattr(staged, "_WAIT_S", 0)
-    monkeypatch.setattr(staged, "_IDLE_S", 3600)
+    monkeypatch.setattr(committer, "_WAIT_S", 0)
+    monkeypatch.setattr(committer, "_IDLE_S", 3600)
     with closing(mariadb.connect()) as first, first.cursor() as cursor:
         cursor.execute("SELECT GET_LOCK(%s, 0)", [merge_lock(mariadb, scene, handle)])
         (answer,) = scene.committer.commit([handle])

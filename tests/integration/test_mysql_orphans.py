@@ -15,7 +15,7 @@ from integration.mysql_scene import Numbers, name_of
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.mysql.names import FORMAT_ID, Xid, lock_name, stage_table
+from sparkonce.sinks.mysql.markers import FORMAT_ID, Xid, lock_name, stage_table
 from sparkonce.sinks.mysql.orphans import MySQLOrphan, list_open
 from sparkonce.sinks.mysql.settings import parse_settings
 from sparkonce.sinks.mysql.sink import MySQLSink

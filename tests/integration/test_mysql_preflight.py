@@ -18,8 +18,7 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import preflight
-from sparkonce.sinks.mysql.connection import Connection
-from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL
+from sparkonce.sinks.mysql.connection import MARIADB, MYSQL, Connection
 from sparkonce.sinks.mysql.preflight import PreflightRequest
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.mysql.writer import WriterSettings

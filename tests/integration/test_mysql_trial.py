@@ -91,7 +91,7 @@ def test_a_table_that_can_refuse_nothing_more_is_not_merged_twice(
     mariadb.ask(f"CREATE TABLE target ({columns}) ENGINE=InnoDB")
     with closing(scene_of(mariadb)) as scene:
         handle = scene.prepare(0)
-        monkeypatch.setattr("sparkonce.sinks.mysql.staged._merge_one", None)
+        monkeypatch.setattr("sparkonce.sinks.mysql.committer._merge_one", None)
         assert scene.committer.check_prepared([handle]) == ""
 
 

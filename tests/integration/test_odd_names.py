@@ -24,9 +24,9 @@ from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sinks.files.partitions import values_of
+from sparkonce.sinks.files.names import values_of
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.mysql.names import quote
+from sparkonce.sinks.mysql.markers import quote
 from sparkonce.sinks.mysql.orphans import list_open as list_mysql_orphans
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.orphans import list_open as list_orphans

@@ -19,9 +19,9 @@ from sparkonce.errors import PreflightError, PrepareError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token
-from sparkonce.sinks._shared.idle_pool import IdlePool
+from sparkonce.sinks._shared.databases import IdlePool
 from sparkonce.sinks.postgres import committer as committer_module
-from sparkonce.sinks.postgres import staged as staged_module
+from sparkonce.sinks.postgres import committer as staged_module
 from sparkonce.sinks.postgres.connection import connect, is_alive, is_idle
 from sparkonce.sinks.postgres.markers import KEPT_BATCHES
 from sparkonce.sinks.postgres.settings import Conninfo, Limits
@@ -552,9 +552,9 @@ def test_many_slots_are_upserted_in_one_statement(postgres: PostgresSystem) -> N
 
 
 def test_a_large_slot_goes_in_pieces(postgres: PostgresSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkonce.sinks.postgres import encode
+    from sparkonce.sinks.postgres import encoding
 
-    monkeypatch.setattr(encode, "LARGEST_PIECE_BYTES", 1000)
+    monkeypatch.setattr(encoding, "LARGEST_PIECE_BYTES", 1000)
     given = sink(postgres, commit="two_phase")
     finish(given, prepare(given, rows(*range(5000), text="y" * 50)))
     assert ids(postgres) == list(range(5000))

@@ -19,8 +19,7 @@ from sparkonce.sink import SinkCommitter
 from sparkonce.sinks.redis import names
 from sparkonce.sinks.redis import writer as writing
 from sparkonce.sinks.redis.committer import RedisCommitter
-from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, unpack_slots
-from sparkonce.sinks.redis.names import LedgerEntry
+from sparkonce.sinks.redis.names import HASH_SLOTS, LedgerEntry, unpack_slots
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce_lab.rig.servers.redis import RedisCluster
 

@@ -16,11 +16,10 @@ from s3_bucket import Bucket
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Finished, Handle, Outcome, transaction_fields
 from sparkonce.sinks.files.committer import FilesCommitter
-from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.s3.store import S3Store
-from sparkonce.sinks.files.store import Fields, FileState, FileStore
+from sparkonce.sinks.files.store import Fields, FileState, FileStore, fields_of
 
 __all__ = ["between", "bucket", "s3"]
 

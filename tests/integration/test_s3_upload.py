@@ -20,7 +20,7 @@ from sparkonce.errors import PrepareError, UnknownOutcomeError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.names import file_path
-from sparkonce.sinks.files.s3 import preflight, writing
+from sparkonce.sinks.files.s3 import preflight, store
 from sparkonce.sinks.files.s3.settings import MIB
 from sparkonce.sinks.files.s3.store import S3Store
 from sparkonce.sinks.files.store import StagedFile
@@ -120,7 +120,7 @@ def test_giving_up_waits_for_parts_under_way(bucket: Bucket, between: Between, m
         go.set()
         wait(parts)
 
-    monkeypatch.setattr(writing, "wait_for", waits)
+    monkeypatch.setattr(store, "wait_for", waits)
     between.act = slowly
     held = hold(new_store(bucket, endpoint_url=between.url, part_size_bytes=5 * MIB))
     held.stream.write(bytes(5 * MIB))

@@ -38,8 +38,7 @@ from sparkonce.sink import WriterContext
 from sparkonce.sinks.write_ahead import committer as committer_module
 from sparkonce.sinks.write_ahead import folder as folder_module
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
-from sparkonce.sinks.write_ahead.disk import DiskFolder
-from sparkonce.sinks.write_ahead.folder import RowsState
+from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError

@@ -27,8 +27,7 @@ from integration.write_ahead_scene import (
 from sparkonce import WriteAheadSink
 from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
-from sparkonce.sinks.write_ahead.disk import DiskFolder
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies, ApplyToken

@@ -15,8 +15,7 @@ from one_run import QUERY
 from sparkonce import WriteAheadSink
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sink import Owner, SinkWriter
-from sparkonce.sinks.write_ahead.disk import DiskFolder
-from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import Applies, ApplyToken

@@ -35,7 +35,7 @@ GENERATED = {
 }
 """How many faults are made in which modules. The chosen ones are those whose names have the smallest digests."""
 
-NOT_IN = ("settings.py", "orphans.py", "sink.py", "progress.py", "stops.py", "oauth_tokens.py")
+NOT_IN = ("settings.py", "orphans.py", "sink.py", "progress.py", "stops.py")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.committer import FilesCommitter
-from sparkonce.sinks.files.handle import fields_of
-from sparkonce.sinks.files.local.store import LocalStore
+from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.files.names import file_path, name_in
-from sparkonce.sinks.files.store import Fields
+from sparkonce.sinks.files.store import Fields, fields_of
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
@@ -245,18 +244,17 @@ def sync_folder(folder: FakePath) -> None:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("local.store", "os", OS),
-    ("local.finish", "os", OS),
-    ("local.finish", "_is_whole", is_whole),
-    ("local.finish", "_matches", matches),
-    ("local.finish", "_is_listed", is_listed),
-    ("local.finish", "sync_folder", sync_folder),
+    ("local", "os", OS),
+    ("local", "_is_whole", is_whole),
+    ("local", "_matches", matches),
+    ("local", "_is_listed", is_listed),
+    ("local", "sync_folder", sync_folder),
 )
 """System calls of the product, by module."""
 
 
 class _Writer(Writer):
-    """`sparkonce.sinks.files.local.writing`: a new file under its held name, whose seal sees that it is still there."""
+    """`sparkonce.sinks.files.local`: a new file under its held name, whose seal sees that it is still there."""
 
     system: Files
 

@@ -23,9 +23,8 @@ from simulation.engine import NoAnswerError, RefusedError
 from simulation.oracle import Violation
 from simulation.producers import ModelWorker, PoolWriter
 from simulation.systems import System, Writer
-from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, Transaction
-from sparkonce.sinks.kafka.retention import RetentionCheck
+from sparkonce.sinks.kafka.committer import KafkaCommitter, RetentionCheck
+from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 if TYPE_CHECKING:
@@ -70,21 +69,23 @@ class ModelRetention(RetentionCheck):
         super().__init__(client)
         self._kafka = kafka
 
-    def held_back(self, begun_ms: Mapping[Transaction, int], deadline_s: float) -> dict[Transaction, Finished]:
+    def held_back(
+        self, begun_ms: Mapping[KafkaTransaction, int], deadline_s: float
+    ) -> dict[KafkaTransaction, Finished]:
         return super().held_back(begun_ms, deadline_s) if self._kafka.deletes_rows else {}
 
     def look(
         self, views: Sequence[Description], deadline_s: float
-    ) -> tuple[set[Transaction], Mapping[tuple[str, int], BrokerAnswer]]:
+    ) -> tuple[set[KafkaTransaction], Mapping[tuple[str, int], BrokerAnswer]]:
         if not views:
             return set(), {}
 
-        def look() -> set[Transaction]:
+        def look() -> set[KafkaTransaction]:
             known = {view.transaction: self._kafka.ids[view.transaction.transactional_id] for view in views}
             return {one for one, found in known.items() if found.damaged and found.epoch == one.epoch}
 
         try:
-            found: set[Transaction] = self._kafka.simulation.request(
+            found: set[KafkaTransaction] = self._kafka.simulation.request(
                 (self._kafka.called, "says whether it has all rows"), look
             )
         except (NoAnswerError, RefusedError) as error:
@@ -324,7 +325,7 @@ class Kafka(System):
             self.simulation.oracle.aborted((self.name, name, epoch))
             one.state = "CompleteAbort"
 
-    def end(self, asked: Transaction, commit: bool, raises_epoch: bool) -> BrokerAnswer:
+    def end(self, asked: KafkaTransaction, commit: bool, raises_epoch: bool) -> BrokerAnswer:
         """EndTxn: v5 raises the epoch, v4 leaves it. The product commits by v4, and aborts by v5."""
         if raises_epoch and self.version < 2:
             return BrokerAnswer(UNSUPPORTED_VERSION)
@@ -354,7 +355,7 @@ class Kafka(System):
         one.epoch += raises_epoch
         return _NONE
 
-    def fence(self, asked: Transaction) -> BrokerAnswer:
+    def fence(self, asked: KafkaTransaction) -> BrokerAnswer:
         """InitProducerId with a producer id, by which version 1 aborts."""
         if self.version >= 2:
             self.simulation.oracle.broken(Violation.BLUNT_ABORT, asked.transactional_id, asked.epoch)

@@ -20,10 +20,8 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.settings import TWO_PHASE
 from sparkonce.sinks.mysql.committer import MySQLCommitter
-from sparkonce.sinks.mysql.connection import Session
-from sparkonce.sinks.mysql.flavours import MARIADB
-from sparkonce.sinks.mysql.markers import Marker
-from sparkonce.sinks.mysql.names import Xid
+from sparkonce.sinks.mysql.connection import MARIADB, Session
+from sparkonce.sinks.mysql.markers import Marker, Xid
 from sparkonce.sinks.mysql.outcomes import NO_SUCH_THREAD, XAER_NOTA
 
 if TYPE_CHECKING:
@@ -219,12 +217,12 @@ def _not_committed(server: MariaDB, *_: object) -> list[Marker]:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("prepared", "recovered", _asked("XA RECOVER", _prepared)),
+    ("committer", "recovered", _asked("XA RECOVER", _prepared)),
     ("markers", "committed", lambda link, names: _asked("looks for markers", _committed)(link, list(names))),
     ("markers", "is_seen", _asked("looks for a marker, dirty", _is_seen)),
     ("markers", "not_committed", _asked("lists open", _not_committed)),
     ("markers", "of_query", _asked("reads markers", lambda server, *_: list(map(_marker, server.committed.values())))),
-    ("staged", "list_staging_tables", lambda _: []),
+    ("committer", "list_staging_tables", lambda _: []),
 )
 """Functions of the product that make SQL, by module: the server here knows none."""
 

@@ -311,14 +311,13 @@ def _look_for(link: Connection, name: TransactionName, _: Location) -> Any:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
-    ("prepared", "look_for", _look_for),
-    ("staged", "look_for", _look_for),
-    ("staged", "_lock", lambda link, names, _: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
-    ("staged", "begin", lambda *_, **__: "BEGIN"),
-    ("staged", "_changed", lambda *_: None),
-    ("staged", "_merge", lambda *_: None),
-    ("staged", "_commit", lambda waiting, _: Step(waiting, True)),
-    ("staged", "_abort", lambda waiting, _: Step(waiting, False)),
+    ("committer", "look_for", _look_for),
+    ("committer", "_lock", lambda link, names, _: link.ask(("locks markers",), lambda: link.server.lock(link, names))),
+    ("committer", "begin", lambda *_, **__: "BEGIN"),
+    ("committer", "_changed", lambda *_: None),
+    ("committer", "_merge", lambda *_: None),
+    ("committer", "_commit", lambda waiting, _: Step(waiting, True)),
+    ("committer", "_abort", lambda waiting, _: Step(waiting, False)),
     ("committer", "_list_sessions", _asked("lists sessions", lambda server: [*map(BackendName.of, server.sessions)])),
     ("committer", "list_prepared", _asked("lists prepared", lambda server: list(server.prepared))),
     ("committer", "list_staged", _asked("lists staged", _names_if_staged)),

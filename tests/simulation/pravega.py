@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from simulation.staged import Staged
-from sparkonce.sinks.write_ahead.apply import Applies
+from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import PravegaStream
 from sparkonce.spark.pravega.segments import StreamSegments

@@ -150,7 +150,7 @@ class ModelProducer:
             system.simulation.let_others_go_on()
         raise PrepareError("the id's last transaction is still being ended")
 
-    def trouble(self) -> str:
+    def abort_reason(self) -> str:
         return ""
 
     def begin_task(self) -> None: ...

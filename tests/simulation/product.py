@@ -39,7 +39,7 @@ from sparkonce.driver.run import RunDriver
 from sparkonce.protocol import codec, horizon, sweeping
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
-from sparkonce.sinks.files.handle import read_handle
+from sparkonce.sinks.files.store import read_handle
 from sparkonce.sinks.write_ahead import committer
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (f"{_SINKS}.files.committer", "read_handle", lru_cache(MOST_REMEMBERED)(read_handle)),
     (f"{_SINKS}.postgres.committer", "within", lambda *_: _NOTHING),
     *((f"{_SINKS}.kafka.{module}", name, value) for module, name, value in (*wire.REPLACED, *producers.REPLACED)),
-    (f"{_SINKS}.kafka.transaction_client", "Connection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
+    (f"{_SINKS}.kafka.transaction_client", "KafkaConnection", lambda cluster: wire.Wire(cluster, kafka.BROKERS)),
     *((f"{_SINKS}.postgres.{module}", name, value) for module, name, value in postgres.REPLACED),
     *((f"{_SINKS}.mysql.{module}", name, value) for module, name, value in mariadb.REPLACED),
     *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),

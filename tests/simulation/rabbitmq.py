@@ -25,7 +25,7 @@ from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, Frame
 from sparkonce.sinks.rabbitmq.publishing import Publisher
 from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER, QueuePublish
-from sparkonce.sinks.write_ahead.apply import Applies
+from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 
 if TYPE_CHECKING:

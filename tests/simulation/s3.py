@@ -18,10 +18,10 @@ from simulation.spark import BATCHES_APART_MS
 from simulation.systems import System, Writer
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.files.committer import FilesCommitter
-from sparkonce.sinks.files.handle import fields_of
 from sparkonce.sinks.files.names import file_path, name_in
-from sparkonce.sinks.files.s3.outcomes import NO_SUCH_UPLOAD, TRANSACTION, UPLOAD, name_text
+from sparkonce.sinks.files.s3.requests import NO_SUCH_UPLOAD, TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.files.s3.store import S3Store
+from sparkonce.sinks.files.store import fields_of
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

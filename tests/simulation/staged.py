@@ -22,10 +22,9 @@ from simulation.store import ModelFiles
 from simulation.systems import System, Writer
 from sparkonce.protocol.ownership import TransactionName, short_query
 from sparkonce.sink import WriterContext
-from sparkonce.sinks.write_ahead.application import CallSettings
-from sparkonce.sinks.write_ahead.apply import Applies, Apply, Per
+from sparkonce.sinks.write_ahead.application import Applies, Apply, CallSettings, Per
+from sparkonce.sinks.write_ahead.folder import StoredFolder
 from sparkonce.sinks.write_ahead.ledger import LOST, Ledger, entries_of, text_of
-from sparkonce.sinks.write_ahead.stored import StoredFolder
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 
 if TYPE_CHECKING:
@@ -287,13 +286,13 @@ _TEMPORARY = SimpleNamespace(TemporaryFile=lambda *_, **__: io.BytesIO())
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("writer", "RowsFile", _RowsFile),
     ("writer", "secrets", SimpleNamespace(token_hex=lambda _: f"{UNDER_WAY[0].nonce():012x}")),
-    ("stored", "tempfile", _TEMPORARY),
+    ("folder", "tempfile", _TEMPORARY),
     *((module, "text_of", lambda entries: _text_of(tuple(entries))) for module in ("ledger", "folder")),
     *((module, "entries_of", lambda data, where: list(_entries_of(data, where))) for module in ("ledger", "folder")),
     ("application", "check", _check),
     ("application", "pq", SimpleNamespace(ParquetFile=_whole)),
-    ("apply", "read", read),
-    ("calls", "threading", SimpleNamespace(Thread=_Thread)),
-    ("calls", "wait", _wait),
+    ("application", "read", read),
+    ("application", "threading", SimpleNamespace(Thread=_Thread)),
+    ("application", "wait", _wait),
 )
 """Of the product's modules for rows that wait."""

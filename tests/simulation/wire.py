@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.engine import NoAnswerError, RefusedError, Words
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, KafkaTransaction
 
 if TYPE_CHECKING:
     from simulation.kafka import Kafka
@@ -26,7 +26,7 @@ _REQUESTS = (
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (
     *(("transaction_client", name, type(name, (SimpleNamespace,), {})) for name in _REQUESTS),
-    ("retention", "_may_be_old", lambda _: True),
+    ("committer", "_may_be_old", lambda _: True),
 )
 """kafka-python's classes of requests, which know how to be written to a wire, take ten times as long to make. And here
 rows may be deleted of young transactions, too."""
@@ -46,7 +46,7 @@ class _Manager:
 
 
 class Wire:
-    """Stands in for `sparkonce.sinks.kafka.connection.Connection`.
+    """Stands in for `sparkonce.sinks.kafka.connection.KafkaConnection`.
 
     Args:
         kafka: The cluster.
@@ -135,7 +135,7 @@ def _meaning(kafka: Kafka, kind: str, request: Any, broker: int | None) -> Meani
 
     match kind:
         case "EndTxnRequest" | "InitProducerIdRequest":
-            asked = Transaction(request.transactional_id, request.producer_id, request.producer_epoch)
+            asked = KafkaTransaction(request.transactional_id, request.producer_id, request.producer_epoch)
             if kind == "InitProducerIdRequest":
                 return ("fences", asked.transactional_id, asked.epoch), if_here(lambda: kafka.fence(asked)), _FAILED
             words = ("commits" if request.committed else "aborts", asked.transactional_id, asked.epoch)

@@ -29,7 +29,7 @@ from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.spark.tables import repeats
+from sparkonce.spark.tables import merging
 from sparkonce.storage.local import LocalFiles
 from tryout.bulk import make_orders
 
@@ -221,7 +221,7 @@ def test_keys_of_all_types_are_compared_as_spark_does(
 ) -> None:
     """By Arrow in the driver, or by Spark: where there are many rows, and where zeros of two signs are one."""
     if by == "spark":
-        monkeypatch.setattr(repeats, "_MOST_IN_DRIVER", 1)
+        monkeypatch.setattr(merging, "_MOST_IN_DRIVER", 1)
     columns = {"id": "bigint", "Day": "date", "cents": "decimal(9,2)", "rate": "double", "word": "string"}
     monkeypatch.setattr(DeltaMerge, "started", ())
     job = DeltaMerge(tables, tmp_path, ", ".join(f"{name} {kind}" for name, kind in columns.items()))

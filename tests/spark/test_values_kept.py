@@ -44,7 +44,7 @@ from sparkonce.errors import SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.formats import choose
 from sparkonce.sinks.write_ahead.rows import RowsFile
-from sparkonce.spark.tables import repeats
+from sparkonce.spark.tables import merging
 from sparkonce.spark.waiting import read_rows, schema_in
 from sparkonce_lab.kafka import create_topic, read_committed
 from sparkonce_lab.rig.kafka import Cluster
@@ -294,12 +294,12 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
 def test_repeated_keys_that_python_lacks_are_named(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
 ) -> None:
-    monkeypatch.setattr(repeats, "_MOST_IN_DRIVER", most)
+    monkeypatch.setattr(merging, "_MOST_IN_DRIVER", most)
     file = tmp_path / "rows.parquet"
     far = pa.array([2_932_897] * 2, pa.int32()).cast(pa.date32())
     odd = pa.array([b"a\xff"] * 2).view(pa.string())
     pq.write_table(pa.table({"day": far, "word": odd}), file)
     content = io.BytesIO(file.read_bytes())
-    reason = repeats.repeated(["day", "word"], [content], lambda: read_rows(spark, [file.as_uri()], schema_in(content)))
+    reason = merging.repeated(["day", "word"], [content], lambda: read_rows(spark, [file.as_uri()], schema_in(content)))
     assert "2 rows of the batch have the key day=" in reason
     assert "+10000-01-01" in reason

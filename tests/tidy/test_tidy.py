@@ -17,7 +17,7 @@ NEEDS_A_NEXT_STEP = {"ConfigurationError", "SchemaError", "PreflightError"}
 PACKAGE_HOST = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/simple\b", re.IGNORECASE)
 
 ONE_NAME_IN_EACH_SYSTEM = {
-    "Column", "Connection", "DirectWriter", "Finisher", "PreflightRequest", "Table", "Transaction",
+    "Column", "DirectWriter", "Finisher", "PreflightRequest", "Table", "Transaction",
 }  # fmt: skip
 """Names for the same part of several systems."""
 SEEN_TWICE = {

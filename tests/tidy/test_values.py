@@ -10,10 +10,10 @@ import pytest
 from tidy.sources import MODULES, Found, lines, name, nobody, nodes, tree
 
 ALLOWED = {
-    "sinks/_shared/arrow_text.py": "the one place for texts",
+    "sinks/_shared/arrow.py": "the one place for texts",
     "executor.py": "reasons",
     "spark/formats/fingerprints.py": "bytes",
-    "sinks/files/partitions.py": "texts of arrow_text",
+    "sinks/files/names.py": "texts of arrow_text",
     "sinks/kafka/rows.py": "bytes, 32-bit numbers, milliseconds, and header keys that are known to be UTF-8",
     "sinks/kafka/writer.py": "names of topics",
     "sinks/memory/sink.py": "for tests",
@@ -21,7 +21,7 @@ ALLOWED = {
     "sinks/mysql/encoding.py": "texts of arrow_text, and hexadecimal digits",
     "sinks/rabbitmq/queue_publisher.py": "bytes, numbers, and strings that are known to be UTF-8",
     "sinks/rabbitmq/routing.py": "bytes",
-    "sinks/redis/hash_slots.py": "bytes",
+    "sinks/redis/names.py": "bytes",
     "sources/rabbitmq/amqp.py": "what a broker has sent as UTF-8",
 }
 """The modules that may, and what they convert."""
@@ -47,7 +47,7 @@ def test_values_become_text_or_objects_only_where_that_is_known_to_be_right() ->
     modules = [path for path in MODULES if not name(path).startswith(_RIMS) and name(path) not in ALLOWED]
     nobody(
         (line for path in modules for line in lines(path, conversions(path))),
-        "use sinks/_shared/arrow_text.py: plain_text, json_text, python_value",
+        "use sinks/_shared/arrow.py: plain_text, json_text, python_value",
     )
 
 

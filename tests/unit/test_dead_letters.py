@@ -14,7 +14,7 @@ from sparkonce.dead_letters import LETTER, letter_columns, to_letters
 from sparkonce.errors import SchemaError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
-from sparkonce.sinks._shared.refusing import offered
+from sparkonce.sinks._shared.arrow import offered
 from sparkonce.sinks.kafka.rows import TopicRules, refused_rows
 
 CONTEXT = WriterContext(owner=Owner(query="0" * 12, token=Token(0, "0" * 8)), batch=7, slot=2, copy="1.2.3")

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparkonce.errors import ConfigurationError, PrepareError
-from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
-from sparkonce.sinks.files.formats import choose
+from sparkonce.sinks.files.formats import choose, csv_header, csv_lines, json_lines, text_lines
 
 UTC = dt.timezone.utc
 STRINGS = ['a"b', "back\\slash", "tab\tline\nend\r", "".join(map(chr, range(32))), "é😀\u2028", "", None, "plain"]

@@ -13,7 +13,7 @@ from sparkonce.protocol.ownership import Token, TransactionName
 
 pytest.importorskip("hdfs_native")
 
-from sparkonce.sinks.files.hdfs.store import HdfsStore
+from sparkonce.sinks.files.hdfs import HdfsStore
 from sparkonce.sinks.files.store import FileState
 
 SEALED = {"path": "p=1/f.parquet", "held": "f.parquet.held", "size": 3, "checksum": "crc32:352441c2"}

@@ -10,12 +10,10 @@ import pytest
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.files.hdfs.outcomes import of_error as of_hdfs_error
-from sparkonce.sinks.files.local.outcomes import of_error
-from sparkonce.sinks.files.names import file_path, name_in
-from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
-from sparkonce.sinks.files.partitions import escape, folder_of, split, values_of
-from sparkonce.sinks.files.store import FileState
+from sparkonce.sinks.files.hdfs import of_error as of_hdfs_error
+from sparkonce.sinks.files.local import of_error
+from sparkonce.sinks.files.names import escape, file_path, folder_of, name_in, split, values_of
+from sparkonce.sinks.files.store import FileState, before_publish, of_abort, of_commit
 
 
 def test_odd_characters_are_escaped_as_spark_does() -> None:

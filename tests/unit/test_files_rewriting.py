@@ -19,7 +19,7 @@ from sparkonce.files import compact, whole_batches
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.formats import FORMATS
-from sparkonce.sinks.files.local.store import LocalStore
+from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.files.names import extension_in
 
 WIDE = pa.table(

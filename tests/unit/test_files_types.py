@@ -7,10 +7,9 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.files.formats import FORMATS
+from sparkonce.sinks.files.formats import FORMATS, file_schema
 from sparkonce.sinks.files.places import local_folder, open_store, scheme_of
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.files.types import file_schema
 
 NESTED = {"array": pa.list_(pa.int32()), "struct": pa.struct({"a": pa.string(), "b": pa.list_(pa.float64())})}
 MAP = pa.map_(pa.string(), pa.int32())

@@ -23,21 +23,20 @@ from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
 from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, LogView, Record, Run, Void
 from sparkonce.sinks._shared.committing import HandleCommitter
 from sparkonce.sinks._shared.databases import DatabaseCommitter
-from sparkonce.sinks.files import handle as files_handle
 from sparkonce.sinks.files import manifests
+from sparkonce.sinks.files import store as files_handle
 from sparkonce.sinks.files.manifests import CommittedFile, Manifest, ManifestName
 from sparkonce.sinks.files.names import file_path, name_in
-from sparkonce.sinks.files.s3.outcomes import TRANSACTION, UPLOAD, name_text
+from sparkonce.sinks.files.s3.requests import TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.kafka.committer import fields_of, transaction_of
 from sparkonce.sinks.mysql import markers as mysql_markers
-from sparkonce.sinks.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, stage_table
+from sparkonce.sinks.mysql.markers import FORMAT_ID, StagingTable, Xid, parse_recovered, stage_table
 from sparkonce.sinks.postgres.names import FIELDS, BackendName, Location, Transaction, staging_table
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.statements import create_commits
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.redis import names as redis
-from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.ledger import entries_of, text_of
+from sparkonce.sinks.write_ahead.ledger import Entry, entries_of, text_of
 from sparkonce.sources.rabbitmq.places import behind, ranges_of
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments

@@ -13,15 +13,15 @@ from sparkonce.errors import PreflightError, UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka import committer as committer_module
+from sparkonce.sinks.kafka import connection as waiting_module
 from sparkonce.sinks.kafka import preflight
 from sparkonce.sinks.kafka import transaction_client as client_module
-from sparkonce.sinks.kafka import waiting as waiting_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from unit.driver_world import Clock
 
-ONE, OTHER = Transaction("p.q.one", 7, 3), Transaction("p.q.other", 7, 3)
+ONE, OTHER = KafkaTransaction("p.q.one", 7, 3), KafkaTransaction("p.q.other", 7, 3)
 SILENT, UNSENT = BrokerAnswer(None, "reset by peer"), BrokerAnswer(None, "refused", never_sent=True)
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT, TIMED_OUT, FENCED = 14, 15, 16, 51, 7, 90
 QUERY = "0123456789ab"
@@ -110,7 +110,7 @@ def _state(name: str, code: int) -> Any:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     made = Brokers()
-    monkeypatch.setattr(client_module, "Connection", lambda _: made)
+    monkeypatch.setattr(client_module, "KafkaConnection", lambda _: made)
     return made
 
 
@@ -329,7 +329,7 @@ def test_coordinators_are_remembered_of_a_bounded_number_of_ids(
 ) -> None:
     monkeypatch.setattr(client_module, "REMEMBERED", 20)
     for batch in range(50):
-        some = [Transaction(f"p.q.{batch}-{slot}", 7, 3) for slot in range(3)]
+        some = [KafkaTransaction(f"p.q.{batch}-{slot}", 7, 3) for slot in range(3)]
         assert [one.code for one in client.end_transactions(some, commit=True, deadline_s=1.0)] == [0] * 3
     assert len(client._coordinators) <= 20 + 3
     assert len(brokers.count("FindCoordinator")) == 50
@@ -337,7 +337,7 @@ def test_coordinators_are_remembered_of_a_bounded_number_of_ids(
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.waiting"):
+    with caplog.at_level(logging.WARNING, "sparkonce.sinks.kafka.connection"):
         yield lambda: [record.getMessage() for record in caplog.records]
 
 

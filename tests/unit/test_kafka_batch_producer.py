@@ -20,9 +20,7 @@ from eventually import eventually
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import batch_producer, librdkafka, producer_pool
-from sparkonce.sinks.kafka.batch_producer import BatchProducer, _point, takes_batches
-from sparkonce.sinks.kafka.client_log import client_log
-from sparkonce.sinks.kafka.loans import Loans
+from sparkonce.sinks.kafka.batch_producer import BatchProducer, BorrowedBuffers, _point, client_log, takes_batches
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec
 from sparkonce.sinks.kafka.settings import DEFAULTS
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -149,9 +147,9 @@ def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make: Make, topic
 def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make: Make) -> None:
     """Such rows may go before or behind those of one partition, so reports no longer tell whose memory is free."""
     producer = make(enable_idempotence=True)
-    assert producer._loans.in_order
+    assert producer._borrowed.in_order
     producer.produce("t", ROWS)
-    assert not producer._loans.in_order
+    assert not producer._borrowed.in_order
 
 
 def test_rows_without_brokers_are_refused_once_their_time_is_over(make: Make, told: Told) -> None:
@@ -346,7 +344,7 @@ def test_a_broker_that_tells_of_single_rows_is_heard_for_each(told: Told) -> Non
         event_message_next=lambda _: next(waiting, None),
         topic_name=lambda _: b"t",
     )
-    producer: Any = SimpleNamespace(_library=library, _listener=told, _loans=Loans(1))
+    producer: Any = SimpleNamespace(_library=library, _listener=told, _borrowed=BorrowedBuffers(1))
     BatchProducer._tell_deliveries(producer, 1)
     assert told.acknowledged == 1
     assert told.refused == [

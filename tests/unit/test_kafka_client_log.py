@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from eventually import eventually
-from sparkonce.sinks.kafka.client_log import OncePerBroker
+from sparkonce.sinks.kafka.batch_producer import OncePerBroker
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 
 

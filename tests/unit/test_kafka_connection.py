@@ -15,7 +15,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.sinks.kafka import connection as connection_module
-from sparkonce.sinks.kafka.connection import Connection
+from sparkonce.sinks.kafka.connection import KafkaConnection
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 
 SOON = time.monotonic() + 3600.0
@@ -93,12 +93,12 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 
     monkeypatch.setattr(connection_module, "NetworkSelector", lambda **_: made)
     monkeypatch.setattr(connection_module, "KafkaConnectionManager", lambda *_, **__: made)
-    monkeypatch.setattr(Connection, "_bootstrap", bootstrap)
+    monkeypatch.setattr(KafkaConnection, "_bootstrap", bootstrap)
     yield made
     made.end()
 
 
-def ask(connection: Connection, *nodes: int) -> list[int | None]:
+def ask(connection: KafkaConnection, *nodes: int) -> list[int | None]:
     """The numbers of those that answer."""
     requests = [(SimpleNamespace(API_VERSION=1), node) for node in nodes]
     replies = connection.call(lambda: connection.gather(requests, SOON), SOON)
@@ -106,7 +106,7 @@ def ask(connection: Connection, *nodes: int) -> list[int | None]:
 
 
 def test_one_that_is_silent_loses_its_own_connection_alone(library: Library) -> None:
-    connection = Connection({})
+    connection = KafkaConnection({})
     assert ask(connection, 1, 2) == [1, 2]
     library.silent = {2}
     assert ask(connection, 1, 2) == [1, None]
@@ -115,7 +115,7 @@ def test_one_that_is_silent_loses_its_own_connection_alone(library: Library) -> 
 
 
 def test_where_nobody_answers_all_begins_afresh(library: Library) -> None:
-    connection = Connection({})
+    connection = KafkaConnection({})
     library.silent = {1, 2}
     assert ask(connection, 1, 2) == [None, None]
     library.silent = set()
@@ -127,7 +127,7 @@ def test_connections_are_not_closed_beside_a_thread_that_works_on_them(
     library: Library, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may wait for a DNS server, for which nothing can be done."""
-    connection = Connection({})
+    connection = KafkaConnection({})
     assert ask(connection, 1) == [1]
     library.ends = False
     connection.close()

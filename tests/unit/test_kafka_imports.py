@@ -16,7 +16,7 @@ import sys
 from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka
 import sparkonce.executor
 import sparkonce.sinks.kafka.committer
-import sparkonce.sinks.kafka.lookout
+import sparkonce.sinks.kafka.blocking
 import sparkonce.sinks.kafka.preflight
 import sparkonce.sinks.kafka.writer
 print("\\n".join(name for name in sys.modules if name.split(".")[0] == "sparkonce"))

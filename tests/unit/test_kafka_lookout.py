@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkonce.sinks.kafka.blocking import OpenPart
-from sparkonce.sinks.kafka.lookout import KafkaLookout
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
+from sparkonce.sinks.kafka.blocking import KafkaLookout, OpenPart
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, KafkaTransaction
 
 QUERY = "0123456789ab"
 LOADING, ID_NOT_ALLOWED = 14, 53
@@ -59,6 +58,6 @@ def test_one_that_is_not_described_is_named_only_if_its_id_may_not_be_seen(
 
 
 def test_what_is_described_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = Description(Transaction("other", 7, 0), "Ongoing", 60_000, 1)
+    view = Description(KafkaTransaction("other", 7, 0), "Ongoing", 60_000, 1)
     assert described(monkeypatch, [knows(other=7), knows()], view) == [view]
     assert described(monkeypatch, [knows(), knows()], view) == [None], "an id that this user may not see"

@@ -14,10 +14,10 @@ import pytest
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
-from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, Transaction
+from sparkonce.sinks.kafka.outcomes import TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, KafkaTransaction
 
 IDS = "shop.0123456789ab.3-0badcafe.c0ffee123456-"
-COMMITTED = [Transaction(f"{IDS}{number}", 7, number) for number in range(2)]
+COMMITTED = [KafkaTransaction(f"{IDS}{number}", 7, number) for number in range(2)]
 HANDLES = [
     Handle(sink="kafka", slot=n, transaction=transaction_fields(fields_of(one))) for n, one in enumerate(COMMITTED)
 ]

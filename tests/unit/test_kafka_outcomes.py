@@ -9,7 +9,7 @@ from sparkonce.sinks.kafka.outcomes import (
     TRANSACTIONAL_ID_NOT_FOUND,
     BrokerAnswer,
     Description,
-    Transaction,
+    KafkaTransaction,
     abort_outcome,
     before_abort,
     commit_outcome,
@@ -19,12 +19,12 @@ from sparkonce.sinks.kafka.outcomes import (
     is_retriable,
 )
 
-OURS = Transaction("id", 7, 3)
-NEXT = Transaction("id", 7, 4)
+OURS = KafkaTransaction("id", 7, 3)
+NEXT = KafkaTransaction("id", 7, 4)
 LOST = Finished(outcome=Outcome.LOST, reason="PRODUCER_FENCED: gone.")
 
 
-def now(state: str, owner: Transaction = OURS) -> Description:
+def now(state: str, owner: KafkaTransaction = OURS) -> Description:
     return Description(transaction=owner, state=state, timeout_ms=60_000, started_ms=-1)
 
 
@@ -83,8 +83,8 @@ def test_every_refusal_has_a_reason() -> None:
         # An initialisation on an open transaction raises the epoch twice: so this one had ended before.
         (now("Empty", NEXT), Outcome.UNKNOWN),
         (now("Ongoing", NEXT), Outcome.UNKNOWN),
-        (now("CompleteCommit", Transaction("id", 7, 5)), Outcome.LOST),
-        (now("CompleteCommit", Transaction("id", 8, 4)), Outcome.LOST),
+        (now("CompleteCommit", KafkaTransaction("id", 7, 5)), Outcome.LOST),
+        (now("CompleteCommit", KafkaTransaction("id", 8, 4)), Outcome.LOST),
         # The coordinator says the opposite.
         (now("CompleteCommit"), Outcome.ALREADY_COMMITTED),
         (now("PrepareCommit"), Outcome.ALREADY_COMMITTED),
@@ -93,7 +93,7 @@ def test_every_refusal_has_a_reason() -> None:
         (now("PrepareCommit", NEXT), Outcome.UNKNOWN),
         # Nothing that a healthy broker and writer can get to.
         (now("Ongoing"), Outcome.UNKNOWN),
-        (now("CompleteAbort", Transaction("id", 7, 2)), Outcome.UNKNOWN),
+        (now("CompleteAbort", KafkaTransaction("id", 7, 2)), Outcome.UNKNOWN),
         (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
         (BrokerAnswer(53), Outcome.UNKNOWN),
         (BrokerAnswer(999), Outcome.UNKNOWN),
@@ -110,14 +110,14 @@ def test_lost_is_confirmed_or_weakened(view: Description | BrokerAnswer, outcome
 @pytest.mark.parametrize(
     ("view", "outcome"),
     [
-        (now("CompleteAbort", Transaction("id", 8, 0)), Outcome.LOST),
+        (now("CompleteAbort", KafkaTransaction("id", 8, 0)), Outcome.LOST),
         # Initialised again, after whatever became of it.
-        (now("PrepareAbort", Transaction("id", 8, 0)), Outcome.UNKNOWN),
-        (now("Empty", Transaction("id", 8, 0)), Outcome.UNKNOWN),
-        (now("Ongoing", Transaction("id", 8, 0)), Outcome.UNKNOWN),
-        (now("CompleteCommit", Transaction("id", 8, 0)), Outcome.UNKNOWN),
-        (now("CompleteAbort", Transaction("id", 8, 1)), Outcome.UNKNOWN),
-        (now("CompleteAbort", Transaction("id", 7, 0)), Outcome.UNKNOWN),
+        (now("PrepareAbort", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("Empty", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("Ongoing", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("CompleteCommit", KafkaTransaction("id", 8, 0)), Outcome.UNKNOWN),
+        (now("CompleteAbort", KafkaTransaction("id", 8, 1)), Outcome.UNKNOWN),
+        (now("CompleteAbort", KafkaTransaction("id", 7, 0)), Outcome.UNKNOWN),
         (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.UNKNOWN),
         (BrokerAnswer(None, "no route"), Outcome.UNKNOWN),
     ],
@@ -126,7 +126,7 @@ def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
     view: Description | BrokerAnswer, outcome: Outcome
 ) -> None:
     forgotten = commit_outcome(BrokerAnswer(INVALID_PRODUCER_ID_MAPPING))
-    finished = confirm_forgotten(forgotten, Transaction("id", 7, LAST_EPOCH), view)
+    finished = confirm_forgotten(forgotten, KafkaTransaction("id", 7, LAST_EPOCH), view)
     assert finished.outcome is outcome
     assert ("look its rows up" in finished.reason) == (outcome is Outcome.UNKNOWN)
     assert confirm_forgotten(forgotten, OURS, view).outcome is Outcome.UNKNOWN
@@ -143,8 +143,8 @@ def test_what_was_aborted_at_the_last_epoch_is_not_called_forgotten(
         (now("PrepareCommit"), Outcome.ALREADY_COMMITTED),
         (now("Ongoing", NEXT), Outcome.ABORTED),
         (now("CompleteAbort", NEXT), Outcome.ABORTED),
-        (now("Ongoing", Transaction("id", 8, 0)), Outcome.ABORTED),
-        (now("Ongoing", Transaction("id", 7, 2)), Outcome.UNKNOWN),
+        (now("Ongoing", KafkaTransaction("id", 8, 0)), Outcome.ABORTED),
+        (now("Ongoing", KafkaTransaction("id", 7, 2)), Outcome.UNKNOWN),
         (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), Outcome.ABORTED),
         (BrokerAnswer(53), Outcome.UNKNOWN),
         (BrokerAnswer(49), Outcome.UNKNOWN),
@@ -164,9 +164,9 @@ def test_an_abort_is_sent_only_where_it_is_right(view: Description | BrokerAnswe
         *((now(state), True) for state in ("Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")),
         (now("SomethingNew"), False),
         (now("Empty"), False),  # that alone proves nothing on every broker: see `is_empty`
-        (now("CompleteCommit", Transaction("id", 7, 2)), True),
+        (now("CompleteCommit", KafkaTransaction("id", 7, 2)), True),
         *((now(state, NEXT), False) for state in ("CompleteCommit", "Empty", "Ongoing", "CompleteAbort")),
-        (now("Empty", Transaction("id", 8, 0)), False),
+        (now("Empty", KafkaTransaction("id", 8, 0)), False),
         (BrokerAnswer(TRANSACTIONAL_ID_NOT_FOUND), False),
     ],
 )

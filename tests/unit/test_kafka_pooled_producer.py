@@ -37,7 +37,7 @@ def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
         producer=SimpleNamespace(flush=lambda _: failing()),  # type: ignore[operator]
         reports=SimpleNamespace(fatal=""),
         transactional_id="id",
-        trouble=lambda: "an old epoch",
+        abort_reason=lambda: "an old epoch",
     )
     PooledProducer._serve(pooled, "flush", 0.0)  # type: ignore[arg-type]
     assert pooled.reports.fatal == "an old epoch"

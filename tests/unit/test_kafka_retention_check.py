@@ -12,10 +12,8 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from sparkonce.protocol.handles import Handle, Outcome
-from sparkonce.sinks.kafka.committer import KafkaCommitter
-from sparkonce.sinks.kafka.leader_check import LeaderCheck
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, Transaction
-from sparkonce.sinks.kafka.retention import RetentionCheck
+from sparkonce.sinks.kafka.committer import KafkaCommitter, LeaderCheck, RetentionCheck
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Description, KafkaTransaction
 
 NOT_LEADER, NOT_ALLOWED, GONE = 6, 29, 3
 MINUTE_MS = 60_000
@@ -37,7 +35,7 @@ class Cluster:
     """
 
     def __init__(self, *numbers: int) -> None:
-        self.transactions = [Transaction(f"id-{number}", number, 0) for number in numbers]
+        self.transactions = [KafkaTransaction(f"id-{number}", number, 0) for number in numbers]
         self.starts, self.stable = dict.fromkeys(numbers, 0), dict.fromkeys(numbers, 5)
         self.begins = dict.fromkeys(numbers, 5)
         self.codes: dict[int, int] = {}
@@ -48,7 +46,7 @@ class Cluster:
         self.metadata_requests = 0
 
     def describe_transactions(
-        self, asked: Sequence[Transaction], *, deadline_s: float
+        self, asked: Sequence[KafkaTransaction], *, deadline_s: float
     ) -> list[Description | BrokerAnswer]:
         self.described.append([one.producer_id for one in asked])
         return [Description(one, "Ongoing", 60_000, 0, (("t", one.producer_id),)) for one in asked]
@@ -62,7 +60,9 @@ class Cluster:
         ]
         return SimpleNamespace(topics=[SimpleNamespace(name="t", error_code=0, partitions=found)])
 
-    def end_transactions(self, asked: Sequence[Transaction], *, commit: bool, deadline_s: float) -> list[BrokerAnswer]:
+    def end_transactions(
+        self, asked: Sequence[KafkaTransaction], *, commit: bool, deadline_s: float
+    ) -> list[BrokerAnswer]:
         self.ended += [one.producer_id for one in asked]
         return [BrokerAnswer(0) for _ in asked]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks.kafka import stalled_rows
-from sparkonce.sinks.kafka.stalled_rows import StalledRows, TopicLookup
+from sparkonce.sinks.kafka import writer
+from sparkonce.sinks.kafka.writer import StalledRows, TopicLookup
 
 GONE_AFTER_S = 30.0
 
@@ -35,7 +35,7 @@ class Stand:
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     made = Stand()
-    monkeypatch.setattr(stalled_rows, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     return made
 
 
@@ -49,7 +49,7 @@ def later(stand: Stand) -> Callable[[float], None]:
     def looks(seconds: float) -> None:
         for _ in range(int(seconds)):
             stand.now_s += 1.0
-            stalled.look()
+            stalled.check()
 
     return looks
 
@@ -99,7 +99,7 @@ def test_without_a_lookup_nobody_is_asked(stand: Stand) -> None:
     pooled: Any = SimpleNamespace(producer=stand)
     stalled = StalledRows(pooled, {"a"}, None)
     stand.now_s += 100
-    stalled.look()
+    stalled.check()
     assert stand.asked == 0
 
 

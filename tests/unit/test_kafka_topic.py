@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
-from sparkonce.sinks.kafka.topic import topic_facts, why_not_decide
+from sparkonce.sinks.kafka.preflight import topic_facts, why_not_decide
 
 OLD, NEW = UUID(int=1), UUID(int=2)
 FACTS = {"topic": "t", "topic_id": str(OLD)}

@@ -12,11 +12,11 @@ from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.sinks.kafka import committer as committer_module
 from sparkonce.sinks.kafka import transaction_client as client_module
 from sparkonce.sinks.kafka.committer import KafkaCommitter, fields_of
-from sparkonce.sinks.kafka.outcomes import MOVED, BrokerAnswer, Description, Transaction
+from sparkonce.sinks.kafka.connection import Waiting
+from sparkonce.sinks.kafka.outcomes import MOVED, BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import TransactionClient
-from sparkonce.sinks.kafka.waiting import Waiting
 
-ONE, OTHER = Transaction("one", 7, 3), Transaction("other", 8, 0)
+ONE, OTHER = KafkaTransaction("one", 7, 3), KafkaTransaction("other", 8, 0)
 SOON = 0.0
 
 
@@ -82,7 +82,7 @@ class Brokers:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     made = Brokers()
-    monkeypatch.setattr(client_module, "Connection", lambda _: made)
+    monkeypatch.setattr(client_module, "KafkaConnection", lambda _: made)
     return made
 
 
@@ -144,7 +144,7 @@ def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Broke
 def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None:
     brokers.changes_ids = True
     brokers.coordinators[" one"] = 1
-    spaced = Transaction(" one", 7, 3)
+    spaced = KafkaTransaction(" one", 7, 3)
     mistaken, right = TransactionClient({}).describe_transactions([spaced, OTHER], deadline_s=SOON)
     assert isinstance(mistaken, BrokerAnswer)
     assert mistaken.code is None
@@ -160,19 +160,21 @@ class Cluster:
         self.waiting = Waiting()
         self.asked: list[str] = []
 
-    def describe_transactions(self, transactions: Sequence[Transaction], *, deadline_s: float) -> list[Description]:
+    def describe_transactions(
+        self, transactions: Sequence[KafkaTransaction], *, deadline_s: float
+    ) -> list[Description]:
         return [Description(one, "Ongoing", 60_000, 5) for one in transactions]
 
     def transaction_version(self, *, deadline_s: float) -> int | BrokerAnswer:
         return self._level
 
     def end_transactions(
-        self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float
+        self, transactions: Sequence[KafkaTransaction], *, commit: bool, deadline_s: float
     ) -> list[BrokerAnswer]:
         self.asked.append("commit" if commit else "abort")
         return [BrokerAnswer(0) for _ in transactions]
 
-    def fence(self, transactions: dict[Transaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
+    def fence(self, transactions: dict[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
         self.asked.append(f"fence at {sorted(set(transactions.values()))} ms")
         return [BrokerAnswer(0) for _ in transactions]
 

@@ -10,8 +10,7 @@ import pytest
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.mysql import encoding
-from sparkonce.sinks.mysql.bulk import types_of
-from sparkonce.sinks.mysql.encoding import check, nested_text
+from sparkonce.sinks.mysql.encoding import check, nested_text, types_of
 from sparkonce.sinks.mysql.target import Column
 
 COLUMN = Column(

@@ -4,8 +4,8 @@ import pytest
 
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.mysql.flavours import MARIADB, MYSQL, flavour_of, numbers_of
-from sparkonce.sinks.mysql.names import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
+from sparkonce.sinks.mysql.connection import MARIADB, MYSQL, flavour_of, numbers_of
+from sparkonce.sinks.mysql.markers import FORMAT_ID, StagingTable, Xid, parse_recovered, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import outcome_of
 from sparkonce.sinks.mysql.statements import merge, upsert_tail
 

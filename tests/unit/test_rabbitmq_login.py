@@ -17,7 +17,7 @@ from sparkonce.errors import OutageError, PreflightError
 from sparkonce.sinks.rabbitmq.amqp import is_refused_login
 from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish, check_exchange
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sinks.write_ahead.apply import ApplyToken
+from sparkonce.sinks.write_ahead.application import ApplyToken
 from sparkonce.sources.rabbitmq.queue.consumer import queue_is_there
 from sparkonce_lab.rig.ports import HOST
 

@@ -14,7 +14,7 @@ from sparkonce.sinks.rabbitmq.messages import MESSAGE, columns_of, encode, frame
 from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish
 from sparkonce.sinks.rabbitmq.queue_rows import check_rows
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sinks.write_ahead.apply import ApplyToken
+from sparkonce.sinks.write_ahead.application import ApplyToken
 
 ROOM = 1 << 20
 PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))

@@ -15,7 +15,7 @@ from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.rabbitmq.routing import ROUTE, RowsByStream, by_stream, routes, total
 from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
-from sparkonce.sinks.write_ahead.apply import RefusedError
+from sparkonce.sinks.write_ahead.application import RefusedError
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 7])

@@ -9,11 +9,19 @@ import pytest
 from redis.crc import key_slot
 
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.redis.encoding import CHUNK_BYTES, CHUNK_VALUES, encode
-from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, hash_slot, hash_slots, pack_slots, tags, unpack_slots
-from sparkonce.sinks.redis.names import ledger_key, single_key, slot_key
+from sparkonce.sinks.redis.encoding import CHUNK_BYTES, CHUNK_VALUES, Shape, encode
+from sparkonce.sinks.redis.names import (
+    HASH_SLOTS,
+    hash_slot,
+    hash_slots,
+    ledger_key,
+    pack_slots,
+    single_key,
+    slot_key,
+    tags,
+    unpack_slots,
+)
 from sparkonce.sinks.redis.scripts import COMMAND_WEIGHT
-from sparkonce.sinks.redis.shape import Shape
 from sparkonce.sinks.redis.writer import SlotGroups
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.redis.shape import STRUCTURES, Shape
+from sparkonce.sinks.redis.encoding import STRUCTURES, Shape
 from sparkonce.sinks.redis.sink import RedisSink
 
 

@@ -8,7 +8,7 @@ import pytest
 from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
 from sparkonce.protocol.handles import Outcome
-from sparkonce.sinks.files.s3.outcomes import (
+from sparkonce.sinks.files.s3.requests import (
     DONE,
     NO_SUCH_UPLOAD,
     NOT_SENT,

@@ -12,10 +12,10 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.files.s3.settings import MIB, client, read_location, read_settings
-from sparkonce.sinks.files.s3.store import S3Store
-from sparkonce.sinks.files.s3.writing import (
+from sparkonce.sinks.files.s3.store import (
     LARGEST_PART_BYTES,
     MOST_PARTS,
+    S3Store,
     final_etag,
     part_size,
 )

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from sparkonce.errors import PrepareError
-from sparkonce.sinks._shared.arrow_text import all_finite, json_text, plain_text
-from sparkonce.sinks.files.cells import csv_lines, json_lines, text_lines
+from sparkonce.sinks._shared.arrow import all_finite, json_text, plain_text
+from sparkonce.sinks.files.formats import csv_lines, json_lines, text_lines
 from sparkonce.sinks.mysql.encoding import nested_text
 
 ROWS: list[tuple[pa.Array, list[str]]] = [

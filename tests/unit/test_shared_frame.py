@@ -18,12 +18,10 @@ from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fi
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner
 from sparkonce.sinks._shared import settings
-from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, Every, HandleCommitter, finish_each
-from sparkonce.sinks._shared.databases import DatabaseCommitter
+from sparkonce.sinks._shared.arrow import bytes_of, cut, halves
+from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, Claims, Every, HandleCommitter, finish_each
+from sparkonce.sinks._shared.databases import DatabaseCommitter, IdlePool, has_nothing_to_read
 from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
-from sparkonce.sinks._shared.idle_pool import IdlePool, has_nothing_to_read
-from sparkonce.sinks._shared.names import Claims
-from sparkonce.sinks._shared.pieces import bytes_of, cut, halves
 from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
 from sparkonce.sinks.files import committer as files
 from sparkonce.sinks.mysql import markers as mysql

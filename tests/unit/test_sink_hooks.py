@@ -14,7 +14,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.memory.sink import MemorySink
-from sparkonce.sources.group_offsets import GroupOffsets
+from sparkonce.sources.groups import GroupOffsets
 from sparkonce.spark.letters import letters_of
 from sparkonce.spark.start.first_batch import warn_of_loops
 from sparkonce.spark.start.given import groups

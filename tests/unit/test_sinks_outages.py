@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError
 from pymysql.err import InterfaceError, InternalError, OperationalError
 
 from sparkonce.errors import OutageError, PrepareError
-from sparkonce.sinks.files.hdfs.outcomes import prepare_error as hdfs_error
-from sparkonce.sinks.files.s3.outcomes import Answer, read
-from sparkonce.sinks.files.s3.writing import _not_whole
-from sparkonce.sinks.files.streams import preparing
+from sparkonce.sinks.files.hdfs import prepare_error as hdfs_error
+from sparkonce.sinks.files.s3.requests import Answer, read
+from sparkonce.sinks.files.s3.store import _not_whole
+from sparkonce.sinks.files.store import preparing
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.writer import _broken
 from sparkonce.sinks.mysql.writer import MySQLWriter

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.consumer import consumer_settings
-from sparkonce.sources.consumer_names import JAVA, REFUSED, RENAMED, TABLE
+from sparkonce.sources.kafka import JAVA, REFUSED, RENAMED, TABLE, consumer_settings
 
 BROKER = {"bootstrap.servers": "broker:9092"}
 SECRET = 'not, so; "secret" \\='  # noqa: S105

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.sinks.kafka.outcomes import BrokerAnswer, Transaction
+from sparkonce.sinks.kafka.outcomes import BrokerAnswer, KafkaTransaction
 from sparkonce.sources import group_client
 from sparkonce.sources.group_client import GroupClient
 from unit.driver_world import Clock
@@ -50,13 +50,13 @@ class Brokers:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     made = Brokers()
-    monkeypatch.setattr(group_client, "Connection", lambda _: made)
+    monkeypatch.setattr(group_client, "KafkaConnection", lambda _: made)
     monkeypatch.setattr(group_client, "time", Clock())
     return made
 
 
 def commit_in(client: GroupClient, name: str = "id") -> group_client.Reply:
-    return client.commit_in(Transaction(name, 7, 3), "group", {"in": {0: 5}}, deadline_s=10.0)
+    return client.commit_in(KafkaTransaction(name, 7, 3), "group", {"in": {0: 5}}, deadline_s=10.0)
 
 
 @pytest.mark.parametrize("kind", ["AddOffsetsToTxn", "TxnOffsetCommit"])

@@ -12,7 +12,7 @@ import pytest
 
 from sparkonce import KafkaSink
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.kafka.client_log import client_log
+from sparkonce.sinks.kafka.batch_producer import client_log
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.spark import left

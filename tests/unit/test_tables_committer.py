@@ -11,15 +11,12 @@ from pyspark.sql.types import StructType
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.write_ahead.application import Unit
-from sparkonce.sinks.write_ahead.apply import ApplyToken
-from sparkonce.sinks.write_ahead.disk import DiskFolder
-from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.folder import RowsState
-from sparkonce.sinks.write_ahead.ledger import Ledger
+from sparkonce.sinks.write_ahead.application import ApplyToken, Unit
+from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
+from sparkonce.sinks.write_ahead.ledger import Entry, Ledger
 from sparkonce.spark.tables.committer import TableApplication, TableCommitter
+from sparkonce.spark.tables.fitting import Rules
 from sparkonce.spark.tables.merging import MergePlan
-from sparkonce.spark.tables.rules import Rules
 from sparkonce.spark.tables.table import Label, Table
 from sparkonce.storage.local import LocalFiles
 

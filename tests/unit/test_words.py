@@ -6,7 +6,7 @@ import psycopg
 import pymysql
 import pytest
 
-from sparkonce.sinks.files.hdfs.outcomes import of_error as of_hdfs_error
+from sparkonce.sinks.files.hdfs import of_error as of_hdfs_error
 from sparkonce.sinks.files.s3.requests import refusal
 from sparkonce.sinks.mysql.connection import server_message as mysql_words
 from sparkonce.sinks.postgres.outcomes import server_message as postgres_words

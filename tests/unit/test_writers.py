@@ -15,17 +15,15 @@ from sparkonce.errors import PrepareError, SchemaError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner, WriterContext
-from sparkonce.sinks.files.local.store import LocalStore
+from sparkonce.sinks.files.local import LocalStore
 from sparkonce.sinks.files.store import FileState
 from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
-from sparkonce.sinks.postgres.encode import encode_rows
+from sparkonce.sinks.postgres.committer import _gone
+from sparkonce.sinks.postgres.encoding import ServerType, encode_rows, encoder
 from sparkonce.sinks.postgres.markers import MarkerState
 from sparkonce.sinks.postgres.names import Location
-from sparkonce.sinks.postgres.prepared import _gone
-from sparkonce.sinks.postgres.types import ServerType, encoder
 from sparkonce.sinks.postgres.writer import PostgresWriter
-from sparkonce.sinks.write_ahead.disk import DiskFolder
-from sparkonce.sinks.write_ahead.folder import RowsState
+from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
 from sparkonce.sinks.write_ahead.ledger import Ledger
 from sparkonce.sinks.write_ahead.rows import read
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
@@ -58,7 +56,7 @@ class Producer:
     def acknowledged(self, _: int) -> int:
         return len(self.arrived)
 
-    def trouble(self) -> str:
+    def abort_reason(self) -> str:
         return self.state
 
     def poll(self, *_: object) -> None:

@@ -13,8 +13,8 @@ from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
-from sparkonce.sinks.kafka.connection import Connection, Request, Response
-from sparkonce.sinks.kafka.outcomes import MOVED, NONE, BrokerAnswer, Transaction
+from sparkonce.sinks.kafka.connection import KafkaConnection, Request, Response
+from sparkonce.sinks.kafka.outcomes import MOVED, NONE, BrokerAnswer, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import REMEMBERED
 from sparkonce.sources.offsets import Offsets
 from sparkonce.words import one_line
@@ -61,7 +61,7 @@ class GroupClient:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._connection = Connection(settings)
+        self._connection = KafkaConnection(settings)
         self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
 
     def commit(self, group: str, offsets: Offsets, *, deadline_s: float) -> str:
@@ -75,7 +75,7 @@ class GroupClient:
         )
         return self._ask(_GROUP, group, request, _first_error, deadline_s).reason
 
-    def commit_in(self, transaction: Transaction, group: str, offsets: Offsets, *, deadline_s: float) -> Reply:
+    def commit_in(self, transaction: KafkaTransaction, group: str, offsets: Offsets, *, deadline_s: float) -> Reply:
         """Adds offsets to an open transaction, which commits or aborts them.
 
         Any process that knows the transaction's producer id and epoch may do that. A request without an answer is not

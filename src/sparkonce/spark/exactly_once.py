@@ -24,7 +24,7 @@ from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.source import Source
-from sparkonce.sources.group_offsets import GroupOffsets, GroupReporter
+from sparkonce.sources.groups import GroupOffsets, GroupReporter
 from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for

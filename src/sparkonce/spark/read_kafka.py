@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.arguments import flag, mapping, nonempty, one_of, texts, whole_number
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.consumer import consumer_settings
+from sparkonce.sources.kafka import Starting, consumer_settings, starting_options
 from sparkonce.sources.packages import KAFKA_MODULE
-from sparkonce.sources.starting import Starting, starting_options
 from sparkonce.spark.modules import missing
 from sparkonce.spark.start.given import check_session
 

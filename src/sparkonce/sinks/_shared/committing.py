@@ -1,18 +1,19 @@
 """The frame of a committer: reads handles, finishes transactions in parallel, and answers in the order of the handles.
 
-A committer implements `transaction_of`, `commit_all` and `abort_all`; the answers for slots without rows and for
-foreign handles are given here.
+A committer implements `transaction_of`, `commit_all` and `abort_all`. The answers for slots without rows and for
+foreign handles are given here. `Claims` tells whose transactions are whose, by comparing their names field by field.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from sparkonce.protocol.handles import Finished, Handle, Outcome
-from sparkonce.sink import SinkCommitter
+from sparkonce.protocol.ownership import Token
+from sparkonce.sink import Owner, SinkCommitter, claimed_by
 
 NOTHING = Finished(outcome=Outcome.COMMITTED, reason="The slot had no rows: there is nothing to finish.")
 FOREIGN = Finished(outcome=Outcome.UNKNOWN, reason="The handle names no transaction of this sink.")
@@ -111,3 +112,36 @@ class Every:
     def done(self, batch: int) -> None:
         """Notes that the task was done after this batch."""
         self._from = batch + self._batches
+
+
+class Name(Protocol):
+    """A transaction's name on the server as a value, such as `sparkonce.protocol.ownership.TransactionName`."""
+
+    def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
+        """Returns whether one of these runs of this query made it, under exactly this prefix."""
+
+
+class Claims:
+    """The runs whose transactions are asked for. Iterates over their (prefix, query).
+
+    Args:
+        owners: The runs. Those without a prefix among their facts wrote no transactions.
+    """
+
+    def __init__(self, owners: Sequence[Owner]) -> None:
+        self._runs = claimed_by(owners)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def queries(self) -> list[str]:
+        """The short forms of their queries' ids."""
+        return sorted({query for _, query in self._runs})
+
+    def has(self, name: Name) -> bool:
+        """Returns whether one of these runs made the transaction of this name."""
+        return any(name.belongs_to(prefix, query, tokens) for (prefix, query), tokens in self._runs.items())

@@ -1,27 +1,130 @@
-"""The frame of a committer of a database: pooled sessions, errors as outcomes, and the newest commit as a witness.
+"""The frame of a database's committer: pooled sessions, errors as outcomes, and the newest commit as a witness.
 
 A new session may lead to a server that took over, or came back, without the newest commits. So the committer keeps the
-newest finished batch's handles, and looks for them on each new session.
+newest finished batch's handles, and looks for them in each new session.
+
+`IdlePool` reuses connections after checking that the server has not closed them meanwhile.
 """
 
 from __future__ import annotations
 
 import abc
+import os
+import socket
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import StaleServerError, UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle
+from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.committing import HandleCommitter
-from sparkonce.sinks._shared.idle_pool import Closable, IdlePool
-from sparkonce.sinks._shared.went_back import went_back
+
+NOTHING_UNDONE = "See whether the server can be reached, and the user's rights; nothing was undone."
+
+
+class Closable(Protocol):
+    """A connection."""
+
+    def close(self) -> None:
+        """Closes it. Never raises, also where it is closed already."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class IdlePool(Generic[C]):
+    """Idle connections to one place. Safe to use from several threads.
+
+    Args:
+        connect: Opens a connection.
+        is_idle: Returns whether a connection is open and in no transaction, so that it may be used again.
+        is_alive: Returns whether the server has kept it while it was idle, see `has_nothing_to_read`.
+        most: How many are kept.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], C],
+        *,
+        is_idle: Callable[[C], bool],
+        is_alive: Callable[[C], bool],
+        most: int = 8,
+    ) -> None:
+        self._connect = connect
+        self._is_idle = is_idle
+        self._is_alive = is_alive
+        self._most = most
+        self._lock = threading.Lock()
+        self._idle: list[C] = []
+        self._closed = False
+
+    @contextmanager
+    def lent(self) -> Iterator[C]:
+        """Lends a connection. It is kept for the next use unless something fails on it."""
+        connection = self.take()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(connection)
+
+    def take(self) -> C:
+        """Returns an idle connection that the server has kept, or a new one."""
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect()
+            if self._is_alive(connection):
+                return connection
+            connection.close()
+
+    def give_back(self, connection: C) -> None:
+        """Keeps a connection that may be used again; closes any other."""
+        is_idle = self._is_idle(connection)
+        with self._lock:
+            if is_idle and not self._closed and len(self._idle) < self._most:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def drop(self) -> None:
+        """Closes the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes the idle connections, and keeps none from now on: another thread may still use one."""
+        with self._lock:
+            self._closed = True
+        self.drop()
+
+
+def has_nothing_to_read(descriptor: int) -> bool:
+    """Returns whether nothing has arrived on an idle session's socket.
+
+    A server speaks to an idle session only to end it, or by having ended it.
+    """
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as wire:
+            wire.setblocking(False)
+            try:
+                wire.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return True
+    except OSError:
+        pass
+    return False
+
 
 T = TypeVar("T", bound=Hashable)
 S = TypeVar("S", bound=Closable)
 R = TypeVar("R")
-
-NOTHING_UNDONE = "See whether the server can be reached, and the user's rights; nothing was undone."
 
 
 class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
@@ -152,3 +255,17 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
             session.close()
             raise
         return session
+
+
+def went_back(sink: str, transaction: str) -> StaleServerError:
+    """Returns the error of a run whose server went back to an older state under it, without one of its last commits."""
+    name = TransactionName.parse(transaction)
+    batches = [] if name is None else [name.batch]
+    return StaleServerError(
+        f"Sink {sink!r} has connected anew, and its server does not have {transaction} any more, which was committed "
+        f"there with batch {batches}: it went back to an older state (a fail-over to a replica that lagged, a restored "
+        "backup).",
+        next_step="Bring the newer state back, if there is one, and start again: the start says which batches are "
+        "missing, and how to go on without them.",
+        missing={sink: batches},
+    )

@@ -12,13 +12,21 @@ from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
-from sparkonce.sinks._shared.committing import FOREIGN, Every, HandleCommitter
-from sparkonce.sinks._shared.names import Claims
+from sparkonce.sinks._shared.committing import FOREIGN, Claims, Every, HandleCommitter
 from sparkonce.sinks.files import manifests
-from sparkonce.sinks.files.handle import FIELDS, LISTS, Listed, read_handle, read_list
 from sparkonce.sinks.files.manifests import Manifest, ManifestName
-from sparkonce.sinks.files.outcomes import before_publish, of_abort, of_commit
-from sparkonce.sinks.files.store import Fields, FileStore
+from sparkonce.sinks.files.store import (
+    FIELDS,
+    LISTS,
+    Fields,
+    FileStore,
+    Listed,
+    before_publish,
+    of_abort,
+    of_commit,
+    read_handle,
+    read_list,
+)
 
 TIDY_EVERY = 100
 """The number of batches between one tidying and the next, in a run."""

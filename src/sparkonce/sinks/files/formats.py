@@ -1,18 +1,24 @@
-"""The formats: a file's extension, its options, and the encoders that turn rows into its bytes."""
+"""The formats: a file's extension, its options, the Spark types that it takes, and the encoders of its bytes.
+
+Lines of text are encoded by the record batch: the buffer of one Arrow array holds all lines, and goes to the file as it
+is.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
 from sparkonce.arguments import one_of
-from sparkonce.errors import ConfigurationError
-from sparkonce.sinks._shared.parquet import ParquetOutput
-from sparkonce.sinks.files.cells import csv_header, csv_lines, json_lines, text_lines
+from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
+from sparkonce.sinks._shared.arrow import STRING, bytes_of, float_text, in_quotes, json_object, plain_text, utf8_text
+from sparkonce.sinks._shared.parquet import ParquetOutput, may_be_null
 
 NONE = "none"
 _ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
@@ -266,3 +272,191 @@ _ENCODERS: Mapping[str, Callable[[BinaryIO, str, Mapping[str, Any]], Encoder]] =
     "arrow": _ArrowEncoder,
     "text": _TextEncoder,
 }
+
+_NESTED = frozenset({"parquet", "json", "arrow"})
+_PARTITION_TYPES = "string, boolean, byte, short, int, long, decimal and date"
+
+
+def check_columns(schema: pa.Schema, format: str, partition_by: Sequence[str]) -> list[str]:  # noqa: A002
+    """Returns all columns, once each is known to fit.
+
+    Args:
+        schema: The schema of the rows, as Spark hands them over.
+        format: One of `sparkonce.sinks.files.formats.FORMATS`.
+        partition_by: The columns that name folders.
+
+    Raises:
+        SchemaError: naming the column.
+    """
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise SchemaError(f"The column {name!r} appears more than once.", next_step="Drop or rename all but one.")
+    for name in partition_by:
+        if name not in schema.names:
+            raise SchemaError(
+                f"partition_by={list(partition_by)!r} names {name!r}, which is not among the columns {schema.names}.",
+                next_step="Add the column, or leave it out of partition_by.",
+            )
+        kind = schema.field(name).type
+        if not _names_a_folder(kind):
+            raise SchemaError(
+                f"partition_by names the column {name!r}, which is {kind}; folders are named by {_PARTITION_TYPES}.",
+                next_step="Cast it: a timestamp to date, for example.",
+            )
+    written = [field for field in schema if field.name not in partition_by]
+    if not written:
+        raise SchemaError(
+            f"partition_by={list(partition_by)!r} leaves no column to write.", next_step="Leave one column out of it."
+        )
+    if format == "text":
+        _check_text(written)
+    for column in written:
+        if reason := _refusal(column.type, format):
+            raise SchemaError(
+                f"The column {column.name!r} is {column.type}: {reason}.",
+                next_step="Cast it, turn it into a string (to_json), or drop it.",
+            )
+    return list(schema.names)
+
+
+def _check_text(written: list[pa.Field]) -> None:
+    if len(written) == 1 and is_string(written[0].type):
+        return
+    found = ", ".join(f"{field.name}: {field.type}" for field in written)
+    raise SchemaError(
+        f"format='text' takes one column of strings beside those of partition_by, and is given {found}.",
+        next_step="Select one string, for example to_json(struct('*')) AS value, or use another format.",
+    )
+
+
+def _refusal(kind: pa.DataType, format: str) -> str:  # noqa: A002
+    if types.is_map(kind):
+        return "no format here takes a map"
+    if types.is_null(kind):
+        return "a column of nothing but nulls has no type"
+    if types.is_duration(kind) or types.is_interval(kind):
+        return "" if format == "arrow" and types.is_duration(kind) else f"{format} files have no intervals"
+    if types.is_struct(kind) or types.is_list(kind) or types.is_large_list(kind):
+        if format not in _NESTED:
+            return f"{format} files have no nested values"
+        children = [kind.field(number) for number in range(kind.num_fields)]
+        if types.is_struct(kind) and not children:
+            return "a struct without fields cannot be written"
+        if any(b"variant" in (child.metadata or {}) for child in children):
+            return "it is Spark's variant, which readers would take for two columns of bytes"
+        return next((reason for child in children if (reason := _refusal(child.type, format))), "")
+    return "" if _is_plain(kind) else "no format here takes it"
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return (
+        types.is_boolean(kind)
+        or types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or is_string(kind)
+        or is_binary(kind)
+        or types.is_date32(kind)
+        or types.is_timestamp(kind)
+    )
+
+
+def _names_a_folder(kind: pa.DataType) -> bool:
+    plain = types.is_boolean(kind) or types.is_integer(kind) or types.is_decimal(kind)
+    return plain or is_string(kind) or types.is_date32(kind)
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Returns whether the type holds text."""
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Returns whether the type holds bytes."""
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def file_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema of a file, with timestamps in UTC in every session, so that all files of a folder agree."""
+    return pa.schema([field.with_type(may_be_null(in_utc(field.type))) for field in schema])
+
+
+def in_utc(kind: pa.DataType) -> pa.DataType:
+    """Returns the type with all its timestamps in UTC. The stored values stay: they count from 1970 in UTC anyway."""
+    if types.is_timestamp(kind):
+        return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
+    rebuild: Callable[[list[pa.Field]], pa.DataType]
+    if types.is_struct(kind):
+        rebuild = pa.struct
+    elif types.is_large_list(kind):
+        rebuild = lambda fields: pa.large_list(fields[0])  # noqa: E731
+    elif types.is_list(kind):
+        rebuild = lambda fields: pa.list_(fields[0])  # noqa: E731
+    else:
+        return kind
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    return rebuild([field.with_type(in_utc(field.type)) for field in fields])
+
+
+def json_lines(rows: pa.RecordBatch) -> memoryview:
+    """Returns each row as a JSON object in one line, its fields in the order of the columns."""
+    return _joined([json_object(rows.columns, rows.schema.names), pa.scalar("\n", STRING)])
+
+
+def csv_lines(rows: pa.RecordBatch, delimiter: str) -> memoryview:
+    """Returns each row as a line of RFC 4180. Strings and bytes are quoted, also empty ones; a null is an empty field.
+
+    Raises:
+        PrepareError: for a null in the only column: it would be an empty line, which readers skip; for a string that
+            is not UTF-8.
+    """
+    if rows.num_columns == 1 and rows.column(0).null_count:
+        raise PrepareError(
+            f"The only column, {rows.schema.names[0]!r}, holds a null, and CSV's readers skip an empty line.",
+            next_step="Replace nulls (coalesce) or filter them out, write a second column, or use another format.",
+        )
+    parts: list[Any] = []
+    for column, name in zip(rows.columns, rows.schema.names, strict=True):
+        parts += [pc.fill_null(_csv_cells(column, name), ""), pa.scalar(delimiter, STRING)]
+    return _joined([*parts[:-1], pa.scalar("\n", STRING)])
+
+
+def csv_header(names: Sequence[str], delimiter: str) -> bytes:
+    """Returns the line with the columns' names."""
+    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    return (delimiter.join(quoted) + "\n").encode()
+
+
+def text_lines(rows: pa.RecordBatch) -> memoryview:
+    """Returns each value as a line.
+
+    Raises:
+        PrepareError: for a null, for a value with a line's end inside, which a reader would take for two rows, and for
+            one that is not UTF-8.
+    """
+    column, name = rows.column(0), rows.schema.names[0]
+    if column.null_count:
+        raise PrepareError(
+            f"The column {name!r} holds a null, and a line of text cannot say so.",
+            next_step="Replace nulls (coalesce), or filter them out.",
+        )
+    if pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py():
+        raise PrepareError(
+            f"The column {name!r} holds a value with a line's end inside, which readers would take for several rows.",
+            next_step="Replace it, for example by to_json, or write another format.",
+        )
+    return _joined([utf8_text(column, name), pa.scalar("\n", STRING)])
+
+
+def _joined(parts: list[Any]) -> memoryview:
+    lines = pc.binary_join_element_wise(*parts, pa.scalar("", STRING))
+    return bytes_of(lines)
+
+
+def _csv_cells(column: pa.Array, name: str) -> pa.Array:
+    kind = column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return in_quotes(pc.replace_substring(utf8_text(column, name), '"', '""'))
+    if is_binary(kind):
+        return in_quotes(plain_text(column, name))
+    return float_text(column) if types.is_floating(kind) else plain_text(column, name)

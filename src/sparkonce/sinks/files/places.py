@@ -77,14 +77,14 @@ def open_store(path: str, options: Mapping[str, Any]) -> FileStore:
     scheme = scheme_of(path)
     try:
         if scheme == "hdfs":
-            from sparkonce.sinks.files.hdfs.store import HdfsStore
+            from sparkonce.sinks.files.hdfs import HdfsStore
 
             return HdfsStore(path, **options)
         if scheme == "s3":
             from sparkonce.sinks.files.s3.store import S3Store
 
             return S3Store(path, options)
-        from sparkonce.sinks.files.local.store import LocalStore
+        from sparkonce.sinks.files.local import LocalStore
 
         if options:
             raise TypeError(f"A local folder has no options, and {', '.join(sorted(options))} is given")

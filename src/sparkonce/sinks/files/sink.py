@@ -139,7 +139,7 @@ class FilesSink(TwoPhaseCommitSink):
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns all columns, once each has a type that the format takes."""
-        from sparkonce.sinks.files.types import check_columns, is_string
+        from sparkonce.sinks.files.formats import check_columns, is_string
 
         names = check_columns(schema, self.encoding.format, self.partition_by)
         self._texts = tuple(name for name in self.partition_by if is_string(schema.field(name).type))

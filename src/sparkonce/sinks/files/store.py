@@ -1,17 +1,28 @@
-"""The contract of a store: stage a file, publish it once, list what is staged; put and get small files."""
+"""The contract of a store, and what all stores share.
+
+A store stages a file, publishes it once, and lists what is staged; it puts and gets small files. All stores share a
+transaction's handle (which lists its files, or names a list of them if that would be long), the outcome of a
+transaction from those of its files, and the stream that pyarrow writes to, which computes size and checksum and names
+its file if the disk refuses a write.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+import errno
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from sparkonce.errors import UnknownOutcomeError
-from sparkonce.protocol.handles import Finished, Outcome
+from sparkonce.errors import OutageError, PrepareError, UnknownOutcomeError
+from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.files.names import ID
+from sparkonce.sinks.files.names import HIDDEN, ID
+from sparkonce.storage.files import may_pass
 
 Fields = Mapping[str, str | int]
 """The plain values that finish one file from anywhere.
@@ -218,3 +229,215 @@ class FileStore(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Frees connections."""
+
+
+LONGEST_BYTES = 16_384
+"""The limit of a handle's field. A slot of a hundred partitions fits, one of thousands does not belong into the log."""
+
+LISTS = f"{HIDDEN}/lists"
+
+FIELDS = frozenset({"name", "begun_ms", "folder", "files", "list", "list_checksum"})
+"""The fields of a handle, with ``files`` or a list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A handle as a value.
+
+    Attributes:
+        name: The transaction's name.
+        files: The fields of each file; None if they are in a list.
+        list_path: The path of the list, relative.
+        list_checksum: The checksum of the list.
+        begun_ms: When the transaction was begun, by the executor's clock.
+        folder: The id of the folder that they were written to, see `FileStore.doubt`; empty if the handle has none.
+    """
+
+    name: TransactionName
+    files: tuple[Fields, ...] | None
+    list_path: str
+    list_checksum: str
+    begun_ms: int
+    folder: str
+
+
+def fields_of(
+    name: TransactionName, files: Sequence[Fields], begun_ms: int, folder: str
+) -> tuple[dict[str, str | int], bytes | None]:
+    """Returns a handle's fields, and the content of its list if it has one."""
+    fields: dict[str, str | int] = {"name": str(name), "begun_ms": begun_ms, "folder": folder}
+    text = json.dumps([dict(one) for one in files], separators=(",", ":"), sort_keys=True)
+    if len(text) <= LONGEST_BYTES:
+        return {**fields, "files": text}, None
+    content = text.encode()
+    return {**fields, "list": f"{LISTS}/{name}", "list_checksum": _checksum(content)}, content
+
+
+def read_handle(handle: Handle) -> Listed:
+    """Reads a handle.
+
+    Raises:
+        ValueError: if it is not one of the files sink's.
+    """
+    fields = dict(handle.transaction)
+    name = TransactionName.parse(str(fields.get("name", "")))
+    if name is None or not ("files" in fields or "list" in fields):
+        raise ValueError(f"The handle {fields} is not one of the files sink's.")
+    return Listed(
+        name=name,
+        files=tuple(json.loads(str(fields["files"]))) if "files" in fields else None,
+        list_path=str(fields.get("list", "")),
+        list_checksum=str(fields.get("list_checksum", "")),
+        begun_ms=int(fields.get("begun_ms", 0)),
+        folder=str(fields.get("folder", "")),
+    )
+
+
+def read_list(content: bytes, checksum: str) -> tuple[Fields, ...] | None:
+    """Returns the files in a list; None if its checksum is not the handle's."""
+    if _checksum(content) != checksum:
+        return None
+    found: list[Mapping[str, str | int]] = json.loads(content)
+    return tuple(found)
+
+
+def _checksum(content: bytes) -> str:
+    return f"crc32:{zlib.crc32(content):08x}"
+
+
+FOREIGN = "Another file is there, which is never overwritten: compare it, and move it away."
+FOLDER_GONE = "Somebody deleted its folder, which is made again."
+MISSING = "It is neither staged nor published: somebody deleted it."
+DAMAGED = "It is staged, but not as it was written: its size or its end differs."
+
+_LOST: Mapping[FileState, str] = {FileState.GONE: MISSING, FileState.DAMAGED: DAMAGED}
+_COMMIT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.LOST, Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+_ABORT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.ALREADY_COMMITTED, Outcome.ABORTED)
+
+
+def before_publish(files: Sequence[Fields], states: Sequence[FileState]) -> Finished | None:
+    """Returns the outcome of a transaction of several files before any is published; None if it has to be published.
+
+    Readers get all of a transaction's files or, forever, none: so if one is gone, no other is published any more.
+    """
+    found = [(one["path"], state) for one, state in zip(files, states, strict=True)]
+    gone = [f"{path}: {_LOST[state]}" for path, state in found if state in _LOST]
+    unknown = [path for path, state in found if state is FileState.UNKNOWN]
+    published = [path for path, state in found if state is FileState.PUBLISHED]
+    if unknown:
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{unknown[0]}: {FOREIGN}")
+    if gone and published:
+        reason = f"{gone[0]} {len(published)} of its transaction's {len(files)} files are published."
+        return Finished(outcome=Outcome.UNKNOWN, reason=reason)
+    if gone:
+        return Finished(outcome=Outcome.LOST, reason=gone[0])
+    if len(published) == len(files):
+        return Finished(outcome=Outcome.ALREADY_COMMITTED)
+    return None
+
+
+def of_commit(files: Sequence[Finished]) -> Finished:
+    """Returns the one outcome of a transaction after `FileStore.publish` of its files."""
+    kinds = {one.outcome for one in files}
+    if Outcome.LOST in kinds and len(kinds) > 1:
+        lost = next(one for one in files if one.outcome is Outcome.LOST)
+        return Finished(outcome=Outcome.UNKNOWN, reason=f"{lost.reason} Other files of its transaction are published.")
+    return _weakest(files, _COMMIT_ORDER)
+
+
+def of_abort(files: Sequence[Finished]) -> Finished:
+    """Returns the one outcome of a transaction after `FileStore.discard` of its files."""
+    return _weakest(files, _ABORT_ORDER)
+
+
+def _weakest(files: Sequence[Finished], order: Sequence[Outcome]) -> Finished:
+    return min(files, key=lambda one: order.index(one.outcome))
+
+
+_SPACE = "Free some space, or raise the quota"
+_GONE = "See what became of the folder: it was deleted or moved, or its disk is not mounted on this host"
+_RIGHT = "Let this user write to the folder"
+_LOOK = "See the kernel's log about this disk"
+_STEPS = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.ESTALE: _GONE,
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
+    errno.EROFS: "Mount the file system for writing",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.EFBIG: "Raise the limit of a file's size (ulimit -f)",
+    errno.ENAMETOOLONG: "Choose a shorter path",
+}
+
+
+class ChecksumStream:
+    """A file object for pyarrow that computes size and checksum.
+
+    Args:
+        file: The file that it writes to.
+        path: The file's path, for messages.
+    """
+
+    closed = False
+
+    def __init__(self, file: Any, path: object) -> None:
+        self.file = file
+        self.size = 0
+        self._crc = 0
+        self._path = path
+
+    @property
+    def checksum(self) -> str:
+        """The checksum of all bytes so far."""
+        return f"crc32:{self._crc:08x}"
+
+    def write(self, data: Any) -> int:
+        """Writes all bytes.
+
+        Raises:
+            PrepareError: if the file system does not take it.
+        """
+        with preparing(self._path):
+            self.file.write(data)
+        length = memoryview(data).nbytes
+        self._crc = zlib.crc32(data, self._crc)
+        self.size += length
+        return length
+
+    def tell(self) -> int:
+        """Returns the number of bytes so far."""
+        return self.size
+
+    def flush(self) -> None:
+        """Does nothing: `StagedFile.seal` flushes."""
+
+    def close(self) -> None:
+        """Does nothing: `StagedFile.seal` closes."""
+
+    def writable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readable(self) -> bool:
+        """Returns False."""
+        return False
+
+    def seekable(self) -> bool:
+        """Returns False."""
+        return False
+
+
+@contextmanager
+def preparing(path: object) -> Iterator[None]:
+    """Turns the file system's errors into a `PrepareError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise (OutageError if may_pass(error) else PrepareError)(
+            f"{path} could not be written: {error.strerror or error}.",
+            next_step=f"{_STEPS.get(error.errno or 0, _LOOK)}; nothing of the batch became visible.",
+            path=str(path),
+        ) from error

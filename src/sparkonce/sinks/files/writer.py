@@ -15,12 +15,9 @@ from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
-from sparkonce.sinks.files.formats import Encoder, Encoding
-from sparkonce.sinks.files.handle import fields_of
-from sparkonce.sinks.files.names import file_path
-from sparkonce.sinks.files.partitions import split
-from sparkonce.sinks.files.store import Fields, FileStore, StagedFile
-from sparkonce.sinks.files.types import file_schema
+from sparkonce.sinks.files.formats import Encoder, Encoding, file_schema
+from sparkonce.sinks.files.names import file_path, split
+from sparkonce.sinks.files.store import Fields, FileStore, StagedFile, fields_of
 
 OPEN_FILES = 32
 """The most files that a slot has open at once; a new one closes the one written to longest ago."""

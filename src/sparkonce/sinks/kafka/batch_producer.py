@@ -1,18 +1,24 @@
-"""A Kafka producer that takes rows by the Arrow batch: one call into librdkafka, and no Python for a row.
+"""A Kafka producer that takes rows by the Arrow batch, with one call into librdkafka and no Python per row.
 
-confluent-kafka's ``produce`` makes a Python object and a call of each row. Here librdkafka reads the rows from Arrow's
-buffers (docs/benchmark.md has the figures). Its batch call takes no headers and no timestamps: rows with them go
-through confluent-kafka's producer. The methods have the names of that producer's, raise what they raise, and count
-deliveries by the reports of the brokers.
+confluent-kafka's ``produce`` makes a Python object and a call for each row. Here, librdkafka reads the rows from
+Arrow's buffers (docs/benchmark.md has the figures), which `BorrowedBuffers` keeps until the rows have arrived, so that
+no row is copied. librdkafka's batch call takes no headers and no timestamps, so rows that have them go through
+confluent-kafka's producer. The methods have the names of that producer's, raise what they raise, and count deliveries
+by the brokers' reports.
+
+`client_log` thins out librdkafka's log, in which each producer reports an unreachable broker several times a second.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,13 +27,10 @@ import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.sinks.kafka import librdkafka as rd
-from sparkonce.sinks.kafka.client_log import client_log
 from sparkonce.sinks.kafka.librdkafka import Library, librdkafka
-from sparkonce.sinks.kafka.loans import Loans
 from sparkonce.sinks.kafka.partitioner import Numbers, Partitioner
 from sparkonce.sinks.kafka.rows import BY_ROW, bounds
-from sparkonce.sinks.kafka.settings import queue_bytes
-from sparkonce.sinks.kafka.translation import is_true
+from sparkonce.sinks.kafka.settings import is_true, queue_bytes
 
 _Messages = np.ndarray[Any, np.dtype[np.void]]
 
@@ -57,6 +60,15 @@ statistics name the id too, but only at their next interval, and they cost much 
 _DEBUG = 7
 
 _empty = ctypes.create_string_buffer(1)
+
+TopicPartition = tuple[str, int]
+"""A topic and one of its partitions."""
+
+PAUSE_S = 1.0
+_STARTING = "Coordinator load in progress: retrying"
+"""A broker that has just started says so, and librdkafka asks again: nobody needs to do anything."""
+_ABOUT = re.compile(r"^(?P<what>\S+) \[[^]]*\] \[thrd:(?P<broker>[^]]*)\]")
+"""librdkafka's name of the event, of the producer and of the broker."""
 
 
 class Listener(Protocol):
@@ -104,12 +116,14 @@ class BatchProducer:
         self._topics: dict[str, int] = {}
         self._partitioner = Partitioner(settings)
         is_idempotent = bool(settings.get("transactional.id")) or is_true(settings.get("enable.idempotence", False))
-        self._loans = Loans(queue_bytes(settings), in_order=is_idempotent)
+        self._borrowed = BorrowedBuffers(queue_bytes(settings), in_order=is_idempotent)
         # librdkafka raises its level to that of debug lines where it is asked for any.
         self._shown = _DEBUG if settings.get("debug") else min(_DEBUG - 1, int(settings.get("log_level", _DEBUG - 1)))
         self._polling = threading.Lock()  # the worker's keeper polls, too
         self._producer: int | None = self._made(settings)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._loans))  # outlives Python itself, if nobody ends the producer
+        ctypes.pythonapi.Py_IncRef(
+            ctypes.py_object(self._borrowed)
+        )  # outlives Python itself, if nobody ends the producer
         self._events = library.queue_get_main(self._handle)
         library.set_log_queue(self._handle, None)
 
@@ -153,16 +167,16 @@ class BatchProducer:
     def _produce(self, topic: str, partition: int, messages: _Messages, rows: pa.RecordBatch) -> int:
         handle, flags = self._topic(topic), rd.COPY_PAYLOAD
         if partition == rd.CHOSEN_PARTITION:
-            self._loans.keep()  # these rows may go to any partition, before or behind those that have one
-        elif self._loans.in_order:
+            self._borrowed.keep()  # these rows may go to any partition, before or behind those that have one
+        elif self._borrowed.in_order:
             with self._polling:
-                memory = self._loans.room_for(rows.column("value"))
-                messages["private"] = self._loans.lend((topic, partition), memory, len(messages))
+                memory = self._borrowed.room_for(rows.column("value"))
+                messages["private"] = self._borrowed.borrow((topic, partition), memory, len(messages))
             messages["private"] += np.arange(len(messages), dtype=np.uint64)
             flags = rd.COPY_PAYLOAD if memory is None else 0
         taken = self._library.produce_batch(handle, partition, flags, messages.ctypes.data, len(messages))
         if taken < len(messages):
-            self._loans.keep()
+            self._borrowed.keep()
             code = int(messages["err"][np.flatnonzero(messages["err"])[0]])
             if code == KafkaError._QUEUE_FULL:
                 raise BufferError("Local: Queue full")
@@ -200,7 +214,7 @@ class BatchProducer:
         self._partitioner.forget()
         with self._polling:
             if not len(self):
-                self._loans.renew()
+                self._borrowed.renew()
 
     def poll(self, timeout_s: float) -> None:
         """Waits for an event, and tells the listener of all that are there.
@@ -276,8 +290,8 @@ class BatchProducer:
             self._library.topic_destroy(self._topics.popitem()[1])
         self._library.queue_destroy(self._events)
         self._library.destroy(producer)
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._loans))
-        self._loans.renew()  # librdkafka has freed its rows
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._borrowed))
+        self._borrowed.renew()  # librdkafka has freed its rows
 
     @property
     def _handle(self) -> int:
@@ -347,10 +361,10 @@ class BatchProducer:
         if library.event_error(event) == rd.OK:
             rows = library.event_message_count(event)  # the next call takes a row off
             if first := library.event_message_next(event):
-                self._loans.give_back(first.contents.private, rows)
+                self._borrowed.give_back(first.contents.private, rows)
             self._listener.on_acknowledged(rows)
             return
-        self._loans.keep()
+        self._borrowed.keep()
         while message := library.event_message_next(event):
             row = message.contents
             if row.err == rd.OK:
@@ -374,3 +388,128 @@ def _point(messages: _Messages, address: str, size: str, column: pa.Array) -> No
     if column.null_count:
         nulls = column.is_null().to_numpy(zero_copy_only=False)
         messages[address][nulls] = messages[size][nulls] = 0
+
+
+@dataclass(slots=True)
+class _Borrowed:
+    """Rows of one call: the numbers of the next one to be reported and of the first behind them, and their memory."""
+
+    due: int
+    end: int
+    memory: pa.Buffer | None
+
+
+class BorrowedBuffers:
+    """The memory of rows that librdkafka still reads, until a report of their delivery gives it back.
+
+    All rows are numbered. An idempotent producer sends the rows of a partition in the order in which it got them, and
+    reports them so, many at once: a report begins with the oldest row of its partition that is not reported. If one
+    begins with another row, or if a row fails, no memory is given back any more, before `renew`.
+
+    Args:
+        limit_bytes: Once so much memory is kept, rows are to be copied.
+        in_order: False for a producer that is not idempotent: nothing is borrowed for it.
+    """
+
+    def __init__(self, limit_bytes: int, *, in_order: bool = True) -> None:
+        self._limit_bytes = limit_bytes
+        self._may_borrow = in_order
+        self._next = 1
+        self.renew()
+
+    def renew(self) -> None:
+        """Begins anew, once no row is in flight and each report has been given here."""
+        self.in_order = self._may_borrow
+        self._lines: dict[TopicPartition, deque[_Borrowed]] = {}
+        self._due: dict[int, deque[_Borrowed]] = {}
+        self._kept: dict[int, list[pa.Buffer]] = {}
+        self.kept_bytes = 0
+
+    def room_for(self, column: pa.Array) -> pa.Buffer | None:
+        """Returns the memory that texts or bytes lie in, all of which is kept with them; None if it is too much."""
+        memory: pa.Buffer | None = column.buffers()[2]
+        while memory is not None and memory.parent is not None:
+            memory = memory.parent  # all columns of a batch from Spark are one piece of memory
+        if memory is None or memory.address in self._kept or not self._kept:
+            return memory
+        return memory if self.kept_bytes + memory.size <= self._limit_bytes else None
+
+    def borrow(self, partition: TopicPartition, memory: pa.Buffer | None, rows: int) -> int:
+        """Takes note of rows that go to a partition next, and keeps their memory; None if they are copied.
+
+        Returns:
+            The number of the first row. The others follow it.
+        """
+        borrowed = _Borrowed(self._next, self._next + rows, memory)
+        self._next = borrowed.end
+        line = self._lines.setdefault(partition, deque())
+        if not line:
+            self._due[borrowed.due] = line
+        line.append(borrowed)
+        if memory is not None:
+            uses = self._kept.setdefault(memory.address, [])
+            self.kept_bytes += 0 if uses else memory.size
+            uses.append(memory)
+        return borrowed.due
+
+    def give_back(self, first: int, rows: int) -> None:
+        """Takes note that so many rows of one partition were delivered, beginning with this number."""
+        if not self.in_order:
+            return
+        line = self._due.pop(first, deque())
+        while rows and line:
+            borrowed = line[0]
+            told = min(rows, borrowed.end - borrowed.due)
+            borrowed.due, rows = borrowed.due + told, rows - told
+            if borrowed.due == borrowed.end:
+                self._release(line.popleft())
+        if rows:
+            self.keep()
+        elif line:
+            self._due[line[0].due] = line
+
+    def keep(self) -> None:
+        """Gives nothing back from now on: what librdkafka still reads cannot be told from the rest."""
+        self.in_order = False
+
+    def _release(self, borrowed: _Borrowed) -> None:
+        if borrowed.memory is None:
+            return
+        uses = self._kept[borrowed.memory.address]
+        uses.pop()
+        if not uses:
+            del self._kept[borrowed.memory.address]
+            self.kept_bytes -= borrowed.memory.size
+
+
+class OncePerBroker(logging.Filter):
+    """Passes one line a second of each kind and broker, over all producers of the process.
+
+    Args:
+        now: A clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether a line is shown; the next line that is shown tells how many were not."""
+        text = record.getMessage()
+        if _STARTING in text and not client_log.isEnabledFor(logging.DEBUG):
+            return False
+        about = _ABOUT.match(text)
+        kind = " ".join(about.groups()) if about is not None else text
+        said_s, left_out = self._said.get(kind, (-PAUSE_S, 0))
+        if self._now() - said_s < PAUSE_S:
+            self._said[kind] = said_s, left_out + 1
+            return False
+        self._said[kind] = self._now(), 0
+        if left_out:
+            record.msg, record.args = f"{text} ({left_out} like it left out)", ()
+        return True
+
+
+client_log = logging.getLogger("sparkonce.librdkafka")
+client_log.addFilter(OncePerBroker())

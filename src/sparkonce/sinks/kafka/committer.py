@@ -1,11 +1,23 @@
-"""The driver half of the Kafka sink: commits and aborts transactions that writers have prepared."""
+"""The driver half of the Kafka sink: commits and aborts transactions that writers have prepared.
+
+Two checks run before each commit, because the broker answers the commit with success in both cases:
+
+`RetentionCheck` checks that the brokers still have the rows of transactions that have been open for long.
+``retention.ms``, ``retention.bytes`` and DeleteRecords delete rows of open transactions too (tried on Kafka 4.3: three
+rows, `log.retention.ms=5000`, EndTxn answers 0, no reader sees a row). A partition has lost no row of an open
+transaction if it starts before its last stable offset, since no open transaction begins below that. The leaders of
+other partitions are asked for their producers (KIP-664), which needs READ on the topic.
+
+`LeaderCheck` checks that partitions have a leader. Kafka 4.3 and 4.4 may forget the marker of a partition without one
+(KAFKA-20734). Its rows, and everything that is written to it later, then stay hidden.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkonce.errors import UnknownOutcomeError
@@ -13,10 +25,8 @@ from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fi
 from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
-from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, HandleCommitter
-from sparkonce.sinks._shared.names import Claims
+from sparkonce.sinks._shared.committing import FOREIGN, NOTHING, Claims, HandleCommitter
 from sparkonce.sinks.kafka.connection import Response
-from sparkonce.sinks.kafka.leader_check import LeaderCheck
 from sparkonce.sinks.kafka.outcomes import (
     COMMITTED_STATES,
     ENDED_STATES,
@@ -24,7 +34,7 @@ from sparkonce.sinks.kafka.outcomes import (
     TRANSACTIONAL_ID_NOT_FOUND,
     BrokerAnswer,
     Description,
-    Transaction,
+    KafkaTransaction,
     abort_outcome,
     before_abort,
     commit_outcome,
@@ -34,18 +44,28 @@ from sparkonce.sinks.kafka.outcomes import (
     is_empty,
     is_undescribed,
     still_open,
+    undescribed_outcome,
 )
-from sparkonce.sinks.kafka.partitions import metadata_request
-from sparkonce.sinks.kafka.retention import RetentionCheck
-from sparkonce.sinks.kafka.settings import admin_settings
-from sparkonce.sinks.kafka.topic import (
+from sparkonce.sinks.kafka.preflight import (
     BROKER_RESOURCE,
     SURE_AFTER_S,
     configs_request,
-    told_settings,
+    read_configs,
     why_not_decide,
 )
-from sparkonce.sinks.kafka.transaction_client import TransactionClient
+from sparkonce.sinks.kafka.settings import admin_settings
+from sparkonce.sinks.kafka.transaction_client import (
+    LEADER_NOT_AVAILABLE,
+    Partition,
+    TransactionClient,
+    answered,
+    ask_leaders,
+    last_stable_offsets,
+    leaders_of,
+    metadata_request,
+    producers,
+    start_offsets,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +85,21 @@ _EXPIRATION = "transactional.id.expiration.ms"
 _EPOCH_BUMPED_BY_END = 2
 """The level of ``transaction.version`` from which EndTxn v5 raises the epoch (KIP-890)."""
 
+_UNKNOWN_TOPIC_OR_PARTITION = 3
+_TOPIC_AUTHORIZATION_FAILED = 29
 
-class KafkaCommitter(HandleCommitter[Transaction]):
+_YOUNG_MS = 60_000
+"""The age up to which a transaction's rows need no check: brokers look for rows to delete every five minutes
+(``log.retention.check.interval.ms``)."""
+
+_DAMAGED = Finished(
+    outcome=Outcome.DAMAGED,
+    reason="The topic's retention, or somebody, has deleted rows of it: it is aborted, and written again.",
+    next_step="Raise retention.ms and retention.bytes of the topic, or give rows a newer timestamp.",
+)
+
+
+class KafkaCommitter(HandleCommitter[KafkaTransaction]):
     """Commits and aborts by (transactional id, producer id, epoch), from any process.
 
     Args:
@@ -96,14 +129,14 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         self._retention = RetentionCheck(self._client)
         self._described: tuple[float, Response] | None = None  # the topic, with the time of the request
 
-    def transaction_of(self, handle: Handle) -> Transaction | Finished:
+    def transaction_of(self, handle: Handle) -> KafkaTransaction | Finished:
         """Returns the transaction that a handle names, or `FOREIGN`."""
         try:
             return transaction_of(handle)
         except KeyError:
             return FOREIGN
 
-    def commit_all(self, wanted: Mapping[Transaction, Handle]) -> Mapping[Transaction, Finished]:
+    def commit_all(self, wanted: Mapping[KafkaTransaction, Handle]) -> Mapping[KafkaTransaction, Finished]:
         """Commits these transactions. COMMITTED stands for the second commit too, which Kafka answers alike.
 
         COMMITTED means that the coordinator has the decision in its log. The markers that release readers are written
@@ -120,21 +153,21 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         answers = self._client.end_transactions(ready, commit=True, deadline_s=deadline_s) if ready else []
         verdicts = [commit_outcome(answer) for answer in answers]
         doubtful = [
-            place
-            for place, (answer, verdict) in enumerate(zip(answers, verdicts, strict=True))
+            index
+            for index, (answer, verdict) in enumerate(zip(answers, verdicts, strict=True))
             if verdict.outcome is Outcome.LOST or answer.code == INVALID_PRODUCER_ID_MAPPING
         ]
         self._confirm(doubtful, ready, verdicts, deadline_s)
         return held | dict(zip(ready, verdicts, strict=True))
 
-    def abort_all(self, wanted: Mapping[Transaction, Handle]) -> Mapping[Transaction, Finished]:
+    def abort_all(self, wanted: Mapping[KafkaTransaction, Handle]) -> Mapping[KafkaTransaction, Finished]:
         """Aborts these transactions and raises their epochs, so that writers can neither write nor commit.
 
         A request that the broker asks to repeat is described again first. One without an answer is not repeated, since
         it may still arrive.
         """
         deadline_s = self._deadline_s()
-        ended: dict[Transaction, Finished] = {}
+        ended: dict[KafkaTransaction, Finished] = {}
         again = self._client.waiting.until(deadline_s, "abort transactions")
         waiting = list(wanted)
         while waiting:
@@ -148,7 +181,12 @@ class KafkaCommitter(HandleCommitter[Transaction]):
             }
             answers, initialised = self._end_and_fence(timeouts_ms, deadline_s)
             ended.update(
-                (one, replace(abort_outcome(answer), in_flight=initialised and _may_arrive(answer)))
+                (
+                    one,
+                    replace(
+                        abort_outcome(answer), in_flight=initialised and (answer.code is None and not answer.never_sent)
+                    ),
+                )
                 for one, answer in answers.items()
             )
             waiting = [
@@ -172,7 +210,7 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         if isinstance(names, BrokerAnswer):
             raise _unlisted(names)
         parsed = {name: TransactionalId.parse(name) for name in names}
-        own = [Transaction(name, -1, -1) for name, one in parsed.items() if one is not None and claims.has(one)]
+        own = [KafkaTransaction(name, -1, -1) for name, one in parsed.items() if one is not None and claims.has(one)]
         views = self._client.describe_transactions(own, deadline_s=deadline_s) if own else []
         return [handle for view in views if (handle := self._lingering(view)) is not None]
 
@@ -289,19 +327,19 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         self._client.close()
 
     def _confirm(
-        self, doubtful: list[int], transactions: list[Transaction], verdicts: list[Finished], deadline_s: float
+        self, doubtful: list[int], transactions: list[KafkaTransaction], verdicts: list[Finished], deadline_s: float
     ) -> None:
-        """Confirms these verdicts, by place, with the coordinators' descriptions of the ids."""
+        """Confirms these verdicts, by index, with the coordinators' descriptions of the ids."""
         if not doubtful:
             return
-        views = self._client.describe_transactions([transactions[place] for place in doubtful], deadline_s=deadline_s)
-        for place, view in zip(doubtful, views, strict=True):
-            confirm = confirm_lost if verdicts[place].outcome is Outcome.LOST else confirm_forgotten
-            verdicts[place] = confirm(verdicts[place], transactions[place], view)
+        views = self._client.describe_transactions([transactions[index] for index in doubtful], deadline_s=deadline_s)
+        for index, view in zip(doubtful, views, strict=True):
+            confirm = confirm_lost if verdicts[index].outcome is Outcome.LOST else confirm_forgotten
+            verdicts[index] = confirm(verdicts[index], transactions[index], view)
 
     def _end_and_fence(
-        self, timeouts_ms: Mapping[Transaction, int], deadline_s: float
-    ) -> tuple[dict[Transaction, BrokerAnswer], bool]:
+        self, timeouts_ms: Mapping[KafkaTransaction, int], deadline_s: float
+    ) -> tuple[dict[KafkaTransaction, BrokerAnswer], bool]:
         """Aborts these transactions, and returns the answers, and whether ids were initialised.
 
         An initialisation ends the open transaction even if it arrives late.
@@ -344,35 +382,30 @@ class KafkaCommitter(HandleCommitter[Transaction]):
         for response in self._client.gather(requests, deadline_s=deadline_s):
             if isinstance(response, BrokerAnswer):
                 raise _unlisted(response, "start")
-            told = told_settings(response).get(_EXPIRATION)
-            times_ms.append(0 if told is None else int(told))
+            configured = read_configs(response).get(_EXPIRATION)
+            times_ms.append(0 if configured is None else int(configured))
         return min(times_ms, default=0)
 
     def _deadline_s(self) -> float:
         return time.monotonic() + self._attempt_timeout_s
 
 
-def transaction_of(handle: Handle) -> Transaction:
+def transaction_of(handle: Handle) -> KafkaTransaction:
     """Returns the transaction that a handle of the Kafka sink names.
 
     Raises:
         KeyError: if the handle is of another sink.
     """
-    return Transaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
+    return KafkaTransaction(str(handle["transactional_id"]), int(handle["producer_id"]), int(handle["epoch"]))
 
 
-def fields_of(transaction: Transaction) -> dict[str, str | int]:
+def fields_of(transaction: KafkaTransaction) -> dict[str, str | int]:
     """Returns a transaction as the plain fields of a handle."""
     return {
         "transactional_id": transaction.transactional_id,
         "producer_id": transaction.producer_id,
         "epoch": transaction.epoch,
     }
-
-
-def _may_arrive(answer: BrokerAnswer) -> bool:
-    """Returns whether a request may still be carried out, although nobody waits for its answer any more."""
-    return answer.code is None and not answer.never_sent
 
 
 def _trace(view: Description, prefix: str, query: str) -> Trace | None:
@@ -398,3 +431,183 @@ def _unlisted(answer: BrokerAnswer, phase: str = "sweep") -> UnknownOutcomeError
         next_step="Check the brokers and the permission to describe the transactional ids; nothing was undone.",
         phase=phase,
     )
+
+
+@dataclass
+class RetentionCheck:
+    """Asks the leaders of the partitions that transactions have written to.
+
+    Args:
+        client: Sends the requests.
+    """
+
+    client: TransactionClient
+    _warned: set[str] = field(default_factory=set)
+    _damaged: set[KafkaTransaction] = field(default_factory=set)
+    _has_checked: bool = False
+
+    def held_back(
+        self, begun_ms: Mapping[KafkaTransaction, int], deadline_s: float
+    ) -> dict[KafkaTransaction, Finished]:
+        """Returns those that must not be committed now: their rows are gone, or nobody tells whether they are.
+
+        Checks transactions that have been open for more than a minute by their executors' clocks, and those that were
+        damaged before. Since clocks may be wrong, it also checks all of a run's first batch; but a leader that does not
+        answer holds back no young transaction. A transaction that is not open is committed or lost already.
+
+        Args:
+            begun_ms: The begin of each, milliseconds since the epoch by its executor's clock.
+            deadline_s: When to stop waiting, by `time.monotonic`.
+        """
+        old = {one for one, began in begun_ms.items() if _may_be_old(began) or one in self._damaged}
+        checked = [one for one in begun_ms if one in old or not self._has_checked]
+        if not checked:
+            return {}
+        views = self.client.describe_transactions(checked, deadline_s=deadline_s)
+        held = {
+            one: undescribed_outcome(view) for one, view in zip(checked, views, strict=True) if is_undescribed(view)
+        }
+        is_open = still_open(checked, views)
+        damaged, unknown = self.find_damaged(is_open, deadline_s)
+        if time.monotonic() >= deadline_s:
+            unknown = {
+                partition: BrokerAnswer(None, "it took too long") for view in is_open for partition in view.partitions
+            }
+        for view in is_open:
+            answer = next((unknown[partition] for partition in view.partitions if partition in unknown), None)
+            if answer is not None and view.transaction in old:
+                reason = f"Kafka did not tell whether it still has all rows: {answer}."
+                held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
+        self._has_checked |= not unknown
+        self._damaged = damaged
+        suspects = list(damaged)
+        # If a transaction is still open after its rows were seen to be gone, no reader can have read them.
+        views = self.client.describe_transactions(suspects, deadline_s=deadline_s) if suspects else []
+        held |= {
+            one: undescribed_outcome(view) for one, view in zip(suspects, views, strict=True) if is_undescribed(view)
+        }
+        return held | {view.transaction: _DAMAGED for view in still_open(suspects, views)}
+
+    def find_damaged(
+        self, views: Sequence[Description], deadline_s: float
+    ) -> tuple[set[KafkaTransaction], Mapping[Partition, BrokerAnswer]]:
+        """Returns the open transactions whose rows are gone, and the partitions whose leaders did not answer.
+
+        A partition that this user may not ask counts as whole, with a warning, and so does one that is gone.
+
+        Args:
+            views: The views of open transactions.
+            deadline_s: When to stop waiting, by `time.monotonic`.
+        """
+        unknown: dict[Partition, BrokerAnswer] = {}
+        leaders = self._known(
+            self._leaders({partition for view in views for partition in view.partitions}, deadline_s), unknown
+        )
+        # In this order: rows that are deleted in between make a partition doubtful.
+        (ends,) = ask_leaders(self.client, leaders, last_stable_offsets, deadline_s=deadline_s)
+        (starts,) = ask_leaders(self.client, leaders, start_offsets, deadline_s=deadline_s)
+        stable, first = self._known(ends, unknown), self._known(starts, unknown)
+        offsets = {
+            partition: (first[partition].offset, stable[partition].offset) for partition in first.keys() & stable.keys()
+        }
+        doubtful = {
+            partition: leaders[partition] for partition, (start, end) in offsets.items() if start and start >= end
+        }
+        (writing,) = ask_leaders(self.client, doubtful, producers, deadline_s=deadline_s)
+        begins = {
+            at: {(one.producer_id, one.producer_epoch): one.current_txn_start_offset for one in told.active_producers}
+            for at, told in self._known(writing, unknown).items()
+        }
+        damaged = {
+            view.transaction
+            for view in views
+            for partition in begins.keys() & set(view.partitions)
+            if begins[partition].get((view.transaction.producer_id, view.transaction.epoch), -1) < offsets[partition][0]
+        }
+        return damaged, unknown
+
+    def _leaders(self, partitions: set[Partition], deadline_s: float) -> Mapping[Partition, int | BrokerAnswer]:
+        if not partitions:
+            return {}
+        metadata = self.client.request(
+            metadata_request(*sorted({name for name, _ in partitions})), deadline_s=deadline_s
+        )
+        if isinstance(metadata, BrokerAnswer):
+            return dict.fromkeys(partitions, metadata)
+        return {partition: leader for partition, leader in leaders_of(metadata).items() if partition in partitions}
+
+    def _known(self, replies: Mapping[Partition, Any], unknown: dict[Partition, BrokerAnswer]) -> dict[Partition, Any]:
+        """Returns what is known, and adds to ``unknown`` the partitions that have to be asked again."""
+        for partition, reply in replies.items():
+            if not isinstance(reply, BrokerAnswer):
+                continue
+            if reply.code == _TOPIC_AUTHORIZATION_FAILED:
+                self._warn(partition[0])
+            elif reply.code != _UNKNOWN_TOPIC_OR_PARTITION:
+                unknown[partition] = reply
+        return answered(replies)
+
+    def _warn(self, topic: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            log.warning(
+                "Rows of long transactions on topic %r may have been deleted by its retention, and Kafka does not let "
+                "this user ask. The transactions are committed all the same. Next: Grant READ on the topic.",
+                topic,
+            )
+
+
+def _may_be_old(began_ms: int) -> bool:
+    """Returns whether a transaction is older than a minute, or its clock ahead by more."""
+    # A clock that is ahead by less counts as right; otherwise each batch would be checked.
+    return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderCheck:
+    """Finds partitions without a leader. A commit costs one request, unless the topic was described just before it.
+
+    If rows name their topics, it costs two: their transactions are described, too.
+
+    Args:
+        client: Sends the requests.
+        topic: The topic of all rows; None if they name their own.
+    """
+
+    client: TransactionClient
+    topic: str | None
+
+    def held_back(
+        self, wanted: Sequence[KafkaTransaction], deadline_s: float, known: Response | None = None
+    ) -> dict[KafkaTransaction, Finished]:
+        """Returns those that must not be committed now: they have written to a partition that has no leader.
+
+        If the cluster does not tell, none is held back: the commit itself is then not answered either.
+
+        Args:
+            wanted: The transactions to commit.
+            deadline_s: When to stop waiting, by `time.monotonic`.
+            known: The metadata of the topic of all rows, if it was asked for a moment ago.
+        """
+        views: Sequence[Description | BrokerAnswer] = ()
+        topics = [] if self.topic is None else [self.topic]
+        if not topics:
+            views = self.client.describe_transactions(wanted, deadline_s=deadline_s)
+            topics = sorted({topic for view in still_open(wanted, views) for topic, _ in view.partitions})
+        if not (wanted and topics):
+            return {}
+        metadata = known or self.client.request(metadata_request(*topics), deadline_s=deadline_s)
+        if isinstance(metadata, BrokerAnswer):
+            return {}
+        leaders = leaders_of(metadata).items()
+        alone = {partition: told for partition, told in leaders if getattr(told, "code", None) == LEADER_NOT_AVAILABLE}
+        if not alone:
+            return {}
+        if not views:
+            views = self.client.describe_transactions(wanted, deadline_s=deadline_s)
+        held = {one: undescribed_outcome(view) for one, view in zip(wanted, views, strict=True) if is_undescribed(view)}
+        for view in still_open(wanted, views):
+            if without := sorted(alone.keys() & set(view.partitions)):
+                reason = f"It is committed once all that it has written to has a leader: {alone[without[0]]}."
+                held[view.transaction] = Finished(outcome=Outcome.RETRY, reason=reason)
+        return held

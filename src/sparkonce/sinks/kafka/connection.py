@@ -1,9 +1,12 @@
-"""The driver's connections: calls that wait for kafka-python's network thread, each with a deadline.
+"""The driver's connections to Kafka: calls that wait for kafka-python's network thread, each with a deadline.
 
-Connections are opened when they are first needed, and stay open between batches. A connection without an answer is
-closed. If no broker answers, all connections are dropped, and the next call begins again with ``bootstrap.servers``.
-So brokers may restart under other addresses, and credentials that were refused once are tried again, which kafka-python
-would never do.
+Connections open when they are first needed, and stay open between batches. A connection that gets no answer is closed.
+If no broker answers, all connections are dropped, and the next call begins again with ``bootstrap.servers``. So brokers
+may restart under other addresses, and credentials that were refused once are tried again, which kafka-python would
+never do.
+
+`Waiting` pauses between repeated requests, and logs why. `token_provider` makes confluent-kafka's ``oauth_cb`` a token
+provider of kafka-python (KIP-255, OAUTHBEARER).
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from copy import copy
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError, SaslAuthenticationFailedError
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 
+from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 from sparkonce.words import one_line
 
@@ -40,6 +45,17 @@ _GRACE_S = 1.0
 _STOP_WITHIN_S = 10.0
 """The time that a network thread has to end."""
 
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+_SAY_AFTER_S = 2.0
+_SAY_EVERY_S = 60.0
+
+Again = Callable[[BrokerAnswer], bool]
+"""Takes the reason why a request failed, pauses, and returns whether to ask again: not if the deadline is near."""
+
+_REFRESH_AT = 0.8
+"""The part of a token's lifetime after which a new one is fetched, as in librdkafka."""
+
 _OURS = {
     # kafka-python refuses to send beyond this many.
     "max_in_flight_requests_per_connection": 100_000,
@@ -54,7 +70,7 @@ _NO_ANSWER = (KafkaError, OSError)
 """The errors of kafka-python instead of an answer; OSError is a certificate's file that cannot be read."""
 
 _SAY_LESS: WeakSet[threading.Thread] = WeakSet()
-"""The threads in which kafka-python works for a `Connection`."""
+"""The threads in which kafka-python works for a `KafkaConnection`."""
 
 
 def _say_less(record: logging.LogRecord) -> bool:
@@ -85,7 +101,7 @@ class _Socket(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no type
             raise
 
 
-class Connection:
+class KafkaConnection:
     """All connections to one cluster. Several threads may use it, and take turns.
 
     Args:
@@ -254,3 +270,95 @@ def _is_written(request: Request) -> bool:
 
 def _left_ms(deadline_s: float) -> float:
     return max(0.0, deadline_s - time.monotonic()) * 1000
+
+
+class Waiting:
+    """Logs what one client waits for: once it takes long, and then rarely, over all calls."""
+
+    def __init__(self) -> None:
+        self._say_at = 0.0
+
+    def until(self, deadline_s: float, what: str) -> Again:
+        """Begins to wait.
+
+        Args:
+            deadline_s: When to stop, by `time.monotonic`.
+            what: The thing that Kafka is to do, for the log.
+        """
+        began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+
+        def again(why: BrokerAnswer) -> bool:
+            nonlocal pause_s
+            now_s = time.monotonic()
+            if now_s - began_s >= _SAY_AFTER_S and now_s >= self._say_at:
+                self._say_at = now_s + _SAY_EVERY_S
+                log.warning("Waiting for Kafka to %s: %s.", what, why)
+            if now_s + pause_s >= deadline_s:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            return True
+
+        return again
+
+
+def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
+    """Returns the token provider of these settings.
+
+    Raises:
+        ConfigurationError: if there is no ``oauth_cb``, or librdkafka is to fetch the tokens by itself.
+    """
+    method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
+    if method != "default":
+        raise ConfigurationError(
+            f"sasl.oauthbearer.method={method!r}: the driver cannot fetch tokens in that way.",
+            next_step="Fetch the token in a function and give it as oauth_cb.",
+            setting="sasl.oauthbearer.method",
+        )
+    callback = plain.get("oauth_cb")
+    if not callable(callback):
+        raise ConfigurationError(
+            f"oauth_cb={callback!r}, but sasl.mechanism=OAUTHBEARER needs a function that fetches a token.",
+            next_step="Give a function of one argument that returns (token, expiry in seconds since the epoch).",
+            setting="oauth_cb",
+        )
+    return _CallbackTokens(callback, str(plain.get("sasl.oauthbearer.config", "")))
+
+
+class _CallbackTokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """Keeps the token for most of its lifetime, because every connection asks for one."""
+
+    def __init__(self, callback: Callable[[str], Any], config: str) -> None:
+        super().__init__()
+        self._callback = callback
+        self._config = config
+        self._turn = threading.Lock()
+        self._token = ""
+        self._extensions: dict[str, str] = {}
+        self._refresh_at_s = 0.0
+
+    def token(self) -> str:
+        """Returns the token, and fetches it when needed.
+
+        Raises:
+            SaslAuthenticationFailedError: if the callback raises, or returns no token.
+        """
+        with self._turn:
+            if time.time() >= self._refresh_at_s:
+                self._fetch()
+            return self._token
+
+    def extensions(self) -> dict[str, str]:
+        """Returns the SASL extensions that came with the token."""
+        return dict(self._extensions)
+
+    def _fetch(self) -> None:
+        now_s = time.time()
+        try:
+            token, expiry_s, *rest = self._callback(self._config)
+            # confluent-kafka takes (token, expiry) or (token, expiry, principal, extensions).
+            extensions = dict(rest[1]) if len(rest) > 1 and rest[1] else {}
+            refresh_at_s = now_s + (float(expiry_s) - now_s) * _REFRESH_AT
+        except Exception as error:
+            raise SaslAuthenticationFailedError(f"oauth_cb failed: {type(error).__name__}: {error}") from error
+        self._token, self._extensions, self._refresh_at_s = str(token), extensions, refresh_at_s

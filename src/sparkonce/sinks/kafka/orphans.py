@@ -19,11 +19,16 @@ from sparkonce.sinks.kafka.outcomes import (
     TRANSACTIONAL_ID_NOT_FOUND,
     BrokerAnswer,
     Description,
-    Transaction,
+    KafkaTransaction,
 )
-from sparkonce.sinks.kafka.partitions import Partition, answered, leaders_of, metadata_request
-from sparkonce.sinks.kafka.transaction_client import TransactionClient
-from sparkonce.sinks.kafka.translation import admin_settings
+from sparkonce.sinks.kafka.settings import admin_settings
+from sparkonce.sinks.kafka.transaction_client import (
+    Partition,
+    TransactionClient,
+    answered,
+    leaders_of,
+    metadata_request,
+)
 
 Target = tuple[str, str]
 """A topic, and the id of its cluster; an empty id if it may be on any."""
@@ -129,7 +134,7 @@ def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | Non
         PreflightError: if its coordinator doesn't answer, or this user may not see it.
     """
     with _asking(settings) as (client, given, deadline_s):
-        (view,) = client.describe_transactions([Transaction(name, -1, -1)], deadline_s=deadline_s)
+        (view,) = client.describe_transactions([KafkaTransaction(name, -1, -1)], deadline_s=deadline_s)
     if isinstance(view, Description):
         return _orphan(view) if view.state.startswith(("Ongoing", STATE_BEING_ENDED)) else None
     if view.code == TRANSACTIONAL_ID_NOT_FOUND:
@@ -151,16 +156,18 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
         ConfigurationError: if a setting is none.
         PreflightError: if no broker answers.
     """
-    places = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
+    partitions = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
     with _asking(settings) as (client, given, deadline_s):
-        metadata = client.request(metadata_request(*{topic for topic, _ in places}), deadline_s=deadline_s)
+        metadata = client.request(metadata_request(*{topic for topic, _ in partitions}), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
             raise _unanswered(given, metadata)
-        leaders = {place: one for place, one in answered(leaders_of(metadata)).items() if place in places}
+        leaders = {
+            partition: one for partition, one in answered(leaders_of(metadata)).items() if partition in partitions
+        }
         parts, _ = open_parts(client, leaders, deadline_s)
         ends = readable_and_end(client, leaders, deadline_s)
     begins = {one.partition: one.offset for one in parts if one.producer_id == orphan.producer_id}
-    return [_held(place, begins.get(place, -1), ends[place]) for place in sorted(ends)]
+    return [_held(partition, begins.get(partition, -1), ends[partition]) for partition in sorted(ends)]
 
 
 def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]) -> BlockedTopics:
@@ -183,7 +190,7 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
             for one in metadata.topics
             if one.error_code == NONE and not {(one.name, ""), (one.name, metadata.cluster_id)}.isdisjoint(targets)
         )
-        led = {place: one for place, one in leaders_of(metadata).items() if place[0] in here}
+        led = {partition: one for partition, one in leaders_of(metadata).items() if partition[0] in here}
         leaders: dict[Partition, int] = answered(led)
         ends = readable_and_end(client, leaders, deadline_s)
         unread = sorted(led.keys() - ends.keys())
@@ -192,12 +199,12 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
             topic, number = unread[0]
             missing = BrokerAnswer(None, f"partition {number} of topic {topic!r} has no leader that answers")
         # An open transaction with rows in a partition holds its readers back, so the others need not be asked about.
-        held = {place: leaders[place] for place, (readable, end) in ends.items() if readable < end}
+        held = {partition: leaders[partition] for partition, (readable, end) in ends.items() if readable < end}
         parts, refused = open_parts(client, held, deadline_s)
         names, unnamed = names_of(
             client, {one.producer_id for one in parts}, [one.node_id for one in metadata.brokers], deadline_s
         )
-        asked = [Transaction(name, number, -1) for number, name in sorted(names.items())]
+        asked = [KafkaTransaction(name, number, -1) for number, name in sorted(names.items())]
         views = client.describe_transactions(asked, deadline_s=deadline_s) if asked else []
         known = {one.producer_id: view for one, view in zip(asked, views, strict=True)}
         parts = [replace(one, view=_described(known.get(one.producer_id))) for one in parts]
@@ -233,10 +240,10 @@ def _described(view: Description | BrokerAnswer | None) -> Description | None:
     return view if isinstance(view, Description) else None
 
 
-def _held(place: Partition, begins: int, readable_and_end: tuple[int, int]) -> HeldPartition:
+def _held(partition: Partition, begins: int, readable_and_end: tuple[int, int]) -> HeldPartition:
     readable, end = readable_and_end
     return HeldPartition(
-        topic=place[0], partition=place[1], begins=begins, readable=readable, end=end, blocks=begins == readable
+        topic=partition[0], partition=partition[1], begins=begins, readable=readable, end=end, blocks=begins == readable
     )
 
 
@@ -266,7 +273,7 @@ def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
     one = group[0]
     holds = tuple(f"{topic}-{number}" for topic, number in sorted(part.partition for part in group))
     known_as = name or f"producer id {one.producer_id}"
-    view = one.view or Description(Transaction(known_as, one.producer_id, one.epoch), "", -1, -1)
+    view = one.view or Description(KafkaTransaction(known_as, one.producer_id, one.epoch), "", -1, -1)
     found = replace(_orphan(view), holds=holds, producer_id=one.producer_id, epoch=one.epoch)
     if one.view is None:
         return replace(found, kind=OPEN if name else NOT_VISIBLE, age_s=-1, timeout_s=-1)

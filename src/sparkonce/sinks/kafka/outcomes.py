@@ -45,7 +45,7 @@ _ABORTED_STATES = frozenset({"PrepareEpochFence", "PrepareAbort", "CompleteAbort
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class KafkaTransaction:
     """A transaction, as a handle of the Kafka sink holds it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Description:
         coordinator: The id of the broker that describes it; -1 if that was not noted.
     """
 
-    transaction: Transaction
+    transaction: KafkaTransaction
     state: str
     timeout_ms: int
     started_ms: int
@@ -183,7 +183,7 @@ def is_undescribed(view: Description | BrokerAnswer) -> TypeGuard[BrokerAnswer]:
     return isinstance(view, BrokerAnswer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
 
 
-def still_open(asked: Sequence[Transaction], views: Sequence[Description | BrokerAnswer]) -> list[Description]:
+def still_open(asked: Sequence[KafkaTransaction], views: Sequence[Description | BrokerAnswer]) -> list[Description]:
     """Returns the views of the transactions that are open at exactly the epoch that was asked for."""
     return [
         view
@@ -200,7 +200,7 @@ def _read(table: ErrorTable[int], answer: BrokerAnswer) -> Finished:
     return table.finished(answer.code, answer.reason, shown=str(answer))
 
 
-def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Description | BrokerAnswer) -> Finished:
+def confirm_forgotten(verdict: Finished, transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished:
     """Tells what the broker has forgotten from what was aborted at the last epoch of a producer id.
 
     From transaction version 2 on, an abort of an open transaction leaves its id at the next epoch as CompleteAbort. The
@@ -219,7 +219,7 @@ def confirm_forgotten(verdict: Finished, transaction: Transaction, now: Descript
     return Finished(outcome=verdict.outcome, reason=f"{verdict.reason} {_view(now)}")
 
 
-def confirm_lost(verdict: Finished, transaction: Transaction, now: Description | BrokerAnswer) -> Finished:
+def confirm_lost(verdict: Finished, transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished:
     """Compares a LOST verdict with the coordinator's description, which can only weaken it.
 
     A producer that speaks transaction version 2 has its epoch raised by its own commit. A second commit may then be
@@ -238,7 +238,7 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} Somebody writes to it again.")
     if (owner == transaction and now.state == "Empty") or _is_older(owner, transaction):
         return Finished(outcome=Outcome.UNKNOWN, reason=f"{reason} {_OLDER}")
-    own_next = Transaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
+    own_next = KafkaTransaction(transaction.transactional_id, transaction.producer_id, transaction.epoch + 1)
     # An abort of an open transaction leaves the next epoch as CompleteAbort, and an initialisation after it the epoch
     # after that. The next epoch in any other state follows a transaction that had ended, perhaps by a commit.
     if owner == own_next and now.state not in _ABORTED_STATES:
@@ -246,7 +246,7 @@ def confirm_lost(verdict: Finished, transaction: Transaction, now: Description |
     return Finished(outcome=Outcome.LOST, reason=reason)
 
 
-def is_behind(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
+def is_behind(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator's log ends before the commit of a transaction that was committed.
 
     An `is_empty` view is not covered: on some brokers it also follows a commit.
@@ -258,7 +258,7 @@ def is_behind(transaction: Transaction, now: Description | BrokerAnswer) -> bool
     )
 
 
-def is_empty(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
+def is_empty(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> bool:
     """Returns True if the coordinator has the transaction's producer, and no transaction of it.
 
     Apache Kafka keeps how the last transaction ended (CompleteCommit, CompleteAbort), so there it means that the log
@@ -267,7 +267,7 @@ def is_empty(transaction: Transaction, now: Description | BrokerAnswer) -> bool:
     return isinstance(now, Description) and now.transaction == transaction and now.state == "Empty"
 
 
-def before_abort(transaction: Transaction, now: Description | BrokerAnswer) -> Finished | None:
+def before_abort(transaction: KafkaTransaction, now: Description | BrokerAnswer) -> Finished | None:
     """Returns the outcome that is known before an abort is sent; None if the abort has to be sent.
 
     An abort that raises the epoch succeeds even on a committed transaction, where it only raises the epoch (KIP-890).
@@ -287,7 +287,7 @@ def before_abort(transaction: Transaction, now: Description | BrokerAnswer) -> F
     return Finished(outcome=Outcome.ABORTED, reason=f"{_GONE} {_view(now)}")
 
 
-def _is_older(owner: Transaction, transaction: Transaction) -> bool:
+def _is_older(owner: KafkaTransaction, transaction: KafkaTransaction) -> bool:
     return owner.producer_id == transaction.producer_id and owner.epoch < transaction.epoch
 
 

@@ -102,9 +102,9 @@ def murmur2(column: pa.Array) -> Numbers:
         word = (word ^ (word >> np.uint32(24))) * _FACTOR
         hashes[rows] = (hashes[rows] * _FACTOR) ^ word
     rest, behind = sizes & 3, starts + (sizes & ~3)
-    for place in (2, 1, 0):
-        rows = np.flatnonzero(rest > place)
-        hashes[rows] ^= octets[behind[rows] + place].astype(np.uint32) << np.uint32(8 * place)
+    for octet in (2, 1, 0):
+        rows = np.flatnonzero(rest > octet)
+        hashes[rows] ^= octets[behind[rows] + octet].astype(np.uint32) << np.uint32(8 * octet)
     hashes[rows] *= _FACTOR
     hashes = (hashes ^ (hashes >> np.uint32(13))) * _FACTOR
     return hashes ^ (hashes >> np.uint32(15))

@@ -15,8 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sparkonce.errors import OutageError, PreflightError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import Token, TransactionalId
-from sparkonce.sinks.kafka.batch_producer import BatchProducer, takes_batches
-from sparkonce.sinks.kafka.client_log import client_log
+from sparkonce.sinks.kafka.batch_producer import BatchProducer, client_log, takes_batches
 from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
@@ -118,7 +117,7 @@ class Reports:
             self.identity = eos["producer_id"], eos["producer_epoch"]
 
     def on_identity(self, producer_id: int, epoch: int) -> None:
-        """Keeps the first producer id and epoch: after an error that changes them, `PooledProducer.trouble` tells."""
+        """Keeps the first producer id and epoch. If an error changes them, `PooledProducer.abort_reason` says so."""
         self.is_by_statistics = False
         self.identity = self.identity or (producer_id, epoch)
 
@@ -210,7 +209,7 @@ class PooledProducer:
         producer: A `BatchProducer` where rows and settings allow it, else confluent-kafka's.
         producer_id: The producer id that `initialise` received; -1 before.
         epoch: The epoch that `initialise` received; -1 before. librdkafka changes it only after an error that aborts
-            the transaction (KIP-360), which `trouble` tells.
+            the transaction (KIP-360), which `abort_reason` reports.
 
     Raises:
         PrepareError: if the settings do not work in this process, for example because a key file is missing.
@@ -234,12 +233,13 @@ class PooledProducer:
         identity = {"transactional.id": transactional_id} if transactional_id else {}
         whole = {**settings, **identity}
         try:
-            self.producer = self._single(whole) if by_row or not takes_batches(whole) else self._batched(whole)
+            self.producer = (
+                self._single(whole)
+                if by_row or not takes_batches(whole)
+                else BatchProducer({**whole, **self._statistics(SLOW_STATISTICS_MS)}, self.reports)
+            )
         except KafkaException as error:
             raise PrepareError(f"This worker cannot make a Kafka producer: {error.args[0].str()}.") from None
-
-    def _batched(self, settings: Mapping[str, Any]) -> BatchProducer | Producer:
-        return BatchProducer({**settings, **self._statistics(SLOW_STATISTICS_MS)}, self.reports)
 
     def _single(self, settings: Mapping[str, Any]) -> BatchProducer | Producer:
         callbacks = {
@@ -346,7 +346,7 @@ class PooledProducer:
         # A call that runs in another thread meanwhile gets a SystemError without a cause, or the bare KafkaError. That
         # one is no exception: neither Exception nor BaseException catches it, and it would end the worker.
         except (KafkaException, KafkaError, SystemError) as error:
-            reason = _fatal_reason(error) or (self.transactional_id and self.trouble()) or repr(error)
+            reason = _fatal_reason(error) or (self.transactional_id and self.abort_reason()) or repr(error)
             self.reports.fatal = self.reports.fatal or reason
 
     def destroy(self) -> None:
@@ -368,7 +368,7 @@ class PooledProducer:
             return self.reports.acknowledged
         return accepted - self.reports.refused
 
-    def trouble(self) -> str:
+    def abort_reason(self) -> str:
         """Tells why the open transaction cannot be committed any more; empty if it can.
 
         Asks librdkafka to begin another one. It refuses with the error that aborted the transaction, or with the name

@@ -1,4 +1,4 @@
-"""Checks a cluster before anything is claimed or written, without side effects on it."""
+"""Checks a cluster and the sink's topic at a start, without side effects, and the topic before each decision."""
 
 from __future__ import annotations
 
@@ -9,27 +9,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.protocol.admin import DescribeConfigsRequest
+
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Facts
-from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Transaction
-from sparkonce.sinks.kafka.partitions import metadata_request
-from sparkonce.sinks.kafka.settings import admin_settings, producer_settings
-from sparkonce.sinks.kafka.topic import (
-    BROKER_RESOURCE,
-    SURE_AFTER_S,
-    TOPIC_RESOURCE,
-    TOPIC_SETTINGS,
-    check_retention,
-    check_topic,
-    configs_request,
-    is_missing,
-    told_settings,
-    topic_facts,
-    warn_if_made_again,
-)
-from sparkonce.sinks.kafka.transaction_client import TransactionClient, versions_request
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, KafkaTransaction
+from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting, producer_settings
+from sparkonce.sinks.kafka.transaction_client import TransactionClient, metadata_request, versions_request
 from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
@@ -51,6 +39,23 @@ _NOBODY_HAS_THE_ID = 49
 _DESCRIBE_TRANSACTIONS_KEY = 65
 _FIRST_PAUSE_S = 0.25
 _ASK_AGAIN_S = 0.1
+
+_MISSING = 3
+_INVALID = 17
+_TOPIC_NOT_ALLOWED = 29
+_WRITE = 4
+_NAME, _ID = "topic", "topic_id"
+
+_MIN_IN_SYNC, _AGE, _SIZE, _POLICY = "min.insync.replicas", "retention.ms", "retention.bytes", "cleanup.policy"
+TOPIC_SETTINGS = (_MIN_IN_SYNC, _AGE, _SIZE, _POLICY, "max.message.bytes")
+"""The settings of a topic that are asked for."""
+
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+
+_LITTLE_BYTES = 1 << 30
+
+SURE_AFTER_S = 3.0
+"""The time for which a topic must be missing: brokers that have just started, and new topics, take a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +144,11 @@ def preflight(
         metadata = _metadata(cluster, topic)
         recorded = _check_cluster(metadata.cluster_id, cluster, recorded, former_cluster_id)
         facts = {"cluster_id": metadata.cluster_id, **topic_facts(metadata)}
-        told: Mapping[str, str] = {}
+        configs: Mapping[str, str] = {}
         if topic is not None:
-            told = told_settings(cluster.ask(configs_request(TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
-            check_topic(topic, metadata, told)
-            facts |= {"max_message_bytes": told[_LARGEST]} if _LARGEST in told else {}
+            configs = read_configs(cluster.ask(configs_request(TOPIC_RESOURCE, topic, *TOPIC_SETTINGS)))
+            check_topic(topic, metadata, configs)
+            facts |= {"max_message_bytes": configs[_LARGEST]} if _LARGEST in configs else {}
         warn_if_made_again(facts, recorded)
         if not transactional:
             return facts
@@ -152,7 +157,7 @@ def preflight(
         lasting_ms = _check_timeout(chosen_ms, limit_ms)
         check_producer({**producer, "transactional.id": chosen_prefix, _TIMEOUT: lasting_ms})
         if topic is not None:
-            check_retention(topic, told, lasting_ms)
+            check_retention(topic, configs, lasting_ms)
         _check_permission(cluster, chosen_prefix, query)
     if limit_ms is not None:
         facts["longest_timeout_ms"] = str(min(limit_ms, LONGEST_BY_ITSELF_MS))
@@ -272,7 +277,7 @@ def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
     Below Kafka 3.0 writers would need IDEMPOTENT_WRITE on the cluster too (KIP-679).
     """
     name = TransactionalId(prefix=prefix, query=query, token=Token(0, "0" * 8), worker="0" * 12, lane=0)
-    probe = Transaction(str(name), 0, 0)
+    probe = KafkaTransaction(str(name), 0, 0)
     answer = cluster.client.probe(probe, deadline_s=cluster.deadline_s)
     if answer.code in _NOT_ALLOWED:
         raise PreflightError(
@@ -285,3 +290,154 @@ def _check_permission(cluster: _Cluster, prefix: str, query: str) -> None:
             f"No working transaction coordinator within {TIMEOUT_S:.0f} s: {answer}.",
             next_step="Check that __transaction_state can have transaction.state.log.replication.factor replicas.",
         )
+
+
+def configs_request(resource: int, name: str, *keys: str) -> Any:
+    """Asks for these settings of a topic, or of the broker that receives the request."""
+    return DescribeConfigsRequest(resources=[(resource, name, list(keys))])
+
+
+def topic_facts(metadata: Any) -> dict[str, str]:
+    """Returns the facts of the topic for the log: its name, and its id, which no later topic has (KIP-516)."""
+    return {_NAME: found.name, _ID: str(found.topic_id)} if (found := _with_id(metadata)) is not None else {}
+
+
+def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
+    """Warns at the start of a run that rows of earlier runs are gone with a deleted topic."""
+    before = recorded or {}
+    if _ID in facts and before.get(_NAME) == facts[_NAME] and before.get(_ID) != facts[_ID]:
+        log.warning(
+            "topic=%r was deleted and made again since this query's last run: it has the id %s, and had %s. Rows of "
+            "earlier batches are gone with the old topic, and those of the last decided batch may be gone too. Nothing "
+            "writes them again. Next: If they are needed, start a new query with a new checkpoint.",
+            *(facts[_NAME], facts[_ID], before.get(_ID)),
+        )
+
+
+def why_not_decide(facts: Facts, metadata: Any) -> str:
+    """Tells why a prepared batch must not be decided: its topic is gone or another one. Empty if it may be decided.
+
+    A producer does not notice that its topic is deleted and made again. Rows that it sent before are gone, rows that
+    it sent afterwards are in the new topic, and all were acknowledged.
+
+    Args:
+        facts: The facts of the run that wrote the batch.
+        metadata: The response to a `metadata_request` that was sent after all rows were acknowledged. Without a
+            response, the batch is decided, and the next batch asks again.
+    """
+    if _ID not in facts or isinstance(metadata, BrokerAnswer):
+        return ""
+    if is_missing(metadata):
+        return f"topic {facts[_NAME]!r} was deleted while this query ran: create it, and start the query again"
+    found = _with_id(metadata)
+    if found is None or str(found.topic_id) == facts[_ID]:
+        return ""
+    return (
+        f"topic {facts[_NAME]!r} was deleted and made again while this query ran: it has the id {found.topic_id}, "
+        f"and had {facts[_ID]}. Rows of earlier batches are gone with the old topic; this batch is not decided"
+    )
+
+
+def is_missing(metadata: Any) -> bool:
+    """Returns whether the asked broker knows no such topic."""
+    return any(found.error_code == _MISSING for found in metadata.topics)
+
+
+def _with_id(metadata: Any) -> Any:
+    """Returns the topic, if it exists and has an id, which topics of an old cluster may lack."""
+    return next(
+        (found for found in metadata.topics if found.error_code == NONE and found.topic_id and found.topic_id.int), None
+    )
+
+
+def read_configs(configs: Any) -> dict[str, str]:
+    """Reads the settings from the response to a `configs_request`; none without the permission to describe them."""
+    (result,) = configs.results
+    return {found.name: found.value for found in result.configs} if result.error_code == NONE else {}
+
+
+def check_topic(topic: str, metadata: Any, configs: Mapping[str, str]) -> None:
+    """Checks that the topic exists, that this user may write to it, and that its writes are durable.
+
+    Args:
+        topic: Its name.
+        metadata: The response to a MetadataRequest for it, with its authorized operations (KIP-430).
+        configs: Its `read_configs`.
+
+    Raises:
+        PreflightError: naming the topic.
+    """
+    (found,) = metadata.topics
+    _check_readable(topic, found.error_code)
+    if found.authorized_operations is not None and _WRITE not in found.authorized_operations:
+        raise _refused(topic, "may not be written to by this user", "Grant WRITE on it.")
+    replicas = min((len(partition.replica_nodes) for partition in found.partitions), default=0)
+    _check_durable(
+        topic, replicas, len(metadata.brokers), int(configs[_MIN_IN_SYNC]) if _MIN_IN_SYNC in configs else None
+    )
+
+
+def check_retention(topic: str, configs: Mapping[str, str], timeout_ms: int) -> None:
+    """Checks that rows are kept until their transaction ends, since brokers delete those of open transactions too.
+
+    A transaction whose rows are deleted commits without an error, and readers see nothing of it.
+
+    Args:
+        topic: Its name.
+        configs: Its `read_configs`.
+        timeout_ms: The transaction timeout.
+
+    Raises:
+        PreflightError: if the topic keeps nothing.
+    """
+    if "delete" not in configs.get(_POLICY, ""):
+        return
+    for name in (_AGE, _SIZE):
+        if configs.get(name) == "0":
+            raise _refused(topic, f"has {name}=0: its rows may be gone before they are committed", f"Raise {name}.")
+    age_ms, size = int(configs.get(_AGE, -1)), int(configs.get(_SIZE, -1))
+    if 0 < age_ms < timeout_ms or (age_ms > 0 and timeout_ms == NEVER_MS):
+        log.warning(
+            "topic=%r has retention.ms=%d, and transaction.timeout.ms=%d (%s): the rows of a transaction that stays "
+            "open for longer than the retention are deleted, and its commit succeeds without rows. Next: Raise "
+            "retention.ms, or lower transaction.timeout.ms.",
+            *(topic, age_ms, timeout_ms, lasting(timeout_ms)),
+        )
+    if 0 < size < _LITTLE_BYTES:
+        log.warning(
+            "topic=%r has retention.bytes=%d: if a partition receives more than that while a transaction is open, the "
+            "transaction's first rows are deleted, and its commit still succeeds. Next: Raise retention.bytes.",
+            *(topic, size),
+        )
+
+
+def _check_readable(topic: str, error_code: int) -> None:
+    if error_code == _MISSING:
+        raise _refused(topic, "does not exist", "Create it: the sink creates no topics.")
+    if error_code == _TOPIC_NOT_ALLOWED:
+        raise _refused(topic, "may not be seen by this user", "Grant WRITE on it, or check its name.")
+    if error_code == _INVALID:
+        raise _refused(topic, "is no valid name", "Use letters, digits, '.', '_' and '-', at most 249.")
+
+    # Other errors, such as a missing leader, pass: writers wait for it.
+
+
+def _check_durable(topic: str, replicas: int, brokers: int, min_in_sync: int | None) -> None:
+    if min_in_sync is not None and min_in_sync > replicas > 0:
+        raise _refused(
+            topic,
+            f"has {replicas} replicas but min.insync.replicas={min_in_sync}, so no row can ever be acknowledged",
+            "Lower min.insync.replicas or add replicas.",
+        )
+    if brokers > 1 and replicas == 1:
+        log.warning("topic=%r has one replica: committed rows are lost with its broker's disk.", topic)
+    elif replicas > 1 and min_in_sync == 1:
+        log.warning(
+            "topic=%r has min.insync.replicas=1: a row counts as acknowledged, and can be committed, while only one "
+            "broker has it.",
+            topic,
+        )
+
+
+def _refused(topic: str, what: str, next_step: str) -> PreflightError:
+    return PreflightError(f"topic={topic!r} {what}.", next_step=next_step, setting="topic")

@@ -133,7 +133,7 @@ def select_columns(schema: pa.Schema, topic: str | None) -> list[str]:
 
 
 def bounds(column: pa.Array) -> tuple[np.ndarray[Any, np.dtype[np.integer]], pa.Buffer | None]:
-    """Returns the places where texts or bytes begin, the end of the last one, and the buffer that they lie in."""
+    """Returns the offsets at which texts or bytes begin, the end of the last one, and the buffer that they lie in."""
     wide = types.is_large_string(column.type) or types.is_large_binary(column.type)
     kind = np.dtype(np.int64 if wide else np.int32)
     _, ends, data = column.buffers()
@@ -234,10 +234,10 @@ def _limits(
     rows: pa.RecordBatch, most_bytes: int, by_topic: Mapping[str, TopicRules]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns each row's limit, which is never more than that of every row."""
-    places = rows.column("topic").dictionary_encode()
-    known = (by_topic.get(name) for name in places.dictionary.to_pylist())
+    topics = rows.column("topic").dictionary_encode()
+    known = (by_topic.get(name) for name in topics.dictionary.to_pylist())
     limits = [min(most_bytes, rules.most_bytes) if rules else most_bytes for rules in known]
-    numbers = pc.fill_null(places.indices, len(limits)).to_numpy(zero_copy_only=False)
+    numbers = pc.fill_null(topics.indices, len(limits)).to_numpy(zero_copy_only=False)
     found: np.ndarray[Any, np.dtype[np.int64]] = np.array([*limits, most_bytes], np.int64)[numbers]
     return found
 

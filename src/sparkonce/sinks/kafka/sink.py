@@ -152,9 +152,7 @@ class KafkaSink(TwoPhaseCommitSink):
         from sparkonce.sinks.kafka.pooled_producer import ProducerSpec
         from sparkonce.sinks.kafka.producer_pool import KEEP_AT_MOST, this_worker
         from sparkonce.sinks.kafka.rows import BY_ROW
-        from sparkonce.sinks.kafka.stalled_rows import TopicLookup
-        from sparkonce.sinks.kafka.topic_limits import limits_of_process
-        from sparkonce.sinks.kafka.writer import KafkaWriter, WriterLimits
+        from sparkonce.sinks.kafka.writer import KafkaWriter, TopicLookup, WriterLimits, limits_of_process
 
         owner, transactional = context.owner, self.guarantee is Guarantee.EXACTLY_ONCE
         settings = producer_settings(self.settings, self.guarantee) | size_settings(self.settings, owner.facts)
@@ -186,7 +184,7 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def lookout(self, query: str, facts: Facts) -> Lookout | None:
         """Names the transactions of others that hold back the topic's readers; None if rows name their topics."""
-        from sparkonce.sinks.kafka.lookout import KafkaLookout
+        from sparkonce.sinks.kafka.blocking import KafkaLookout
 
         return None if self.topic is None or "prefix" not in facts else KafkaLookout(self.settings, self.topic, query)
 

@@ -1,30 +1,38 @@
-"""Requests about transactions that librdkafka does not offer, sent with kafka-python's protocol classes."""
+"""Requests to transaction coordinators and partition leaders that librdkafka does not offer.
+
+They are sent with kafka-python's protocol classes. `TransactionClient` asks coordinators about transactions and ends
+them. `ask_leaders` asks the leaders of a topic's partitions for offsets and producers.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
+from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, OffsetSpec
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
-from sparkonce.sinks.kafka.connection import Connection, Request, Response
+from sparkonce.sinks.kafka.connection import KafkaConnection, Request, Response, Waiting
 from sparkonce.sinks.kafka.outcomes import (
     MOVED,
     NONE,
     TRANSACTIONAL_ID_NOT_FOUND,
     BrokerAnswer,
     Description,
-    Transaction,
+    KafkaTransaction,
     is_unanswered,
 )
-from sparkonce.sinks.kafka.waiting import Waiting
 from sparkonce.words import one_line
 
 CONNECTIONS = 4
@@ -40,6 +48,14 @@ _SOME = -1
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
 """Versions of EndTxn: from v5 on the broker raises the producer's epoch (KIP-890)."""
+
+Partition = tuple[str, int]
+"""A topic's name and a partition's number."""
+
+MakeRequest = Callable[[Mapping[str, list[int]]], Request]
+"""Makes a request for the partitions of one leader, which are given by topic."""
+
+LEADER_NOT_AVAILABLE = 5
 
 
 class TransactionClient:
@@ -59,14 +75,14 @@ class TransactionClient:
     """
 
     def __init__(self, settings: Mapping[str, Any], connections: int = CONNECTIONS) -> None:
-        self._connection = Connection(settings)
+        self._connection = KafkaConnection(settings)
         self._connections = connections
         self._coordinators: dict[str, int] = {}
         self._looked_up_by: object = None
         self.waiting = Waiting()
 
     def end_transactions(
-        self, transactions: Sequence[Transaction], *, commit: bool, deadline_s: float
+        self, transactions: Sequence[KafkaTransaction], *, commit: bool, deadline_s: float
     ) -> list[BrokerAnswer]:
         """Commits or aborts each transaction, and returns the answers in the same order.
 
@@ -79,7 +95,7 @@ class TransactionClient:
             transactions, lambda one: _end_txn(one, commit, **versions), deadline_s, is_open=is_open
         )
 
-    def fence(self, transactions: Mapping[Transaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
+    def fence(self, transactions: Mapping[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
         """Aborts by initialising the ids again (InitProducerId v3+), for clusters below transaction version 2.
 
         The broker raises the epoch, aborts the open transaction, and answers CONCURRENT_TRANSACTIONS until that is
@@ -90,7 +106,7 @@ class TransactionClient:
             deadline_s: When to stop waiting.
         """
 
-        def request(transaction: Transaction) -> Request:
+        def request(transaction: KafkaTransaction) -> Request:
             return InitProducerIdRequest(
                 transactional_id=transaction.transactional_id,
                 transaction_timeout_ms=transactions[transaction],
@@ -103,11 +119,11 @@ class TransactionClient:
         return self._ask_coordinators(list(transactions), request, deadline_s, is_open=_is_never_sent)
 
     def describe_transactions(
-        self, transactions: Sequence[Transaction], *, deadline_s: float
+        self, transactions: Sequence[KafkaTransaction], *, deadline_s: float
     ) -> list[Description | BrokerAnswer]:
         """Returns the coordinators' view of each transactional id, or a `BrokerAnswer` where there is none."""
 
-        def request(transaction: Transaction) -> Request:
+        def request(transaction: KafkaTransaction) -> Request:
             return DescribeTransactionsRequest(transactional_ids=[transaction.transactional_id])
 
         views = self._ask_coordinators(
@@ -242,10 +258,10 @@ class TransactionClient:
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features or ()}
         return int(levels.get("transaction.version", 0))
 
-    def probe(self, transaction: Transaction, *, deadline_s: float) -> BrokerAnswer:
+    def probe(self, transaction: KafkaTransaction, *, deadline_s: float) -> BrokerAnswer:
         """Tries the permission: aborts, by EndTxn v4, a transaction of an id that does not exist."""
 
-        def request(one: Transaction) -> Request:
+        def request(one: KafkaTransaction) -> Request:
             return _end_txn(one, False, **_EPOCH_KEPT)
 
         (answer,) = self._ask_coordinators([transaction], request, deadline_s)
@@ -266,8 +282,8 @@ class TransactionClient:
 
     def _ask_coordinators(
         self,
-        transactions: Sequence[Transaction],
-        request: Callable[[Transaction], Request],
+        transactions: Sequence[KafkaTransaction],
+        request: Callable[[KafkaTransaction], Request],
         deadline_s: float,
         read: Callable[[Response], Any] | None = None,
         is_open: Callable[[BrokerAnswer], bool] = is_unanswered,
@@ -285,38 +301,38 @@ class TransactionClient:
         waiting: Sequence[int] = range(len(transactions))
         again = self.waiting.until(deadline_s, "find out about or end transactions")
         while True:
-            asked = [transactions[place] for place in waiting]
+            asked = [transactions[index] for index in waiting]
             found = self._connection.call(partial(self._ask_once, asked, request, deadline_s, read), deadline_s)
-            for turn, place in enumerate(waiting):
-                results[place] = found if isinstance(found, BrokerAnswer) else found[turn]
+            for turn, index in enumerate(waiting):
+                results[index] = found if isinstance(found, BrokerAnswer) else found[turn]
             waiting = [
-                place for place in waiting if isinstance(results[place], BrokerAnswer) and is_open(results[place])
+                index for index in waiting if isinstance(results[index], BrokerAnswer) and is_open(results[index])
             ]
             if not waiting or not again(results[waiting[0]]):
                 return results
 
     async def _ask_once(
         self,
-        transactions: Sequence[Transaction],
-        request: Callable[[Transaction], Request],
+        transactions: Sequence[KafkaTransaction],
+        request: Callable[[KafkaTransaction], Request],
         deadline_s: float,
         read: Callable[[Response], Any] | None,
     ) -> list[Any]:
         nodes = await self._look_up([one.transactional_id for one in transactions], deadline_s)
         results: list[Any] = [nodes[one.transactional_id] for one in transactions]
-        places = [place for place, node in enumerate(results) if not isinstance(node, BrokerAnswer)]
+        known = [index for index, node in enumerate(results) if not isinstance(node, BrokerAnswer)]
         requests = [
-            (request(transactions[place]), _node_of(results[place], turn % self._connections))
-            for turn, place in enumerate(places)
+            (request(transactions[index]), _node_of(results[index], turn % self._connections))
+            for turn, index in enumerate(known)
         ]
         responses = await self._connection.gather(requests, deadline_s)
-        for place, response in zip(places, responses, strict=True):
-            results[place] = self._result(transactions[place], response, read)
+        for index, response in zip(known, responses, strict=True):
+            results[index] = self._result(transactions[index], response, read)
         return results
 
     def _result(
         self,
-        transaction: Transaction,
+        transaction: KafkaTransaction,
         response: Response,
         read: Callable[[Response], Any] | None,
     ) -> Any:
@@ -362,7 +378,7 @@ def versions_request() -> Request:
     return ApiVersionsRequest(client_software_name="sparkonce", client_software_version="1", min_version=3)
 
 
-def _end_txn(transaction: Transaction, commit: bool, **versions: int) -> Request:
+def _end_txn(transaction: KafkaTransaction, commit: bool, **versions: int) -> Request:
     return EndTxnRequest(
         transactional_id=transaction.transactional_id,
         producer_id=transaction.producer_id,
@@ -390,7 +406,7 @@ def _description(state: Any) -> Description | BrokerAnswer:
     if state.error_code != NONE:
         return _answer(state)
     return Description(
-        transaction=Transaction(state.transactional_id, state.producer_id, state.producer_epoch),
+        transaction=KafkaTransaction(state.transactional_id, state.producer_id, state.producer_epoch),
         state=state.transaction_state,
         timeout_ms=state.transaction_timeout_ms,
         started_ms=state.transaction_start_time_ms,
@@ -398,9 +414,94 @@ def _description(state: Any) -> Description | BrokerAnswer:
     )
 
 
-def _of_this_id(view: Description | BrokerAnswer, asked: Transaction) -> Description | BrokerAnswer:
+def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> Description | BrokerAnswer:
     """Refuses the description of another id than the one that was asked for."""
     if isinstance(view, BrokerAnswer) or view.transaction.transactional_id == asked.transactional_id:
         return view
     said, wanted = view.transaction.transactional_id, asked.transactional_id
     return BrokerAnswer(None, f"asked for the transactional id {wanted!r}, and the broker describes {said!r}")
+
+
+def metadata_request(*topics: str, rights: bool = False) -> Request:
+    """Asks for the cluster and these topics, without creating any, and for the user's rights to them if asked."""
+    named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
+
+
+def leaders_of(metadata: Response) -> dict[Partition, int | BrokerAnswer]:
+    """Returns the leader of each partition of a `metadata_request`'s response, or why it has none."""
+    found: dict[Partition, int | BrokerAnswer] = {}
+    for topic in metadata.topics:
+        for one in topic.partitions:
+            code = topic.error_code or one.error_code or (LEADER_NOT_AVAILABLE if one.leader_id < 0 else NONE)
+            partition = (topic.name, one.partition_index)
+            found[partition] = one.leader_id if code == NONE else _refused(partition, code)
+    return found
+
+
+def ask_leaders(
+    client: TransactionClient, leaders: Mapping[Partition, int], *requests: MakeRequest, deadline_s: float
+) -> list[dict[Partition, Any]]:
+    """Sends each leader one request of each kind for all of its partitions, all at a time.
+
+    Returns:
+        For each kind of request the leaders' replies by partition; a `BrokerAnswer` where there is none.
+    """
+    asked: dict[int, dict[str, list[int]]] = {}
+    for (topic, number), leader in sorted(leaders.items()):
+        asked.setdefault(leader, {}).setdefault(topic, []).append(number)
+    sent = [(request(topics), leader) for request in requests for leader, topics in asked.items()]
+    responses = iter(client.gather(sent, deadline_s=deadline_s) if sent else ())
+    return [
+        {partition: reply for topics in asked.values() for partition, reply in _by_partition(topics, next(responses))}
+        for _ in requests
+    ]
+
+
+def answered(replies: Mapping[Partition, Any]) -> dict[Partition, Any]:
+    """Returns what is known: all but each `BrokerAnswer`."""
+    return {partition: reply for partition, reply in replies.items() if not isinstance(reply, BrokerAnswer)}
+
+
+def _by_partition(topics: Mapping[str, list[int]], response: Response) -> Iterator[tuple[Partition, Any]]:
+    if isinstance(response, BrokerAnswer):
+        yield from (((name, number), response) for name, numbers in topics.items() for number in numbers)
+        return
+    for topic in response.topics:
+        for one in topic.partitions:
+            partition = (topic.name, one.partition_index)
+            yield partition, one if one.error_code == NONE else _refused(partition, one.error_code)
+
+
+def _refused(partition: Partition, code: int) -> BrokerAnswer:
+    return BrokerAnswer(code, f"partition {partition[1]} of topic {partition[0]!r}")
+
+
+def _list_offsets(topics: Mapping[str, list[int]], *, when: int, level: int) -> Request:
+    kind = ListOffsetsRequest.ListOffsetsTopic
+    asked = [
+        kind(
+            name=name,
+            partitions=[kind.ListOffsetsPartition(partition_index=number, timestamp=when) for number in numbers],
+        )
+        for name, numbers in topics.items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=asked, min_version=2, max_version=7)
+
+
+start_offsets = partial(_list_offsets, when=OffsetSpec.EARLIEST, level=IsolationLevel.READ_UNCOMMITTED)
+"""Asks for the offset of each partition's first row."""
+
+end_offsets = partial(_list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_UNCOMMITTED)
+"""Asks for the offset after each partition's last row."""
+
+last_stable_offsets = partial(_list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_COMMITTED)
+"""Asks for the offset up to which read_committed readers see each partition."""
+
+
+def producers(topics: Mapping[str, list[int]]) -> Request:
+    """Asks for the producers that leaders remember, and where their open transactions begin (KIP-664)."""
+    kind = DescribeProducersRequest.TopicRequest
+    return DescribeProducersRequest(
+        topics=[kind(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
+    )

@@ -1,12 +1,23 @@
-"""The executor half of the Kafka sink: fills one transaction."""
+"""The executor half of the Kafka sink: fills one transaction.
+
+`TopicLimits` asks the brokers which rows a topic accepts, for rows that may go to the dead letters instead.
+
+`StalledRows` finds that a topic is gone while its rows are still in flight. librdkafka resends the rows of an
+idempotent producer for as long as it remembers the topic's leaders, and drops them only when they are as old as a
+transaction may be. So the writer asks with its own client, since metadata that reached the producer would change what
+it does with the rows.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from operator import countOf
 from typing import TYPE_CHECKING, Any
@@ -14,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, ResourceType
 
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.sink import Refused, SinkWriter
 from sparkonce.sinks.kafka import pooled_producer
-from sparkonce.sinks.kafka.batch_producer import BatchProducer
+from sparkonce.sinks.kafka.batch_producer import BatchProducer, client_log
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer
 from sparkonce.sinks.kafka.rows import (
     CHOSEN_PARTITION,
@@ -33,11 +45,10 @@ from sparkonce.sinks.kafka.rows import (
     to_chunks,
 )
 from sparkonce.sinks.kafka.settings import queue_bytes
-from sparkonce.sinks.kafka.stalled_rows import StalledRows, TopicLookup, no_such_topic
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.producer_pool import ProducerPool
-    from sparkonce.sinks.kafka.topic_limits import TopicLimits
+
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +56,33 @@ ABORT_LIMIT_S = 5.0
 _FLUSH_SLICE_S = 1.0
 _GRACE_S = 5.0
 _NO_LIMIT = 2**31 - 1
+
+_ASK_AFTER_S = 5.0
+"""The time without a row that arrives, before the topics are asked for, and again. A leader moves in less."""
+_SURELY_GONE_AFTER_S = 10.0
+_PROPAGATION = "topic.metadata.propagation.max.ms"
+_PROPAGATION_MS = 30_000
+_ANSWER_LIMIT_S, _SPARE_S = 2.0, 1.0
+_MOST_TOPICS = 100
+"""The number of topics that are asked for at once."""
+_SURELY_THERE = "__transaction_state"
+
+_LIMIT, _POLICY, _CLOCK = "max.message.bytes", "cleanup.policy", "message.timestamp.type"
+_AHEAD = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
+"""The setting since Kafka 3.6, and the one before."""
+_CENTURY_MS = 100 * 365 * 86_400_000
+_KNOWN_S = 60.0
+"""The time for which a limit counts as known: somebody may change it."""
+_RULES_WITHIN_S, _RULES_LATE_S = 30.0, 10.0
+"""The time that librdkafka has for a request, and by how much its answer may be late."""
+_NOT_TOLD = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +209,10 @@ class KafkaWriter(SinkWriter):
                     raise no_such_topic(chunk.topic) from None
                 raise pooled.explain(error.args[0], f"refused a row for topic {chunk.topic!r}") from None
             except BufferError as error:
-                raise _queue_full(chunk.topic) from error
+                raise PrepareError(
+                    f"librdkafka's queue is full (queue.buffering.max.kbytes) at a row for topic {chunk.topic!r}.",
+                    next_step="Raise queue.buffering.max.kbytes above the size of the largest row.",
+                ) from error
             self._queued_bytes += chunk.size_bytes
             self._topics.add(chunk.topic)
 
@@ -211,8 +252,8 @@ class KafkaWriter(SinkWriter):
             raise PrepareError(f"Kafka has acknowledged {acknowledged} of {self._written} rows.")
         if not self._transactional:
             return {}
-        if trouble := pooled.trouble():
-            raise _broken(pooled)(f"Kafka aborted the transaction: {trouble}.")
+        if reason := pooled.abort_reason():
+            raise _broken(pooled)(f"Kafka aborted the transaction: {reason}.")
         return {"transactional_id": pooled.transactional_id, "producer_id": pooled.producer_id, "epoch": pooled.epoch}
 
     def abort(self) -> None:
@@ -242,7 +283,7 @@ class KafkaWriter(SinkWriter):
         """
         give_up_at = time.monotonic() + limit_s
         pooled.poll(0)  # which serves the events that wait
-        if (in_flight := len(pooled.producer)) < self._accepted or pooled.trouble():
+        if (in_flight := len(pooled.producer)) < self._accepted or pooled.abort_reason():
             return
         while len(pooled.producer) >= in_flight > 0 and not pooled.reports.fatal:
             if (left_s := give_up_at - time.monotonic()) <= 0:
@@ -282,7 +323,7 @@ class KafkaWriter(SinkWriter):
                 raise self._too_slow(pooled)
             pooled.poll(0.1)
             self._raise_refusal(pooled)
-            stalled.look()
+            stalled.check()
         else:
             self._queued_bytes = self._largest_bytes = 0
         self._largest_bytes = max(self._largest_bytes, chunk.largest_bytes)
@@ -294,9 +335,9 @@ class KafkaWriter(SinkWriter):
                 raise self._too_slow(pooled)
             pooled.flush(_FLUSH_SLICE_S)
             self._raise_refusal(pooled)
-            if len(pooled.producer) and self._transactional and (trouble := pooled.trouble()):
-                raise _broken(pooled)(f"Kafka aborted the transaction: {trouble}.")
-            stalled.look()
+            if len(pooled.producer) and self._transactional and (reason := pooled.abort_reason()):
+                raise _broken(pooled)(f"Kafka aborted the transaction: {reason}.")
+            stalled.check()
         self._raise_refusal(pooled)
 
     def _raise_refusal(self, pooled: PooledProducer) -> None:
@@ -309,10 +350,10 @@ class KafkaWriter(SinkWriter):
             raise _no_such_partition(*pooled.reports.missing_partition)
         if pooled.reports.missing_topic:
             raise no_such_topic(pooled.reports.missing_topic)
-        trouble = pooled.trouble() if self._transactional else pooled.reports.last_error
+        reason = pooled.abort_reason() if self._transactional else pooled.reports.last_error
         first = pooled.reports.refusals[0]
         raise _broken(pooled)(
-            f"Kafka did not take a row for {first}" + (f" ({trouble})." if trouble else "."),
+            f"Kafka did not take a row for {first}" + (f" ({reason})." if reason else "."),
             next_step=pooled.reports.advice,
         )
 
@@ -345,7 +386,7 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
         return pooled.producer.produce(chunk.topic, chunk.columns)
     columns = to_arguments(chunk.columns)
     produce = pooled.producer.produce
-    places: list[Iterable[Any]] = [
+    arguments: list[Iterable[Any]] = [
         columns.get("value", repeat(None)),
         columns.get("key", repeat(None)),
         columns.get("partition", repeat(CHOSEN_PARTITION)),
@@ -356,22 +397,15 @@ def _produce(pooled: PooledProducer, chunk: Chunk) -> int:
         more = (columns.get("timestamp", repeat(NOW_MS)), columns.get("headers", repeat(None)))
         taken = (
             produce(chunk.topic, value, key, partition, timestamp=timestamp, headers=headers)
-            for value, key, partition, timestamp, headers in zip(*places, *more, strict=False)
+            for value, key, partition, timestamp, headers in zip(*arguments, *more, strict=False)
         )
     else:
-        taken = map(produce, repeat(chunk.topic, chunk.rows), *places)
+        taken = map(produce, repeat(chunk.topic, chunk.rows), *arguments)
     return countOf(taken, None)
 
 
 def _broken(pooled: PooledProducer) -> type[PrepareError]:
     return OutageError if pooled.reports.away else PrepareError
-
-
-def _queue_full(topic: str) -> PrepareError:
-    return PrepareError(
-        f"librdkafka's queue is full (queue.buffering.max.kbytes) at a row for topic {topic!r}.",
-        next_step="Raise queue.buffering.max.kbytes above the size of the largest row.",
-    )
 
 
 def _names_partitions(chunk: Chunk) -> bool:
@@ -395,3 +429,170 @@ def _too_large(chunk: Chunk, limit: int) -> PrepareError:
         next_step="Raise the topic's max.message.bytes, which message.max.bytes follows unless it is set, or keep such "
         "rows out.",
     )
+
+
+class TopicLookup:
+    """Asks brokers which topics there are.
+
+    Args:
+        settings: The settings of a producer, in librdkafka's names.
+        is_transactional: Whether the producer is, so that the brokers have a topic of transactions.
+
+    Attributes:
+        gone_after_s: The time for which all answers must say that a topic is not there: a broker may lag behind, and
+            a topic may be about to appear, for which librdkafka itself waits as long.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, is_transactional: bool) -> None:
+        self._settings = settings
+        self._is_transactional = is_transactional
+        self.gone_after_s = max(_SURELY_GONE_AFTER_S, int(settings.get(_PROPAGATION, _PROPAGATION_MS)) / 1000)
+
+    def is_there(self, topics: Collection[str]) -> dict[str, bool]:
+        """Returns for each topic if it is there, without those of which no broker tells it.
+
+        Nothing is said by a broker that does not know Kafka's own topic of transactions either: it has just started.
+        """
+        guard = [_SURELY_THERE] if self._is_transactional else []
+        asked = TopicCollection([*sorted(topics)[:_MOST_TOPICS], *guard])
+        try:
+            answers = self._client.describe_topics(asked, request_timeout=_ANSWER_LIMIT_S)
+        except KafkaException:  # a client cannot be made now, for example without a token
+            return {}
+        give_up_at_s = time.monotonic() + _ANSWER_LIMIT_S + _SPARE_S
+        found = {topic: _is_there(answer, give_up_at_s) for topic, answer in answers.items()}
+        if found.pop(_SURELY_THERE, None) is False:
+            return {}
+        return {topic: is_there for topic, is_there in found.items() if is_there is not None}
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        return AdminClient({**self._settings, "logger": client_log})
+
+
+class StalledRows:
+    """Watches a producer while the writer waits for its rows to arrive.
+
+    Args:
+        pooled: The producer.
+        topics: The topics of its rows.
+        lookup: Queries the brokers for the topics; None to query nobody.
+    """
+
+    def __init__(self, pooled: PooledProducer, topics: Collection[str], lookup: TopicLookup | None) -> None:
+        self._pooled = pooled
+        self._topics = topics
+        self._lookup = lookup
+        self._waiting = len(pooled.producer)
+        self._ask_at_s = time.monotonic() + _ASK_AFTER_S
+        self._missing_since: dict[str, float] = {}
+
+    def check(self) -> None:
+        """Queries the brokers for the topics if no row has arrived for some time.
+
+        Raises:
+            PrepareError: if all answers have reported for `TopicLookup.gone_after_s` that a topic doesn't exist.
+        """
+        if self._lookup is None:
+            return
+        if (waiting := len(self._pooled.producer)) < self._waiting:  # more may wait, such as statistics
+            self._waiting, self._missing_since = waiting, {}
+        elif time.monotonic() < self._ask_at_s:
+            return
+        else:
+            for topic, is_there in self._lookup.is_there(self._topics).items():
+                if is_there:
+                    self._missing_since.pop(topic, None)
+                elif time.monotonic() - self._missing_since.setdefault(topic, time.monotonic()) >= (
+                    self._lookup.gone_after_s
+                ):
+                    raise no_such_topic(topic)
+        self._ask_at_s = time.monotonic() + _ASK_AFTER_S
+
+
+def _is_there(answer: Future[Any], give_up_at_s: float) -> bool | None:
+    try:
+        answer.result(max(0.0, give_up_at_s - time.monotonic()))
+    except FutureTimeoutError:
+        return None
+    except KafkaException as error:
+        return False if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART else None
+    return True
+
+
+def no_such_topic(topic: str) -> PrepareError:
+    """Returns the error for rows whose topic is not there."""
+    return PrepareError(
+        f"Kafka did not take a row: topic {topic!r} is not there. If it was, it was deleted, or made again while "
+        "this query ran.",
+        next_step="Create the topic if it is gone.",
+    )
+
+
+class TopicLimits:
+    """Asks for the rules of topics, and remembers them for a minute.
+
+    Args:
+        settings: The settings of a producer, in librdkafka's names.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[TopicRules | None, float]] = {}
+
+    def of(self, topics: Iterable[str]) -> dict[str, TopicRules]:
+        """Returns the rules of these topics, without those that are missing or may not be described.
+
+        Raises:
+            OutageError: if no broker answers.
+        """
+        with self._lock:
+            now = time.monotonic()
+            wanted = sorted(set(topics))
+            if unknown := [one for one in wanted if self._known.get(one, (None, 0.0))[1] <= now]:
+                self._known |= {topic: (rules, now + _KNOWN_S) for topic, rules in self._ask(unknown).items()}
+            return {one: rules for one in wanted if (rules := self._known[one][0]) is not None}
+
+    def _ask(self, topics: list[str]) -> dict[str, TopicRules | None]:
+        client = AdminClient({**self._settings, "logger": client_log})
+        resources = {ConfigResource(ResourceType.TOPIC, one): one for one in topics}
+        configs = client.describe_configs([*resources], request_timeout=_RULES_WITHIN_S)
+        return {resources[resource]: _rules(resources[resource], answer) for resource, answer in configs.items()}
+
+
+def _rules(topic: str, answer: Future[Mapping[str, ConfigEntry]]) -> TopicRules | None:
+    try:
+        configs = {name: entry.value for name, entry in answer.result(_RULES_WITHIN_S + _RULES_LATE_S).items()}
+    except FutureTimeoutError:
+        raise _not_told(topic, f"no answer in {_RULES_WITHIN_S:g} s") from None
+    except KafkaException as error:
+        if error.args[0].code() in _NOT_TOLD:
+            return None
+        raise _not_told(topic, error.args[0].str()) from None
+    return _read(configs)
+
+
+def _read(configs: Mapping[str, str]) -> TopicRules:
+    ahead_ms = next((int(configs[name]) for name in _AHEAD if name in configs), _CENTURY_MS)
+    return TopicRules(
+        most_bytes=int(configs[_LIMIT]),
+        is_compacted="compact" in configs.get(_POLICY, ""),
+        takes_far=ahead_ms >= _CENTURY_MS or configs.get(_CLOCK) == "LogAppendTime",
+    )
+
+
+def _not_told(topic: str, why: str) -> OutageError:
+    return OutageError(
+        f"The brokers do not tell {_LIMIT} of topic {topic!r}: {why}.",
+        next_step="See that the brokers are up; the batch is written again.",
+    )
+
+
+_asked: dict[tuple[tuple[str, str], ...], TopicLimits] = {}
+
+
+def limits_of_process(settings: Mapping[str, Any]) -> TopicLimits:
+    """Returns what this process knows of the topics of these brokers, by this login: others may see other topics."""
+    known_by = sorted((name, str(one)) for name, one in settings.items() if not callable(one))
+    return _asked.setdefault(tuple(known_by), TopicLimits(settings))

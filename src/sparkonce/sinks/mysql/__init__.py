@@ -3,21 +3,19 @@
 On both:
     ``sink``: the public class, which puts the parts together.
     ``settings``: the settings of a connection.
-    ``connection``: PyMySQL's connection with deadlines, LOAD DATA from memory and MariaDB's bulk protocol.
-    ``flavours``: the differences between the two servers.
-    ``names``: the names of branches of XA, staging tables and locks.
+    ``connection``: PyMySQL's connection with deadlines, LOAD DATA from memory and MariaDB's bulk protocol, and the
+    differences between the two servers.
+    ``markers``: the table that says which transactions are committed or open, their names, and the server's identity.
     ``statements``: the SQL that writes and merges.
-    ``markers``: the table that says which transactions are committed or open, and the server's identity.
     ``outcomes``: error number → outcome → sentence.
 
 On the executors:
-    ``writer``: writes one copy's rows.
-    ``ways``: its three ways: to XA, to a staging table, or directly.
+    ``writer``: writes one copy's rows to XA, to a staging table, or directly.
     ``target``: the target table, and which types it takes.
-    ``encoding``, ``bulk``: Arrow columns as text, and in the bulk protocol's binary form.
+    ``encoding``: Arrow columns as text, and in the bulk protocol's binary form.
 
 On the driver:
-    ``preflight``: checks server, table and rights.
-    ``committer``: finishes transactions by ``prepared`` (XA) and ``staged`` (staging tables).
+    ``preflight``: checks server, table and privileges.
+    ``committer``: finishes transactions that are prepared (XA) or staged (staging tables).
     ``orphans``: lists what is open, for ``sparkonce transactions list``.
 """

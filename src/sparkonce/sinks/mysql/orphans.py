@@ -15,10 +15,9 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, run_of, shown
 from sparkonce.sinks._shared.preflight import Attempts
 from sparkonce.sinks._shared.settings import TWO_PHASE
-from sparkonce.sinks.mysql import markers, prepared, staged
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, numbered_message
-from sparkonce.sinks.mysql.flavours import flavour_of
-from sparkonce.sinks.mysql.names import Xid, lock_name, quote, stage_table
+from sparkonce.sinks.mysql import committer, markers
+from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, connect, flavour_of, numbered_message
+from sparkonce.sinks.mysql.markers import Xid, lock_name, quote, stage_table
 from sparkonce.sinks.mysql.settings import address, parse_settings
 
 ANSWER_WITHIN_S = 30.0
@@ -40,7 +39,7 @@ class MySQLOrphan(Orphan):
 
     A ``session`` writes a branch of XA, and ``prepared`` is one that waits for its end; if no database that the user
     may see has its marker, it shows neither batch nor slot nor age. ``hidden`` is one that MariaDB holds and does not
-    list, see `sparkonce.sinks.mysql.prepared`. ``staged`` is a staging table, ``merged`` one whose rows are in the
+    list, see `sparkonce.sinks.mysql.committer`. ``staged`` is a staging table, ``merged`` one whose rows are in the
     target.
 
     Attributes:
@@ -86,7 +85,7 @@ def _look(connection: Connection) -> Iterator[MySQLOrphan]:
         connection.select_db(database)
         yield from _stages(connection, database, now_ms)
         branches |= {Xid.of(marker.name): (database, marker) for marker in _not_committed(connection)}
-    for xid in prepared.recovered(connection, flavour):
+    for xid in committer.recovered(connection, flavour):
         if xid not in branches:
             yield _orphan("prepared", str(xid), xid.named(), "", -1, "the locks of its rows", place_known=False)
     for xid, (database, marker) in branches.items():
@@ -95,7 +94,7 @@ def _look(connection: Connection) -> Iterator[MySQLOrphan]:
         age_s = (now_ms - marker.begun_ms) / 1000
         if holder is not None:
             yield _orphan("session", str(xid), marker.name, database, age_s, f"connection {holder}")
-        elif xid in prepared.recovered(connection, flavour):
+        elif xid in committer.recovered(connection, flavour):
             yield _orphan("prepared", str(xid), marker.name, database, age_s, "the locks of its rows")
         elif not markers.committed(connection, [marker.name]) and markers.is_seen(connection, marker.name):
             yield _orphan("hidden", str(xid), marker.name, database, age_s, "the locks of its rows")
@@ -110,7 +109,7 @@ def _not_committed(connection: Connection) -> list[markers.Marker]:
 
 
 def _stages(connection: Connection, database: str, now_ms: int) -> Iterator[MySQLOrphan]:
-    stages = staged.list_staging_tables(connection)
+    stages = committer.list_staging_tables(connection)
     done = (
         markers.committed(connection, [one.name for one in stages])
         if connection.rows(_HAS_MARKERS, (markers.COMMITS,))

@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import ANEW, PreflightError
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import Attempts, check_columns, check_same, refusal
-from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
-from sparkonce.sinks._shared.upserts import NO_RULES, UpsertRules
+from sparkonce.sinks._shared.settings import NO_RULES, STAGED, TWO_PHASE, UpsertRules
 from sparkonce.sinks.mysql import markers
-from sparkonce.sinks.mysql.connection import SERVER_ERRORS, Connection, MySQLError, connect, numbered_message
-from sparkonce.sinks.mysql.flavours import MARIADB, Flavour, flavour_of, numbers_of
-from sparkonce.sinks.mysql.names import quote, stage_table
+from sparkonce.sinks.mysql.connection import (
+    MARIADB,
+    SERVER_ERRORS,
+    Connection,
+    Flavour,
+    MySQLError,
+    connect,
+    flavour_of,
+    numbered_message,
+    numbers_of,
+)
+from sparkonce.sinks.mysql.markers import quote, stage_table
 from sparkonce.sinks.mysql.settings import address
 from sparkonce.sinks.mysql.statements import definition, upsert_steps
 from sparkonce.sinks.mysql.target import KEYS, Column, bind, describe

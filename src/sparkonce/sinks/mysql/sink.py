@@ -11,9 +11,8 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds, files_of
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
-from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT, MergesStaged
-from sparkonce.sinks._shared.upserts import UpsertRules
-from sparkonce.sinks.mysql.names import COMMENT_LIMIT, PREFIX_LIMIT_BYTES, longest_comment
+from sparkonce.sinks._shared.settings import TWO_PHASE, UPSERT, MergesStaged, UpsertRules
+from sparkonce.sinks.mysql.markers import COMMENT_LIMIT, PREFIX_LIMIT_BYTES, longest_comment
 from sparkonce.sinks.mysql.settings import TLS_FILES, address, connection_settings
 
 if TYPE_CHECKING:
@@ -171,8 +170,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes a writer, which connects when the first rows come."""
-        from sparkonce.sinks.mysql.ways import DirectWriter, StagedWriter, TwoPhaseWriter
-        from sparkonce.sinks.mysql.writer import WriterSettings
+        from sparkonce.sinks.mysql.writer import DirectWriter, StagedWriter, TwoPhaseWriter, WriterSettings
 
         facts = context.owner.facts
         how = WriterSettings(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkonce.sinks._shared.upserts import UpsertRules
-from sparkonce.sinks.mysql.flavours import Flavour
-from sparkonce.sinks.mysql.names import quote
+from sparkonce.sinks._shared.settings import UpsertRules
+from sparkonce.sinks.mysql.connection import Flavour
+from sparkonce.sinks.mysql.markers import quote
 from sparkonce.sinks.mysql.target import Column
 
 

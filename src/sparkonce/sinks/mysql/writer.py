@@ -1,4 +1,4 @@
-"""The executor half: writes one copy's rows in a branch of XA, to a staging table, or straight into the target."""
+"""The executor half: writes one copy's rows in an XA branch, to a staging table, or directly to the target."""
 
 from __future__ import annotations
 
@@ -6,35 +6,40 @@ import abc
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import OutageError, PrepareError
+from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Refused, SinkWriter, WriterContext
-from sparkonce.sinks._shared.refusing import offered
-from sparkonce.sinks._shared.upserts import NO_RULES, UpsertRules
+from sparkonce.sinks._shared.arrow import offered
+from sparkonce.sinks._shared.settings import NO_RULES, STAGED, TWO_PHASE, UpsertRules
 from sparkonce.sinks.mysql import markers
-from sparkonce.sinks.mysql.bulk import bulk_rows, types_of
+from sparkonce.sinks.mysql.committer import rollback_prepared
 from sparkonce.sinks.mysql.connection import (
+    MARIADB,
     SERVER_ERRORS,
     Connection,
     Loaded,
+    Session,
     connect,
+    flavour_of,
     number_of,
     numbered_message,
     server_message,
 )
-from sparkonce.sinks.mysql.encoding import column_list, insert_values, load_text
-from sparkonce.sinks.mysql.flavours import flavour_of
-from sparkonce.sinks.mysql.names import lock_name, quote, stage_table
+from sparkonce.sinks.mysql.encoding import bulk_rows, column_list, insert_values, load_text, types_of
+from sparkonce.sinks.mysql.markers import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import ABOUT_ROWS, DUPLICATE_KEY, LOCKED, is_outage
-from sparkonce.sinks.mysql.statements import insert_into, load_into, placeholders, upsert_tail
-from sparkonce.sinks.mysql.target import Column, bind, describe, kind_of
+from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
+from sparkonce.sinks.mysql.target import Column, bind, checks_of, describe, kind_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 log = logging.getLogger(__name__)
 
@@ -360,3 +365,85 @@ class MySQLWriter(SinkWriter):
         message = numbered_message(error).replace(stage_table(self._name.copy), self._how.table)
         kind = OutageError if outage else PrepareError
         return kind(f"Table {self._how.table!r} {what}: {message}.", next_step=next_step)
+
+
+class TwoPhaseWriter(MySQLWriter):
+    """Writes in a branch of XA, together with its marker, and prepares it."""
+
+    def _open(self, connection: Connection) -> None:
+        connection.run(f"XA START {self._xid}")
+        markers.insert(connection, self._marker)
+
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        connection.run(f"XA END {self._xid}")
+        connection.run(f"XA PREPARE {self._xid}")
+        return self._marker.fields()
+
+    def _undo(self, connection: Connection) -> None:
+        with contextlib.suppress(*SERVER_ERRORS):
+            connection.run(f"XA END {self._xid}")
+        session = Session(connection=connection, flavour=self._flavour, server=self._how.server)
+        done = rollback_prepared(session, self._name, time.monotonic() + ABORT_LIMIT_S)
+        if done.outcome is not Outcome.ABORTED:
+            log.warning("%s is left to the driver: %s", self._name, done.reason)
+
+    @property
+    def _xid(self) -> Xid:
+        return Xid.of(self._name)
+
+    @property
+    def _marker(self) -> markers.Marker:
+        return markers.Marker(name=self._name, kind=TWO_PHASE, server=self._how.server, begun_ms=int(self._begun_ms))
+
+
+class StagedWriter(MySQLWriter):
+    """Writes to a staging table of its own, and commits that."""
+
+    def _open(self, connection: Connection) -> None:
+        """Does nothing: the first rows, which have the columns, make the table."""
+
+    def _first_rows(self, connection: Connection) -> None:
+        if self._how.rules.delete_when:  # a row that deletes has a key, and may have nothing else
+            keys = {key.lower() for key in self._how.key_columns}
+            self._bound = [one if one.name.lower() in keys else replace(one, nullable=True) for one in self._bound]
+        parts = [definition(column) for column in self._bound]
+        if self._flavour is MARIADB:
+            checks = checks_of(connection, self._how.table, [column.name for column in self._bound])
+            parts += [f"CONSTRAINT {quote(name)} CHECK ({condition})" for name, condition in checks.items()]
+        columns = ", ".join(parts)
+        stage = StagingTable(
+            name=self._name,
+            begun_ms=int(self._begun_ms),
+            table=self._how.table,
+            keys=self._how.key_columns,
+            rules=self._how.rules,
+        )
+        connection.run(
+            f"CREATE TABLE {quote(stage_table(self._name.copy))} "
+            f"(sparkonce_row BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, {columns}) "
+            f"ENGINE=InnoDB COMMENT={plain_literal(stage.comment())}"
+        )
+        connection.run("START TRANSACTION")
+
+    def _into(self) -> tuple[str, bool]:
+        return stage_table(self._name.copy), False
+
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        connection.run("COMMIT")
+        marker = markers.Marker(name=self._name, kind=STAGED, server=self._how.server, begun_ms=int(self._begun_ms))
+        return marker.fields()
+
+    def _undo(self, connection: Connection) -> None:
+        connection.run("ROLLBACK")
+        connection.run(f"DROP TABLE IF EXISTS {quote(stage_table(self._name.copy))}")
+
+
+class DirectWriter(MySQLWriter):
+    """Writes into the target, and commits at prepare: below EXACTLY_ONCE."""
+
+    def _open(self, connection: Connection) -> None:
+        connection.run("START TRANSACTION")
+
+    def _finish(self, connection: Connection) -> Mapping[str, str | int]:
+        connection.run("COMMIT")
+        return {}

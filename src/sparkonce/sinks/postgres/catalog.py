@@ -12,9 +12,8 @@ from psycopg import sql
 from sparkonce.errors import SchemaError
 from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.postgres.connection import Connection
-from sparkonce.sinks.postgres.encode import Encode
+from sparkonce.sinks.postgres.encoding import Encode, ReadText, ServerType, encoder, is_text_read
 from sparkonce.sinks.postgres.settings import Target, quoted
-from sparkonce.sinks.postgres.types import ReadText, ServerType, encoder, is_text_read
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
 """The next step where `Table.fragile` is not empty."""

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from sparkonce.sinks._shared.idle_pool import IdlePool, has_nothing_to_read
+from sparkonce.sinks._shared.databases import IdlePool, has_nothing_to_read
 from sparkonce.sinks.postgres.settings import Conninfo, Limits
 
 Connection = psycopg.Connection[tuple[Any, ...]]

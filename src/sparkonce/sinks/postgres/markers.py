@@ -1,4 +1,4 @@
-"""The table of markers: the transactions that are committed, and the staged copies that there are."""
+"""The marker table: which transactions are committed, and which staged copies exist."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from sparkonce.arguments import mapping, missing_package, one_of
 from sparkonce.errors import ConfigurationError
 from sparkonce.needs import files_of
 from sparkonce.protocol.codec import read_json
-from sparkonce.sinks._shared.settings import APPEND, CONFLICTS, UPSERT, seconds
-from sparkonce.sinks._shared.upserts import UpsertRules
+from sparkonce.sinks._shared.settings import APPEND, CONFLICTS, UPSERT, UpsertRules, seconds
 
 COMMITS_TABLE = "sparkonce_commits"
 

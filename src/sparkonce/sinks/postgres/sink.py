@@ -12,8 +12,7 @@ from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings as shared
-from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT, MergesStaged
-from sparkonce.sinks._shared.upserts import UpsertRules
+from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT, MergesStaged, UpsertRules
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target, check_identifier
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks._shared.upserts import with_source
+from sparkonce.sinks._shared.settings import with_source
 from sparkonce.sinks.postgres.catalog import Table
 from sparkonce.sinks.postgres.names import staging_table
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Target

@@ -16,16 +16,15 @@ from psycopg import sql
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Refused, SinkWriter, WriterContext
-from sparkonce.sinks._shared.refusing import offered
+from sparkonce.sinks._shared.arrow import offered
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT
 from sparkonce.sinks.postgres import statements
 from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, read_signature, read_table
 from sparkonce.sinks.postgres.connection import Connection, begin, pool_of_process, within
-from sparkonce.sinks.postgres.encode import HEADER, TRAILER, Encode, encode_rows
+from sparkonce.sinks.postgres.encoding import HEADER, TRAILER, Encode, encode_rows, read_texts
 from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
 from sparkonce.sinks.postgres.outcomes import is_about_row, prepare_error, server_message
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
-from sparkonce.sinks.postgres.texts import read_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,8 @@ from sparkonce.sinks.rabbitmq.publishing import Publisher, StreamApplication, ah
 from sparkonce.sinks.rabbitmq.routing import total
 from sparkonce.sinks.write_ahead.application import CallSettings
 from sparkonce.sinks.write_ahead.committer import Answers, WriteAheadCommitter
-from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Entry
 
 _IdsByStream = dict[str, Ids]
 _NEXT = "See that the server can be reached and has the stream, then start the query again."

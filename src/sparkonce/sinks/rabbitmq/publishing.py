@@ -23,8 +23,14 @@ from sparkonce.sinks.rabbitmq.connection import FINAL, PublisherConnection, Stre
 from sparkonce.sinks.rabbitmq.ids import Ids, batch_of
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
 from sparkonce.sinks.rabbitmq.routing import by_stream, total
-from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
-from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
+from sparkonce.sinks.write_ahead.application import (
+    Application,
+    ApplyToken,
+    CallSettings,
+    RefusedError,
+    RetryLaterError,
+    Unit,
+)
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.rows import read
 

@@ -17,7 +17,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from sparkonce.errors import PreflightError
 from sparkonce.sinks.rabbitmq.amqp import FAILED, NOT_FOUND, amqp_parameters, is_refused_login, said
 from sparkonce.sinks.rabbitmq.queue_rows import CONTENT_TYPE, MESSAGE_ID, ROUTING_KEY, VALUE
-from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError
+from sparkonce.sinks.write_ahead.application import ApplyToken, RefusedError
 
 if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.server import RabbitMQ

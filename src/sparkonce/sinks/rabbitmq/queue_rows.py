@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError, SchemaError
-from sparkonce.sinks._shared.arrow_text import utf8_text
+from sparkonce.sinks._shared.arrow import utf8_text
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 
 if TYPE_CHECKING:

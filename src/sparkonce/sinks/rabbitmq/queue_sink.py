@@ -12,7 +12,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import Facts, SinkWriter, WriterContext
 from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
-from sparkonce.sinks.write_ahead.apply import Applies
+from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareError, SchemaError
-from sparkonce.sinks.write_ahead.apply import RefusedError
+from sparkonce.sinks.write_ahead.application import RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sparkonce.arguments import flag, nonempty, number, shown, whole_number
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks._shared.tls_files import see_files
+from sparkonce.sinks._shared.settings import see_files
 
 _PORTS = {False: (5672, 5552), True: (5671, 5551)}
 """The ports of AMQP and of streams, without TLS and with it."""

@@ -17,7 +17,7 @@ from sparkonce.sinks._shared.preflight import check_same
 from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, Body, columns_of
 from sparkonce.sinks.rabbitmq.routing import check_key
 from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
-from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken
+from sparkonce.sinks.write_ahead.application import Applies, ApplyToken
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.sinks.rabbitmq.messages import Body, encode
 from sparkonce.sinks.rabbitmq.routing import ROUTE, RowsByStream, routes
-from sparkonce.sinks.write_ahead.apply import Apply
+from sparkonce.sinks.write_ahead.application import Apply
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.sinks.write_ahead.writer import WriteAheadWriter
 

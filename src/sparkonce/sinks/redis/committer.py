@@ -1,9 +1,15 @@
-"""The driver half of the Redis sink: has staged chunks applied, each of them once, from any process."""
+"""The driver half of the Redis sink: applies staged chunks, each of them once, from any process.
+
+Lists of chunks are applied in steps that never keep a server busy for long.
+
+Staged rows live for ``staging_ttl_s`` after their prepare. To find a transaction's age, the server is asked how long
+ago that was, and the time is counted back from this process's clock, so that no two clocks are compared.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import UnknownOutcomeError
@@ -12,25 +18,27 @@ from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
-from sparkonce.sinks._shared.committing import FOREIGN, Every, HandleCommitter
-from sparkonce.sinks._shared.names import Claims
-from sparkonce.sinks.redis import inspection, names, scripts
-from sparkonce.sinks.redis.applying import Applying
-from sparkonce.sinks.redis.hash_slots import HASH_SLOTS, pack_slots, unpack_slots
+from sparkonce.sinks._shared.committing import FOREIGN, Claims, Every, HandleCommitter
+from sparkonce.sinks.redis import names, scripts
+from sparkonce.sinks.redis.encoding import CHUNK_VALUES
 from sparkonce.sinks.redis.names import (
+    HASH_SLOTS,
     Key,
     LedgerEntry,
     StagedTransaction,
     fields_of,
     ledger_key,
     ledger_of,
+    pack_slots,
     single_key,
     slot_key,
+    unpack_slots,
 )
-from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
-from sparkonce.sinks.redis.outcomes import Refusal, read_ledger, read_refusal
+from sparkonce.sinks.redis.nodes import SCAN_COUNT, Nodes, RedisReply, Request, run_script
+from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_refusal
 from sparkonce.sinks.redis.preflight import why_not_decide
 from sparkonce.sinks.redis.writer import await_replicas
+from sparkonce.words import one_line
 
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY_BATCHES = 50
@@ -132,7 +140,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return [
             Handle(sink=self._name, slot=0, opened_ms=entry.begun_ms, transaction=fields_of(name, entry.seen))
             for prefix, query in claims
-            for name, entry in inspection.entries(self._nodes, ledger_key(prefix, query))
+            for name, entry in entries(self._nodes, ledger_key(prefix, query))
             if (entry.state in (names.OPEN, names.PREPARED) or self._is_left(entry)) and claims.has(name)
         ]
 
@@ -147,7 +155,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             return ()
         return [
             Trace(token=name.token, committed=fields_of(name, entry.seen), batch=name.batch)
-            for name, entry in inspection.entries(self._nodes, ledger_key(prefix, query))
+            for name, entry in entries(self._nodes, ledger_key(prefix, query))
             if entry.state in (names.COMMITTING, names.COMMITTED) and (name.prefix, name.query) == (prefix, query)
         ]
 
@@ -164,12 +172,12 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             self._tidying.done(batch)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns those that the ledger does not show as committed, see `sparkonce.sinks.redis.inspection`."""
-        return inspection.missing(self._nodes, handles, self._ledger_ttl_ms)
+        """Returns those that the ledger does not show as committed, see `sparkonce.sinks.redis.committer`."""
+        return missing(self._nodes, handles, self._ledger_ttl_ms)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when these transactions were prepared, see `sparkonce.sinks.redis.inspection`."""
-        return inspection.begun_ms(self._nodes, handles, self._ledger_ttl_ms)
+        """Returns when these transactions were prepared, see `sparkonce.sinks.redis.committer`."""
+        return begun_ms(self._nodes, handles, self._ledger_ttl_ms)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -358,7 +366,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             )
         over = [
             (name, entry)
-            for name, entry in inspection.entries(self._nodes, ledger)
+            for name, entry in entries(self._nodes, ledger)
             if name.batch < floor and entry.state in (names.COMMITTED, names.ABORTED)
         ]
         gone = [
@@ -372,3 +380,170 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
 
 def _left_of(name: TransactionName, entry: LedgerEntry) -> _Pending:
     return _Pending(name, entry.seen, lists=[slot_key(name, slot) for slot in unpack_slots(entry.slots)])
+
+
+_VALUES_UNDER_WAY = 2 * CHUNK_VALUES
+"""A server finishes what one client has sent before it turns to the next, so little is in flight at once."""
+_MOST_UNDER_WAY = 128
+_MOVED_WITHIN_S = 1.0
+"""The time for which a moved hash slot is looked up; one that is still moving is left for the next attempt."""
+
+ABSENT = Finished(outcome=Outcome.LOST, reason="The list is absent.")
+
+
+class Applying:
+    """Applies lists until each is at its end, or fails.
+
+    Args:
+        nodes: The connections.
+        give_up_at: The time to stop, by `time.monotonic`.
+    """
+
+    def __init__(self, nodes: Nodes, give_up_at: float) -> None:
+        self._nodes = nodes
+        self._give_up_at = give_up_at
+        self._window = 2
+
+    def run(self, lists: Sequence[Key]) -> dict[Key, Finished | None]:
+        """Applies the lists. Returns None for each that is at its end, else `ABSENT`, RETRY or UNKNOWN.
+
+        A request without a reply may have been carried out. Its repetition is harmless, because the applied chunk is
+        gone.
+        """
+        results: dict[Key, Finished | None] = {}
+        going = list(lists)
+        while going:
+            if time.monotonic() >= self._give_up_at:
+                late = Finished(outcome=Outcome.RETRY, reason=f"{len(going)} lists are not applied yet.")
+                return {**results, **dict.fromkeys(going, late)}
+            going = self._round(going, results)
+        return results
+
+    def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
+        # Two for each list if there are few: while one is carried out, the next is in flight.
+        turns = 2 if len(going) < self._window else 1
+        batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
+        requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]
+        answers = self._nodes.run(requests, window=self._window, follow=False, limit_s=_MOVED_WITHIN_S)
+        applied = 0
+        for key, answer in zip(batch, answers, strict=True):
+            if key in results:
+                continue
+            more, values = self._read(key, answer, results)
+            applied += values
+            if not more and key not in results:
+                results[key] = None
+        self._window = max(2, min(_MOST_UNDER_WAY, _VALUES_UNDER_WAY * len(batch) // max(1, applied)))
+        return [key for key in going if key not in results]
+
+    @staticmethod
+    def _read(key: Key, answer: RedisReply, results: dict[Key, Finished | None]) -> tuple[bool, int]:
+        """Returns whether there is more to apply, and how many values were; sets the result of a failed list."""
+        if isinstance(answer, Refusal):
+            results[key] = read_refusal(answer)
+            return False, 0
+        state, values = answer[0], int(answer[1])
+        if state == b"absent":
+            results[key] = ABSENT
+        elif state == b"failed":
+            error, where, command = (text.decode(errors="backslashreplace") for text in answer[2:])
+            results[key] = read_refusal(Refusal(code_of(error), one_line(error)), f"{command}, key {where!r}:")
+        return state == b"more", values
+
+
+def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[int | None]:
+    """Returns when each transaction was prepared; None if it cannot be committed any more.
+
+    Asks by the script that a commit uses, without changing a row.
+
+    Args:
+        nodes: The servers.
+        handles: The sink's handles, all with a transaction.
+        ledger_ttl_ms: The ledger's time to live from now on.
+
+    Raises:
+        UnknownOutcomeError: if a server does not answer.
+    """
+    asked = [one.name for handle in handles if (one := StagedTransaction.of(handle))]
+    looks = [_look(nodes, name, ledger_ttl_ms) for name in asked]
+    prepared = {
+        name: answer
+        for name, answer in zip(asked, _run(nodes, looks), strict=True)
+        if answer[0].decode() == names.PREPARED
+    }
+    now_ms = time.time_ns() // 1_000_000
+    places = [
+        (name, key)
+        for name, answer in prepared.items()
+        for key in (
+            [slot_key(name, slot) for slot in unpack_slots(answer[2].decode())]
+            if nodes.endpoint.cluster
+            else [single_key(name)]
+        )
+    ]
+    ends = _run(nodes, [Request(key.hash_slot, ("LINDEX", key.name, -1)) for _, key in places])
+    cut = {name for (name, _), end in zip(places, ends, strict=True) if end != scripts.END.encode()}
+    since_ms = {str(name): now_ms - int(answer[1]) for name, answer in prepared.items() if name not in cut}
+    return [since_ms.get(str(handle[names.TRANSACTION])) for handle in handles]
+
+
+def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[Handle]:
+    """Returns those that the ledger does not show as committed. See `sparkonce.sink.SinkCommitter.missing`.
+
+    Raises:
+        UnknownOutcomeError: if a server does not answer.
+    """
+    # The ledger lives for the whole time; the other half allows for clocks that differ.
+    since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
+    asked = [handle for handle in handles if handle.opened_ms > since_ms]
+    known = {one.name: handle for handle in asked if (one := StagedTransaction.of(handle))}
+    requests = [
+        Request(ledger.hash_slot, ("HGET", ledger.name, field))
+        for name in known
+        for ledger in [ledger_of(name)]
+        for field in (str(name), names.FLOOR_FIELD)
+    ]
+    answers = _run(nodes, requests)
+    found = []
+    for (name, handle), entry, floor in zip(known.items(), answers[::2], answers[1::2], strict=True):
+        forgotten = entry is None and name.batch < int(floor or 0)
+        if not forgotten and (entry is None or LedgerEntry.parse(entry.decode()).state != names.COMMITTED):
+            found.append(handle)
+    return found
+
+
+def _look(nodes: Nodes, name: TransactionName, ledger_ttl_ms: int) -> Request:
+    keys = [ledger_of(name)] if nodes.endpoint.cluster else [ledger_of(name), single_key(name)]
+    return run_script(scripts.DECIDE, keys, str(name), name.batch, 0, scripts.END, "look", ledger_ttl_ms)
+
+
+def _run(nodes: Nodes, requests: Sequence[Request]) -> Sequence[RedisReply]:
+    answers = nodes.run(requests)
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            raise UnknownOutcomeError(f"Redis does not tell what it has: {read_refusal(answer).reason}")
+    return answers
+
+
+def entries(nodes: Nodes, ledger: Key) -> Iterator[tuple[TransactionName, LedgerEntry]]:
+    """Yields the transactions in a ledger.
+
+    Raises:
+        UnknownOutcomeError: if the ledger cannot be read.
+    """
+    cursor, seen = b"0", set()
+    while True:
+        answer = nodes.ask(Request(ledger.hash_slot, ("HSCAN", ledger.name, cursor, "COUNT", SCAN_COUNT)))
+        if isinstance(answer, Refusal):
+            raise UnknownOutcomeError(
+                f"The ledger {ledger.name} cannot be read: {read_refusal(answer).reason}",
+                next_step="Check that the server can be reached, then start the query again.",
+            )
+        cursor, flat = answer
+        for text, entry in zip(flat[::2], flat[1::2], strict=True):
+            name = TransactionName.parse(text.decode())
+            if name is not None and name not in seen:
+                seen.add(name)
+                yield name, LedgerEntry.parse(entry.decode())
+        if int(cursor) == 0:
+            return

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks._shared.tls_files import see_files
-from sparkonce.sinks.redis.hash_slots import HASH_SLOTS
-from sparkonce.sinks.redis.names import shown_url
+from sparkonce.sinks._shared.settings import see_files
+from sparkonce.sinks.redis.names import HASH_SLOTS, shown_url
 from sparkonce.sinks.redis.outcomes import Refusal, code_of
 from sparkonce.sinks.redis.scripts import BY_SHA, Script
 from sparkonce.words import one_line

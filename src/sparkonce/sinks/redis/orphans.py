@@ -10,9 +10,8 @@ from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, run_of
 from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.redis import names
-from sparkonce.sinks.redis.hash_slots import hash_slot
-from sparkonce.sinks.redis.inspection import entries
-from sparkonce.sinks.redis.names import Key, LedgerEntry, shown_url
+from sparkonce.sinks.redis.committer import entries
+from sparkonce.sinks.redis.names import Key, LedgerEntry, hash_slot, shown_url
 from sparkonce.sinks.redis.nodes import Endpoint, Nodes, RedisReply, Request
 from sparkonce.sinks.redis.outcomes import Refusal, read_refusal
 from sparkonce.sinks.redis.preflight import read_info

@@ -11,8 +11,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts
 from sparkonce.sinks._shared.preflight import refusal
 from sparkonce.sinks.redis import scripts
-from sparkonce.sinks.redis.hash_slots import hash_slot
-from sparkonce.sinks.redis.names import IDENTITY, Key, shown_url
+from sparkonce.sinks.redis.names import IDENTITY, Key, hash_slot, shown_url
 from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 

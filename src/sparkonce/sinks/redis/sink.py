@@ -12,7 +12,7 @@ from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared import settings
-from sparkonce.sinks.redis.shape import Shape
+from sparkonce.sinks.redis.encoding import Shape
 
 if TYPE_CHECKING:
     import pyarrow as pa

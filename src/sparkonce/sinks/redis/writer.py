@@ -13,12 +13,21 @@ from sparkonce.errors import OutageError, PrepareError, SparkonceError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.redis import scripts
-from sparkonce.sinks.redis.encoding import encode
-from sparkonce.sinks.redis.hash_slots import hash_slots, pack_slots, tags
-from sparkonce.sinks.redis.names import OWN, SEEN, TRANSACTION, Key, ledger_of, single_key, slot_key
+from sparkonce.sinks.redis.encoding import Shape, encode
+from sparkonce.sinks.redis.names import (
+    OWN,
+    SEEN,
+    TRANSACTION,
+    Key,
+    hash_slots,
+    ledger_of,
+    pack_slots,
+    single_key,
+    slot_key,
+    tags,
+)
 from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
-from sparkonce.sinks.redis.shape import Shape
 from sparkonce.words import one_line
 
 BUFFER_BYTES = 16 * 1024 * 1024

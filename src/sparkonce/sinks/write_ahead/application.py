@@ -1,33 +1,34 @@
-"""One call of the user's function, which is repeated only if nobody can say whether it was done."""
+"""The user's function, and one call of it, which is repeated only if nobody can say whether it was done.
+
+First what the function gets, returns and raises, and what its author declares about it; then the call, and `Calls`,
+which runs several at a time and waits for them up to a deadline.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import BinaryIO
+from enum import Enum
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 import pyarrow.parquet as pq
 
-from sparkonce.protocol.handles import Finished, Outcome
+from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.write_ahead.apply import (
-    Applies,
-    Apply,
-    ApplyToken,
-    IsApplied,
-    Per,
-    RefusedError,
-    RetryLaterError,
-    UnreadRowsError,
-    give,
-)
-from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check
+from sparkonce.sinks.write_ahead.ledger import Entry
+from sparkonce.sinks.write_ahead.rows import CorruptRowsError, check, read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 log = logging.getLogger("sparkonce")
 
@@ -216,3 +217,195 @@ def _lock(file: BinaryIO) -> bool:
     except OSError:
         return True
     return True
+
+
+class Applies(str, Enum):
+    """The effect in the target of a second call of the function for the same token.
+
+    The function is called again whenever nobody can say whether the first call did its work: the driver was killed in
+    it, its connection broke, it took too long.
+    """
+
+    TRANSACTIONAL = "transactional"
+    """Changes nothing: the function keeps ``token.id`` in the target with the rows, and returns `SKIPPED` if it
+    finds it there. Exactly-once."""
+    IDEMPOTENT = "idempotent"
+    """Leads to the same state: upserts by key, or an API that takes ``token.id`` as an idempotency key. Effectively
+    once, under the conditions in `CONDITIONS`."""
+    NEITHER = "neither"
+    """The rows twice. At-least-once; the log names each slot whose rows may be there twice."""
+
+
+CONDITIONS = {
+    Applies.TRANSACTIONAL: (
+        "the function keeps token.id in the target in the transaction that writes the rows, and writes nothing when it "
+        "is there already; the target keeps it as long as the query may be away"
+    ),
+    Applies.IDEMPOTENT: (
+        "effectively once: the function leaves the target as it is when it is called again with the same token and "
+        "rows; a call may come again after later batches, and until the replay has caught up readers may see older "
+        "values"
+    ),
+    Applies.NEITHER: (
+        "at least once: a slot whose function was interrupted is applied again; the log names it as 'applied again'"
+    ),
+}
+
+Per = Literal["slot", "batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyToken:
+    """The name of the rows of one call, unique forever. The same rows have the same token in each call.
+
+    Attributes:
+        id: Its text: at most 200 bytes of ASCII, safe in a URL, a header or a key. Keep it in the target.
+        query: The short form of the query's id.
+        batch: Spark's batch id.
+        slots: The slots of the rows, ascending; one, unless the sink is ``per="batch"``.
+        rows: The number of rows.
+    """
+
+    id: str
+    query: str
+    batch: int
+    slots: tuple[int, ...]
+    rows: int
+
+    @property
+    def slot(self) -> int:
+        """The slot, or the lowest of several."""
+        return self.slots[0]
+
+
+class Skipped(Enum):
+    """The answer of a user's function that leaves rows unread on purpose."""
+
+    SKIPPED = "skipped"
+
+
+SKIPPED: Final = Skipped.SKIPPED
+"""Returned by the user's function: the rest need not be read, for example because the target has the rows."""
+
+Apply = Callable[["pa.RecordBatchReader", ApplyToken], object]
+"""Brings rows into the target before it returns. Of the values it may return only `SKIPPED` has a meaning.
+
+The rows come as a ``pyarrow.RecordBatchReader``, once: iterate over it for one record batch at a time, in bounded
+memory, or take all with ``read_all()`` or ``read_pandas()``. The query stops if the function returns before it has
+taken all rows, and does not return `SKIPPED`.
+"""
+
+IsApplied = Callable[[ApplyToken], bool]
+"""Tells whether the target holds this token's rows. Asked before a repeat, so that they need not be read again."""
+
+
+class RetryLaterError(Exception):
+    """Raised by the user's function: not now. Any other exception means the same, without a time.
+
+    Args:
+        message: The reason, for the operator.
+        after_s: How long not to call the function again for these rows, in seconds.
+    """
+
+    def __init__(self, message: str = "", *, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class RefusedError(Exception):
+    """Raised by the user's function: the target does not take these rows, and never will as things are.
+
+    The query stops at once with the reason. The rows are kept: once the cause is removed and the query started again,
+    the function gets them again.
+    """
+
+
+class UnreadRowsError(Exception):
+    """Raised if the user's function returned before it had taken all of its rows, without `SKIPPED`."""
+
+
+def give(apply: Apply, files: Sequence[BinaryIO], token: ApplyToken) -> None:
+    """Calls the user's function with the rows of checked files.
+
+    Raises:
+        UnreadRowsError: if it has left some of them, and did not return `SKIPPED`.
+    """
+    taken: list[int] = []
+    returned = apply(read(files, taken), token)
+    if sum(taken) < token.rows and returned is not SKIPPED:
+        raise UnreadRowsError(
+            f"The function returned when it had read {sum(taken)} of the {token.rows} rows of {token.id}: read them "
+            "all, or return sparkonce.write_ahead.SKIPPED if the target has the others, or is to do without them."
+        )
+
+
+Job = Callable[[], Finished]
+
+
+class Calls:
+    """Runs jobs by name, in threads that do not keep the process alive. A name has one running job at most.
+
+    Args:
+        parallel: How many run at once. With 1 they run in the order given, and none after one that is not committed.
+    """
+
+    def __init__(self, parallel: int) -> None:
+        self._parallel = parallel
+        self._running: dict[str, Future[Finished]] = {}
+
+    def run(self, jobs: Mapping[str, Job], wait_s: float) -> dict[str, Finished]:
+        """Runs each job whose name is not running yet, and waits for all.
+
+        A job that is not done in time continues, and the next call with its name waits for it again.
+
+        Args:
+            jobs: The jobs, by name.
+            wait_s: How long to wait for all together, in seconds.
+        """
+        new = {name: Future[Finished]() for name in jobs if name not in self._running}
+        free = self._parallel - sum(not future.done() for future in self._running.values())
+        futures = {name: new.get(name) or self._running[name] for name in jobs}
+        queue = deque((new[name], job) for name, job in jobs.items() if name in new)
+        self._running.update(new)
+        for _ in range(min(free, len(queue))):
+            threading.Thread(target=self._work, args=(queue,), name="sparkonce-apply", daemon=True).start()
+        wait(futures.values(), timeout=wait_s)
+        return {name: self._answer(name, future, wait_s) for name, future in futures.items()}
+
+    def _work(self, queue: deque[tuple[Future[Finished], Job]]) -> None:
+        while queue:
+            try:
+                future, job = queue.popleft()
+            except IndexError:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                answer = job()
+            except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
+                future.set_exception(error)
+                _give_up(queue)
+            else:
+                future.set_result(answer)
+                if self._parallel == 1 and answer.outcome not in COMMITTED:
+                    _give_up(queue)
+
+    def _answer(self, name: str, future: Future[Finished], wait_s: float) -> Finished:
+        if future.cancel() or future.cancelled():
+            del self._running[name]
+            return Finished(outcome=Outcome.RETRY, reason="Not applied yet: it waits for those before it.")
+        if not future.done():
+            return Finished(
+                outcome=Outcome.RETRY, reason=f"The function has not returned after {wait_s:g} s and is still running."
+            )
+        del self._running[name]
+        return future.result()
+
+
+def _give_up(queue: deque[tuple[Future[Finished], Job]]) -> None:
+    """Cancels the jobs that have not begun."""
+    with suppress(IndexError):
+        while True:
+            future, _ = queue.popleft()
+            future.cancel()
+            future.set_running_or_notify_cancel()

@@ -13,10 +13,9 @@ from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
 from sparkonce.sinks._shared.committing import FOREIGN, HandleCommitter
-from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
-from sparkonce.sinks.write_ahead.calls import Calls
-from sparkonce.sinks.write_ahead.entry import FIELDS, Entry
+from sparkonce.sinks.write_ahead.application import Application, Calls, CallSettings, Unit
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import FIELDS, Entry
 
 log = logging.getLogger("sparkonce")
 

@@ -1,24 +1,52 @@
-"""The folder in which rows wait, as its two kinds have it in common.
+"""The folder in which rows wait: on a disk, or on a store without atomic renames.
 
 Each transaction has a state; the `Ledger` tells what the absence of its rows means. In every folder there are::
 
     done/NAME    a small marker: the rows were applied; their file is deleted
-    identity     tells this folder from another one in its place
+    identity     tells this folder from another one at the same path
 
 NAME is a `TransactionName`. Nothing is overwritten: a name belongs to one copy of one slot.
+
+On a disk that the driver and all executors see, the subfolder of a transaction's file is its state, and a rename from
+one to the next is atomic::
+
+    open/NAME        being written
+    prepared/NAME    sealed: its writer has let go of it, and an abort may delete it
+    started/NAME     a commit of it has begun: no abort touches it anymore
+
+On an object store or HDFS, a put that lands only if the name is free decides a transaction's state::
+
+    rows/NAME    the rows, whole: put when their writer has sealed them
+    fate/NAME    `started` by a commit that begins, or `discarded` by an abort: the first one stands
+
+A writer fills a temporary file on its own machine. So rows that are not sealed leave nothing on the store, and no sweep
+sees them. Rows that are put late, after their fate, are not touched by any commit: they are deleted by their writer, by
+the next sweep, or with their batch's markers.
 """
 
 from __future__ import annotations
 
 import abc
+import errno
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import BinaryIO
 
 from sparkonce.protocol.ownership import TransactionName
-from sparkonce.sinks.write_ahead.entry import Entry
-from sparkonce.sinks.write_ahead.ledger import Ledger, entries_of, make_identity, put_note, read_identity, text_of
+from sparkonce.sinks.write_ahead.ledger import (
+    Entry,
+    Ledger,
+    entries_of,
+    make_identity,
+    put_note,
+    read_identity,
+    text_of,
+)
 from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles, sync_folder
 
 _DONE = "done"
 
@@ -146,3 +174,193 @@ class WriteAheadFolder(abc.ABC):
 
 def _done(name: TransactionName) -> str:
     return f"{_DONE}/{name}"
+
+
+class DiskFolder(WriteAheadFolder):
+    """See `WriteAheadFolder`.
+
+    Args:
+        root: The path of the folder.
+        ledger: The ledger of the same sink.
+    """
+
+    folders = tuple(state.value for state in RowsState)
+
+    def __init__(self, root: Path, ledger: Ledger) -> None:
+        super().__init__(LocalFiles(root), ledger)
+        self.root = root
+
+    def path(self, state: RowsState, name: TransactionName) -> Path:
+        """Returns the path of a transaction's file in this state."""
+        return self.root / state.value / str(name)
+
+    def create(self, name: TransactionName) -> BinaryIO:
+        """See `WriteAheadFolder.create`."""
+        return create_file(self.path(RowsState.OPEN, name))
+
+    def hide(self, name: TransactionName) -> None:
+        """See `WriteAheadFolder.hide`."""
+        self.path(RowsState.OPEN, name).unlink(missing_ok=True)
+
+    def keep(self, name: TransactionName, file: BinaryIO) -> bool:
+        """See `WriteAheadFolder.keep`."""
+        os.fsync(file.fileno())
+        kept = self._move(name, RowsState.OPEN, RowsState.PREPARED)
+        sync_folder(self.root / RowsState.PREPARED.value)
+        return kept
+
+    def take(self, name: TransactionName) -> bool:
+        """See `WriteAheadFolder.take`."""
+        return self._move(name, RowsState.PREPARED, RowsState.STARTED)
+
+    def sync_taken(self) -> None:
+        """See `WriteAheadFolder.sync_taken`."""
+        sync_folder(self.root / RowsState.STARTED.value)
+
+    def find(self, name: TransactionName) -> RowsState | None:
+        """See `WriteAheadFolder.find`."""
+        # In the order of the states: a file that is moved meanwhile is found in its next one.
+        states = (RowsState.PREPARED, RowsState.STARTED, RowsState.DONE)
+        for state in states:
+            if _exists(self.path(state, name)):
+                return state
+        # Listed, too: a network file system may remember for a while that a name was not there.
+        return next((state for state in states if str(name) in os.listdir(self.root / state.value)), None)  # noqa: PTH208
+
+    def discard(self, name: TransactionName) -> RowsState | None:
+        """See `WriteAheadFolder.discard`."""
+        # In this order: a writer that wakes up cannot prepare a file that is no longer open.
+        for state in (RowsState.OPEN, RowsState.PREPARED):
+            self.path(state, name).unlink(missing_ok=True)
+        return self.find(name)
+
+    def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:
+        """See `WriteAheadFolder.lingering`."""
+        names = [name for state in (RowsState.OPEN, RowsState.PREPARED) for name in self.names(state.value)]
+        return [name for name in names if wanted(name)]
+
+    def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:
+        """See `WriteAheadFolder.url`. Names this disk, not the cluster's default file system."""
+        return f"file://{self.path(state, name)}"
+
+    def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:
+        """See `WriteAheadFolder.open`."""
+        path = self.path(state, name)
+        try:  # network file systems lock only what is open for writing
+            return path.open("r+b")
+        except PermissionError:
+            return path.open("rb")
+
+    def delete_rows(self, entries: Sequence[Entry]) -> None:
+        """See `WriteAheadFolder.delete_rows`."""
+        for entry in entries:
+            self.path(RowsState.STARTED, entry.name).unlink(missing_ok=True)
+
+    def _move(self, name: TransactionName, before: RowsState, after: RowsState) -> bool:
+        try:
+            self.path(before, name).rename(self.path(after, name))
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Creates a file, which must not exist, for writing and reading."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640), "w+b")
+
+
+def _exists(path: Path) -> bool:
+    try:  # Path.exists takes a broken disk for an absent file in some versions of Python
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+_ROWS, _FATE = "rows", "fate"
+_STARTED, _DISCARDED = b"started", b"discarded"
+
+
+class StoredFolder(WriteAheadFolder):
+    """See `WriteAheadFolder`."""
+
+    folders = (_ROWS, _FATE, RowsState.DONE.value)
+
+    def create(self, name: TransactionName) -> BinaryIO:  # noqa: ARG002 - it needs no name yet
+        """See `WriteAheadFolder.create`."""
+        return tempfile.TemporaryFile("w+b", prefix="sparkonce-")
+
+    def hide(self, name: TransactionName) -> None:
+        """See `WriteAheadFolder.hide`. The file has no name."""
+
+    def keep(self, name: TransactionName, file: BinaryIO) -> bool:
+        """See `WriteAheadFolder.keep`."""
+        file.seek(0)
+        self.files.put_large(_rows(name), file)
+        # After the put: either this sees the abort, or the abort's delete sees the rows.
+        if self._fate(name) != _DISCARDED:
+            return True
+        self.files.delete([_rows(name)])
+        return False
+
+    def take(self, name: TransactionName) -> bool:
+        """See `WriteAheadFolder.take`."""
+        # Rows that are gone are not taken: without a fate they count as lost, and not as begun with.
+        return self.files.exists(_rows(name)) and put_note(self.files, _fate_of(name), _STARTED)
+
+    def find(self, name: TransactionName) -> RowsState | None:
+        """See `WriteAheadFolder.find`."""
+        # The marker last: rows that are deleted meanwhile have one.
+        if self.files.exists(_rows(name)):
+            fate = self._fate(name)
+            if fate != _DISCARDED:
+                return RowsState.PREPARED if fate is None else RowsState.STARTED
+        return RowsState.DONE if self.done(name) else None
+
+    def discard(self, name: TransactionName) -> RowsState | None:
+        """See `WriteAheadFolder.discard`."""
+        if put_note(self.files, _fate_of(name), _DISCARDED) or self._fate(name) == _DISCARDED:
+            self.files.delete([_rows(name)])
+        return self.find(name)
+
+    def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:
+        """See `WriteAheadFolder.lingering`."""
+        return [name for name in self.names(_ROWS) if wanted(name) and self._fate(name) != _STARTED]
+
+    def url(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> str:  # noqa: ARG002
+        """See `WriteAheadFolder.url`. Rows stay where they are in all states."""
+        return f"{self.location}/{_rows(name)}"
+
+    def open(self, name: TransactionName, state: RowsState = RowsState.STARTED) -> BinaryIO:  # noqa: ARG002
+        """See `WriteAheadFolder.open`. Rows stay where they are in all states."""
+        file = self.files.open(_rows(name))
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(name))
+        return file
+
+    def delete_rows(self, entries: Sequence[Entry]) -> None:
+        """See `WriteAheadFolder.delete_rows`."""
+        self.files.delete(_rows(entry.name) for entry in entries)
+        # From here on the ledger and the marker say the same.
+        self.files.delete(_fate_of(entry.name) for entry in entries)
+
+    def forget(self, query: str, up_to: int) -> None:
+        """See `WriteAheadFolder.forget`. Deletes also rows and fates that killed processes have left."""
+        super().forget(query, up_to)
+        for folder in (_ROWS, _FATE):
+            self._forget(query, up_to, folder)
+            self.files.tidy(folder)
+
+    def _fate(self, name: TransactionName) -> bytes | None:
+        fate = self.files.read(_fate_of(name))
+        if fate not in (None, _STARTED, _DISCARDED):
+            raise OSError(f"{self.location}/{_fate_of(name)} is damaged, or of another version: {fate[:20]!r}")
+        return fate
+
+
+def _rows(name: TransactionName) -> str:
+    return f"{_ROWS}/{name}"
+
+
+def _fate_of(name: TransactionName) -> str:
+    return f"{_FATE}/{name}"

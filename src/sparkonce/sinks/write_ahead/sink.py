@@ -15,7 +15,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
-from sparkonce.sinks.write_ahead.apply import CONDITIONS, Applies, Apply, IsApplied, Per
+from sparkonce.sinks.write_ahead.application import CONDITIONS, Applies, Apply, IsApplied, Per
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import about_folder, checked_location, local_folder
@@ -38,7 +38,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     Args:
         apply: The function of a slot's rows and the token that names them, see
-            `sparkonce.sinks.write_ahead.apply.Apply`. Called on the driver, from several threads unless
+            `sparkonce.sinks.write_ahead.application.Apply`. Called on the driver, from several threads unless
             ``parallel=1``; need not be picklable.
         applies: The effect in the target of a second call for the same token.
         is_applied: A function that tells before a repeat whether the target holds the token already. Optional.
@@ -204,9 +204,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
         Raises:
             ConfigurationError: if there is none.
         """
-        from sparkonce.sinks.write_ahead.disk import DiskFolder
+        from sparkonce.sinks.write_ahead.folder import DiskFolder, StoredFolder
         from sparkonce.sinks.write_ahead.ledger import Ledger
-        from sparkonce.sinks.write_ahead.stored import StoredFolder
 
         checkpoint = self._checkpoint
         rows = self._rows

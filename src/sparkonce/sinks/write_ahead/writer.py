@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from sparkonce.errors import OutageError, PrepareError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
-from sparkonce.sinks.write_ahead.apply import Apply, ApplyToken, give
-from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.application import Apply, ApplyToken, give
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Entry
 from sparkonce.sinks.write_ahead.rows import RowsFile, check
 from sparkonce.storage.files import may_pass
 

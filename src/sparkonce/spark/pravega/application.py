@@ -9,8 +9,14 @@ from typing import BinaryIO
 from py4j.protocol import Py4JJavaError
 
 from sparkonce.protocol.handles import Finished, Handle
-from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
-from sparkonce.sinks.write_ahead.apply import ApplyToken, RefusedError, RetryLaterError
+from sparkonce.sinks.write_ahead.application import (
+    Application,
+    ApplyToken,
+    CallSettings,
+    RefusedError,
+    RetryLaterError,
+    Unit,
+)
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.spark.pravega.client import PravegaStream, reason

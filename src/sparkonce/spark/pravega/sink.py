@@ -11,8 +11,7 @@ import pyarrow as pa
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
-from sparkonce.sinks.write_ahead.application import CallSettings
-from sparkonce.sinks.write_ahead.apply import Applies
+from sparkonce.sinks.write_ahead.application import Applies, CallSettings
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.modules import require_class
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter

@@ -13,7 +13,7 @@ from sparkonce.arguments import mapping, nonempty, one_of, shown, whole_number
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.sources.group_offsets import GroupOffsets
+from sparkonce.sources.groups import GroupOffsets
 from sparkonce.spark.jvm import execution_of, field
 from sparkonce.spark.start.checkpoint import CheckpointLocation
 from sparkonce.spark.start.classic import check_classic

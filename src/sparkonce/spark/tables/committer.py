@@ -11,16 +11,13 @@ from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
-from sparkonce.sinks.write_ahead.application import Application, CallSettings, Unit
-from sparkonce.sinks.write_ahead.apply import Applies, ApplyToken, RefusedError
+from sparkonce.sinks.write_ahead.application import Application, Applies, ApplyToken, CallSettings, RefusedError, Unit
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
-from sparkonce.sinks.write_ahead.entry import Entry
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
+from sparkonce.sinks.write_ahead.ledger import Entry
 from sparkonce.spark.tables.errors import error_message, is_final
-from sparkonce.spark.tables.fitting import in_tables_order, is_nested, with_own_types
-from sparkonce.spark.tables.merging import Merge
-from sparkonce.spark.tables.repeats import repeated
-from sparkonce.spark.tables.row_checks import refused_insert
+from sparkonce.spark.tables.fitting import in_tables_order, is_nested, refused_insert, with_own_types
+from sparkonce.spark.tables.merging import Merge, repeated
 from sparkonce.spark.tables.table import Label, Table
 from sparkonce.spark.waiting import read_rows, schema_in
 

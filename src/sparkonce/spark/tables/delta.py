@@ -11,7 +11,7 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import DELTA_MODULE
 from sparkonce.spark.jvm import class_name, items, quoted, scala_map
-from sparkonce.spark.tables.fitting import as_stored
+from sparkonce.spark.tables.fitting import Rules, as_stored, not_null
 from sparkonce.spark.tables.merging import (
     INSERT_ALL,
     SOURCE,
@@ -22,7 +22,6 @@ from sparkonce.spark.tables.merging import (
     WhenMatched,
     WhenNotMatched,
 )
-from sparkonce.spark.tables.rules import Rules, not_null
 from sparkonce.spark.tables.sink import TableSink
 from sparkonce.spark.tables.table import Label, Table
 

@@ -1,15 +1,22 @@
-"""Fits the rows' types into those of a table: by the names of fields at every depth, and whatever may be null."""
+"""Fits rows to a table: their types, and the table's rules for every row that is added.
+
+Types are compared by the names of fields at every depth, and by what may be null. Rows are checked against the rules
+before their batch is decided: afterwards the query could only stop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkonce.spark.jvm import quoted
+from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
+
 
 _WHOLE_NUMBERS = ("ByteType", "ShortType", "IntegerType", "LongType")
 _TEXTS = ("StringType", "CharType", "VarcharType")
@@ -186,3 +193,92 @@ def _inside(kind: DataType) -> list[DataType]:
 
 def _by_name(fields: Sequence[StructField] | StructType) -> dict[str, StructField]:
     return {one.name.lower(): one for one in fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The rules of a table for every row that is added, beyond the types.
+
+    Attributes:
+        fills: The values of columns that are not given, by name, made of those that are; all others get null.
+        conditions: The conditions that a row must meet, by the table's name for each.
+    """
+
+    fills: Mapping[str, Column]
+    conditions: Mapping[str, Column]
+
+
+def not_null(column: str) -> tuple[str, Column]:
+    """Returns the condition that a column, or a field within one, has a value; its name is quoted."""
+    from pyspark.sql import functions
+
+    return f"{column} must not be null", functions.col(column).isNotNull()
+
+
+REASON = "__sparkonce_reason"
+_GIVEN = "__sparkonce_given"
+
+
+def with_reason(
+    rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
+) -> DataFrame:
+    """Returns rows with one more column, `REASON`: why the table would not take what is inserted for a row, or null.
+
+    Args:
+        rows: The rows, as the alias ``source``.
+        values: What is inserted, by the name of its column in lower case.
+        fields: The table's columns.
+        rules: The table's rules, which fill other columns.
+        where: The table's setting and its value, for messages.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    plain = [
+        as_stored(values.get(one.name.lower(), F.lit(None).cast(one.dataType)), one.dataType).alias(one.name)
+        for one in fields
+        if one.name not in rules.fills
+    ]
+    filled = [
+        as_stored(fill, one.dataType).alias(one.name)
+        for one in fields
+        if (fill := rules.fills.get(one.name)) is not None
+    ]
+    broken = F.coalesce(
+        *(
+            F.when(~F.coalesce(condition, F.lit(False)), F.lit(f"{where} does not take a row: {name}"))
+            for name, condition in rules.conditions.items()
+        )
+    )
+    given = F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN)
+    return rows.select(given, *plain).select("*", *filled).select(f"{_GIVEN}.*", broken.alias(REASON))
+
+
+def refused_insert(
+    merge: Merge, rows: DataFrame, table: DataFrame, fields: Sequence[StructField], rules: Rules, where: str
+) -> str:
+    """Returns the reason why the table would not take a row that the expressions of `when_not_matched` insert.
+
+    Only rows that match none of the table's now are inserted: so it is asked for matches, once a row breaks a rule.
+
+    Args:
+        merge: The settings of the merge.
+        rows: The rows of the batch.
+        table: The table's rows.
+        fields: The table's columns.
+        rules: The table's rules for rows whose columns are those of the expressions.
+        where: The table's setting and its value, for messages.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    if not isinstance(merge.not_matched, Mapping) or not rules.conditions:
+        return ""
+    spark, counting = rows.sparkSession, merge.last(rows).alias(SOURCE)
+    inserts = merge.inserts(spark)
+    wanted = counting if inserts is None else counting.where(inserts)
+    values = {column.lower(): F.expr(text) for column, text in merge.not_matched.items()}
+    broken = with_reason(wanted.alias(SOURCE), values, fields, rules, where).where(F.col(REASON).isNotNull())
+    if broken.isEmpty():
+        return ""
+    on = F.expr(merge.plan(spark, rows.columns, fields).on)
+    found = broken.alias(SOURCE).join(table.alias(TARGET), on, "left_anti").select(REASON).limit(1).collect()
+    return str(found[0][0]) if found else ""

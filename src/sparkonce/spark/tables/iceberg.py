@@ -15,16 +15,8 @@ from sparkonce.sink import Facts
 from sparkonce.sources.packages import ICEBERG_MODULE
 from sparkonce.spark.jvm import quoted
 from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.fitting import not_null_inside
-from sparkonce.spark.tables.merging import (
-    INSERT_ALL,
-    UPDATE_ALL,
-    Merge,
-    MergePlan,
-    WhenMatched,
-    WhenNotMatched,
-)
-from sparkonce.spark.tables.rules import Rules, not_null
+from sparkonce.spark.tables.fitting import Rules, not_null, not_null_inside
+from sparkonce.spark.tables.merging import INSERT_ALL, UPDATE_ALL, Merge, MergePlan, WhenMatched, WhenNotMatched
 from sparkonce.spark.tables.sink import TableSink, driver_session
 from sparkonce.spark.tables.table import Label, Table
 

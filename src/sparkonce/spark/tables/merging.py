@@ -1,23 +1,32 @@
 """MERGE: what a batch does to the rows of a table that have the same keys, and what becomes of its other rows.
 
-In all expressions ``source`` is a row of the batch, and ``target`` a row of the table.
+In all expressions ``source`` is a row of the batch, and ``target`` a row of the table. The settings of a merge are
+checked against the columns of the table and of the rows without running anything. Before a batch is decided, its rows
+are searched for several of one key, since a merge takes one of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING, Literal
+from functools import partial, reduce
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from sparkonce.arguments import mapping, nonempty, one_of, texts
-from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.write_ahead.apply import RefusedError
+from sparkonce.errors import ConfigurationError, SchemaError
+from sparkonce.sinks._shared.arrow import python_value
+from sparkonce.sinks.write_ahead.application import RefusedError
 from sparkonce.spark.jvm import items, quoted
+from sparkonce.spark.tables.errors import error_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import DataType, StructField
+
 
 WhenMatched = Literal["update_all"] | Mapping[str, str] | None
 WhenNotMatched = Literal["insert_all"] | Mapping[str, str] | None
@@ -301,3 +310,161 @@ def names_in(spark: SparkSession, text: str) -> list[list[str]]:
     leaves = spark._jsparkSession.sessionState().sqlParser().parseExpression(text).collectLeaves()
     found = [leaf for leaf in items(leaves) if leaf.getClass().getSimpleName() == "UnresolvedAttribute"]
     return [[str(part).lower() for part in items(leaf.nameParts())] for leaf in found]
+
+
+_T = TypeVar("_T")
+
+
+def check_merge(merge: Merge, table: DataFrame, fields: list[StructField], rows: DataFrame, where: str) -> None:
+    """Checks every setting of a merge.
+
+    Args:
+        merge: The settings.
+        table: The table.
+        fields: Its columns.
+        rows: The rows, of which only the columns matter.
+        where: The table's setting and its value, for messages.
+
+    Raises:
+        SchemaError: naming the setting.
+    """
+    there = {one.name.lower(): one for one in fields}
+    _check_names(merge, {name.lower() for name in rows.columns}, set(there), where)
+    _analysed("order_by", str(list(merge.order_by)), lambda: merge.last(rows))
+    alone = rows.alias(SOURCE)
+    both = table.alias(TARGET).crossJoin(alone)
+    for setting, text in merge.conditions.items():
+        _check_condition(setting, text, alone if setting == "insert_when" else both)
+    for setting, changes in merge.changes.items():
+        for column, text in changes.items():
+            frame = alone if setting == "when_not_matched" else both
+            _check_value(f"{setting}[{column!r}]", text, frame, there[column.lower()].dataType)
+    keys = " AND ".join(f"{TARGET}.{quoted(name)} = {SOURCE}.{quoted(name)}" for name in merge.on)
+    _analysed("merge_on", str(list(merge.on)), lambda: both.where(keys))
+
+
+def check_syntax(merge: Merge, spark: SparkSession) -> None:
+    """Checks that every expression is one.
+
+    Raises:
+        SchemaError: naming the setting.
+    """
+    given = [*merge.conditions.items()]
+    given += [(f"{setting}[{name!r}]", text) for setting, some in merge.changes.items() for name, text in some.items()]
+    for setting, text in given:
+        _analysed(setting, text, partial(names_in, spark, text))
+
+
+def _check_names(merge: Merge, given: set[str], there: set[str], where: str) -> None:
+    named = [("merge_on", name) for name in merge.on] + [("order_by", name) for name in merge.order_by]
+    wanted = [(*one, columns, whose) for one in named for columns, whose in ((given, "the rows"), (there, where))]
+    wanted += [(setting, name, there, where) for setting, changes in merge.changes.items() for name in changes]
+    for setting, name, columns, whose in wanted:
+        if name.lower() not in columns:
+            raise SchemaError(
+                f"{setting} names column {name!r}, which {whose} does not have: there are {sorted(columns)}.",
+                next_step="Name a column that is there.",
+            )
+
+
+def _check_condition(setting: str, text: str, frame: DataFrame) -> None:
+    # In a WHERE, as in a MERGE, there are no aggregates, windows or generators.
+    _check_plan(setting, text, _analysed(setting, text, lambda: frame.where(text)))
+
+
+def _check_value(setting: str, text: str, frame: DataFrame, kind: DataType) -> None:
+    _check_plan(setting, text, _analysed(setting, text, lambda: frame.where(f"({text}) IS NULL")))
+    given = frame.selectExpr(f"({text}) AS value").schema[0].dataType
+    types = frame.sparkSession._jvm.org.apache.spark.sql
+    of_java = (types.types.DataType.fromJson(one.json()) for one in (given, kind))
+    if not types.catalyst.expressions.Cast.canANSIStoreAssign(*of_java):
+        raise SchemaError(
+            f"{setting}={text!r} is a {given.simpleString()}, and the column is a {kind.simpleString()}.",
+            next_step="Cast it to the column's type.",
+        )
+
+
+def _check_plan(setting: str, text: str, found: DataFrame) -> None:
+    plan = found._jdf.queryExecution().analyzed()
+    if not plan.deterministic():
+        raise SchemaError(
+            f"{setting}={text!r} gives another value each time, and a merge may be computed again.",
+            next_step="Compute it in the query, before the rows reach the sink, and name the column here.",
+        )
+    if not plan.subqueriesAll().isEmpty():
+        raise SchemaError(
+            f"{setting}={text!r} has a subquery, which a MERGE does not take.",
+            next_step="Join in the query, before the rows reach the sink.",
+        )
+
+
+def _analysed(setting: str, text: str, make: Callable[[], _T]) -> _T:
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        return make()
+    except (AnalysisException, ParseException) as error:
+        raise SchemaError(
+            f"{setting}={text} cannot be used with these columns: {error_message(error)}",
+            next_step="Write Spark's SQL over source.… for a row of the batch, and target.… for a row of the table.",
+        ) from None
+
+
+_MOST_IN_DRIVER = 1_000_000
+"""The most rows whose keys the driver compares by itself: in less time than Spark starts its jobs in."""
+
+_COUNT = "__sparkonce_count"
+
+
+def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], DataFrame]) -> str:
+    """Returns the reason to refuse rows of which several have one key; empty if none have.
+
+    Args:
+        on: The key columns.
+        files: The files of the rows, in Parquet.
+        rows: Reads these files by Spark, which counts where there are many rows or keys of rare types.
+    """
+    read = [pq.ParquetFile(file) for file in files]
+    few = sum(one.metadata.num_rows for one in read) <= _MOST_IN_DRIVER
+    columns = _columns(on, read[0].schema_arrow)
+    if few and all(_is_plain(read[0].schema_arrow.field(name).type) for name in columns):
+        found = _in_driver(pa.concat_tables(one.read(columns=columns) for one in read))
+    else:
+        found = _by_spark(on, rows())
+    if found is None:
+        return ""
+    *key, count = found
+    told = ", ".join(f"{name}={value}" for name, value in zip(on, key, strict=True))
+    return (
+        f"{count} rows of the batch have the key {told}, and merge_on={list(on)} takes one of each: aggregate in the "
+        "query, or give order_by=, for the last one to count"
+    )
+
+
+def _columns(on: Sequence[str], schema: pa.Schema) -> list[str]:
+    """Returns the names of the key columns as the rows have them: Spark makes no difference of case."""
+    names = {name.lower(): name for name in schema.names}
+    return [names[name.lower()] for name in on]
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Tells if Arrow and Spark agree on which values of a type are equal: they do not on zeros of two signs."""
+    return not pa.types.is_nested(kind) and not pa.types.is_floating(kind)
+
+
+def _in_driver(keys: pa.Table) -> list[str] | None:
+    """Returns the values of a key that several rows have, and their number, all as text."""
+    names = [str(number) for number in range(keys.num_columns)]
+    counted = keys.rename_columns(names).drop_null().group_by(names).aggregate([([], "count_all")])
+    found = counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1)
+    return [repr(python_value(column[0])) for column in found.columns] if found.num_rows else None
+
+
+def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    counted = rows.where(has_key(on)).groupBy(*map(quoted, on)).agg(F.count("*").alias(_COUNT))
+    # As text: Python has no date after the year 9999.
+    texts = [F.col(one).cast("string") for one in (*map(quoted, on), _COUNT)]
+    found = counted.where(F.col(_COUNT) > 1).limit(1).select(*texts).collect()
+    return [str(value) for value in found[0]] if found else None

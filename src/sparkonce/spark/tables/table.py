@@ -15,11 +15,10 @@ from urllib.parse import unquote, urlsplit
 from sparkonce.protocol.handles import Scalar, transaction_fields
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.write_ahead.application import Unit
-from sparkonce.sinks.write_ahead.entry import Entry
+from sparkonce.sinks.write_ahead.ledger import Entry
 from sparkonce.spark.jvm import quoted
-from sparkonce.spark.tables.fitting import nullable
+from sparkonce.spark.tables.fitting import Rules, nullable
 from sparkonce.spark.tables.merging import MergePlan
-from sparkonce.spark.tables.rules import Rules
 from sparkonce.storage.local import sync_file_system
 
 if TYPE_CHECKING:

@@ -102,7 +102,7 @@ class FilesSystem(Injectable, VerifiedSystem):
 
     def expire(self, handle: Handle) -> bool:
         """Deletes the files that a transaction holds back, as somebody may who tidies up."""
-        from sparkonce.sinks.files.handle import read_handle
+        from sparkonce.sinks.files.store import read_handle
 
         for one in read_handle(handle).files or ():
             (self.folder / HELD / str(one["held"])).unlink()

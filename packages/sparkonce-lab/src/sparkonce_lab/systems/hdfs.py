@@ -106,7 +106,7 @@ class HdfsSystem(ServerSystem):
 
     def expire(self, handle: Handle) -> bool:
         """Deletes the files that a transaction holds back, as somebody may who tidies up."""
-        from sparkonce.sinks.files.handle import read_handle
+        from sparkonce.sinks.files.store import read_handle
 
         for one in read_handle(handle).files or ():
             self._ask("delete", f"{self.folder}/{HELD}/{one['held']}")

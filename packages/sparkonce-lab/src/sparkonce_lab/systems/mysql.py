@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.sinks.mysql.names import Xid, quote, stage_table
+from sparkonce.sinks.mysql.markers import Xid, quote, stage_table
 from sparkonce.sinks.mysql.settings import parse_settings
 from sparkonce_lab.rig.matchers import after
 from sparkonce_lab.rig.servers.mariadb import MISSING, NEXT, MariaDBServer

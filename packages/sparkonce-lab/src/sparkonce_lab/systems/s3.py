@@ -158,7 +158,7 @@ class S3System(ServerSystem, VerifiedSystem):
 
     def expire(self, handle: Handle) -> bool:
         """Aborts the uploads of a transaction, as a lifecycle rule does."""
-        from sparkonce.sinks.files.handle import read_handle
+        from sparkonce.sinks.files.store import read_handle
 
         wanted = {str(one["upload_id"]) for one in read_handle(handle).files or ()}
         for upload in self.uploads():

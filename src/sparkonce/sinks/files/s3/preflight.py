@@ -13,9 +13,7 @@ from typing import Any
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.names import HIDDEN, STALE_S
-from sparkonce.sinks.files.s3.listing import MOST_A_PAGE, list_uploads
-from sparkonce.sinks.files.s3.outcomes import OCCUPIED, Answer, read
-from sparkonce.sinks.files.s3.requests import ask
+from sparkonce.sinks.files.s3.requests import MOST_A_PAGE, OCCUPIED, Answer, ask, list_uploads, read
 from sparkonce.sinks.files.s3.settings import S3Settings
 
 log = logging.getLogger(__name__)

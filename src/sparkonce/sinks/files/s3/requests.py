@@ -1,11 +1,27 @@
-"""Sends requests, and returns refusals as values, which the table in `outcomes` reads."""
+"""Sends S3's requests, lists open uploads, and maps answers to outcomes. An unlisted answer is UNKNOWN.
+
+Refusals are returned as values, and nothing is undone upon UNKNOWN. The answers are those of Amazon S3's API reference
+("Error responses", CompleteMultipartUpload, AbortMultipartUpload, If-None-Match), tried against versitygw 1.8.0 as far
+as it has them. Also listed are those that botocore 1.44 repeats in its modes ``standard`` and ``legacy``.
+
+S3 answers NoSuchUpload both for an upload that was completed and for one that was aborted. So neither that answer nor
+that the key is taken proves anything yet: the object at the key decides, by the metadata that its upload was begun
+with. A store may also answer "done" to a completion that it did not make. Versitygw 1.8.0 does while another completion
+is at work, and whenever any object is at the key. Only the answer of the completion that made the object has a
+checksum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote_plus
 
-from sparkonce.sinks.files.s3.outcomes import NOT_SENT, TRANSACTION, UPLOAD, Answer, Present
+from sparkonce.protocol.handles import Finished, Outcome
+from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
+from sparkonce.sinks.files.names import name_in
+from sparkonce.sinks.files.store import Fields
 from sparkonce.words import one_line
 
 
@@ -56,3 +72,262 @@ def read_object(*, client: Any, bucket: str, key: str) -> Mapping[str, Any]:
     answer = client.get_object(Bucket=bucket, Key=key)
     with answer["Body"] as body:
         return {"Body": body.read()}
+
+
+MOST_A_PAGE = 1_000
+
+
+def list_uploads(client: Any, bucket: str, prefix: str, page: int) -> Iterator[tuple[str, str] | Answer]:
+    """Yields key and id of every open upload below a prefix; ends with an `Answer` if the store refuses to continue.
+
+    Args:
+        client: A boto3 client.
+        bucket: The bucket.
+        prefix: The prefix of the keys.
+        page: How many uploads to ask for at once, at most 1,000.
+    """
+    asked: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxUploads": page, "EncodingType": "url"}
+    key = ""
+    while True:
+        answer = ask(client.list_multipart_uploads, **asked)
+        if _refuses_marker(answer, asked):
+            # Versitygw 1.8.0 takes no marker within a key: all uploads of that key, then those after it.
+            yield from _of_one_key(client, bucket, key)
+            del asked["UploadIdMarker"]
+            answer = ask(client.list_multipart_uploads, **asked)
+        if isinstance(answer, Answer):
+            yield answer
+            return
+        yield from _uploads(answer)
+        if not answer.get("IsTruncated"):
+            return
+        key = _decoded(answer, answer["NextKeyMarker"])
+        asked |= {"KeyMarker": key, "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
+
+
+def _refuses_marker(answer: Mapping[str, Any] | Answer, asked: Mapping[str, Any]) -> bool:
+    return isinstance(answer, Answer) and answer.code == "InvalidArgument" and bool(asked.get("UploadIdMarker"))
+
+
+def _of_one_key(client: Any, bucket: str, key: str) -> Iterator[tuple[str, str] | Answer]:
+    answer = ask(client.list_multipart_uploads, Bucket=bucket, Prefix=key, MaxUploads=MOST_A_PAGE, EncodingType="url")
+    if isinstance(answer, Answer):
+        yield answer
+        return
+    yield from ((found, upload) for found, upload in _uploads(answer) if found == key)
+
+
+def _uploads(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for upload in answer.get("Uploads", ()):
+        yield _decoded(answer, upload["Key"]), str(upload["UploadId"])
+
+
+def _decoded(answer: Mapping[str, Any], key: str) -> str:
+    return unquote_plus(key) if answer.get("EncodingType") == "url" else key
+
+
+TRANSACTION = "sparkonce-transaction"
+"""The object's metadata with the text of its transaction's name."""
+
+UPLOAD = "sparkonce-upload"
+"""The object's metadata that tells two uploads of one name apart: a random text of the writer's."""
+
+NO_SUCH_UPLOAD = "NoSuchUpload"
+OCCUPIED = "PreconditionFailed"
+DONE = ""
+"""The code of an answer that reports success."""
+
+NOT_SENT = 0
+"""The status of a request that boto3 itself refused."""
+
+LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
+"""Answers to a completion that decide nothing without a look at the object at the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A refusal by the server, or the absence of an answer.
+
+    Attributes:
+        status: HTTP's status; None if no answer came, `NOT_SENT` if boto3 sent nothing.
+        code: S3's code; HTTP's status if S3 sends no body, as to HeadObject.
+        reason: The server's message, or why no answer came.
+        deleted: Whether the newest version at the key marks the object as deleted.
+    """
+
+    status: int | None
+    code: str
+    reason: str = ""
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """The object at a key.
+
+    Attributes:
+        size: Its size in bytes.
+        etag: Its ETag without quotes.
+        transaction: Its metadata `TRANSACTION`, empty if it has none.
+        mark: Its metadata `UPLOAD`, empty if it has none.
+    """
+
+    size: int
+    etag: str
+    transaction: str = ""
+    mark: str = ""
+
+
+_RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN
+_RIGHT = "Nothing is lost yet: grant the right before a lifecycle rule aborts the upload."
+_SLOWER = Meaning(_RETRY, "The store asks for fewer requests.")
+_CONFLICT = Meaning(_RETRY, "Another request for the same object is at work.")
+_MEANINGS = {
+    # All that botocore takes for throttling, of any of AWS's services: other stores use them, too.
+    "SlowDown": _SLOWER,
+    "BandwidthLimitExceeded": _SLOWER,
+    "EC2ThrottledException": _SLOWER,
+    "LimitExceededException": _SLOWER,
+    "PriorRequestNotComplete": _SLOWER,
+    "ProvisionedThroughputExceededException": _SLOWER,
+    "RequestLimitExceeded": _SLOWER,
+    "RequestThrottled": _SLOWER,
+    "RequestThrottledException": _SLOWER,
+    "ThrottledException": _SLOWER,
+    "Throttling": _SLOWER,
+    "ThrottlingException": _SLOWER,
+    "TooManyRequests": _SLOWER,
+    "TooManyRequestsException": _SLOWER,
+    "TransactionInProgressException": _SLOWER,
+    "InsufficientStorage": Meaning(_RETRY, "The store has no room: make some."),
+    "ServiceUnavailable": Meaning(_RETRY, "The store is overloaded or away."),
+    "InternalError": Meaning(_RETRY, "The store failed; it may have applied the request."),
+    "RequestTimeout": Meaning(_RETRY, "The store gave up waiting for the request."),
+    "RequestTimeoutException": Meaning(_RETRY, "The store gave up waiting for the request."),
+    "BadDigest": Meaning(_RETRY, "The request was damaged on its way."),
+    "XAmzContentSHA256Mismatch": Meaning(_RETRY, "The request was damaged on its way."),
+    "OperationAborted": _CONFLICT,
+    "ConditionalRequestConflict": _CONFLICT,
+    "409": _CONFLICT,  # without a body
+    "AccessDenied": Meaning(_UNKNOWN, _RIGHT),
+    "AllAccessDisabled": Meaning(_UNKNOWN, "The bucket or the account is locked."),
+    "InvalidAccessKeyId": Meaning(_UNKNOWN, "The store does not know the access key: correct the credentials."),
+    "SignatureDoesNotMatch": Meaning(_UNKNOWN, "The secret key is wrong: correct the credentials."),
+    "NoCredentialsError": Meaning(_UNKNOWN, "boto3 finds no credentials: set them, or give the machine a role."),
+    "CredentialRetrievalError": Meaning(_RETRY, "boto3 could not fetch credentials."),
+    "ExpiredToken": Meaning(_UNKNOWN, "The session token has expired: renew the credentials."),
+    "InvalidToken": Meaning(_UNKNOWN, "The session token is wrong: renew the credentials."),
+    "RequestTimeTooSkewed": Meaning(
+        _UNKNOWN, "This machine's clock and the store's are too far apart: set the clock (NTP)."
+    ),
+    "NoSuchBucket": Meaning(_UNKNOWN, "The bucket is gone, or endpoint_url leads to another store."),
+    "PermanentRedirect": Meaning(_UNKNOWN, "The bucket is in another region: set region_name."),
+    "AuthorizationHeaderMalformed": Meaning(_UNKNOWN, "The bucket is in another region: set region_name."),
+    "InvalidPart": Meaning(_UNKNOWN, "A part of the upload is missing or is not the one that was written."),
+    "InvalidPartOrder": Meaning(_UNKNOWN, "The handle's list of parts is damaged."),
+    "EntityTooSmall": Meaning(_UNKNOWN, "A part is smaller than the store allows: raise part_size_bytes."),
+    "EntityTooLarge": Meaning(_UNKNOWN, "The file is larger than the store allows."),
+    "NotImplemented": Meaning(_UNKNOWN, "The store does not have this request, or one of its headers."),
+}
+_TABLE = ErrorTable(_MEANINGS)
+_BY_STATUS: Mapping[int, str] = {
+    301: "PermanentRedirect",
+    403: "AccessDenied",
+    408: "RequestTimeout",
+    429: "TooManyRequests",
+    500: "InternalError",
+    501: "NotImplemented",
+    502: "ServiceUnavailable",
+    503: "ServiceUnavailable",
+    504: "ServiceUnavailable",
+    507: "InsufficientStorage",
+    509: "BandwidthLimitExceeded",
+}
+_KMS = "The key of the encryption cannot be used: see sse_kms_key_id, and its policy."
+
+RIGHTS: Mapping[str, str] = {
+    "HeadBucket": "s3:ListBucket",
+    "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "PutObject": "s3:PutObject",
+    "ListParts": "s3:ListMultipartUploadParts",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "HeadObject": "s3:GetObject and s3:ListBucket",
+    "GetObject": "s3:GetObject and s3:ListBucket",
+    "DeleteObject": "s3:DeleteObject",
+    "GetBucketVersioning": "s3:GetBucketVersioning",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+}
+"""The right that each request needs, in IAM's words."""
+
+
+def read(answer: Answer, request: str) -> Finished:
+    """Returns the outcome that a refusal shows by itself.
+
+    Args:
+        answer: The server's answer.
+        request: The request in S3's words, which names the right that is missing.
+    """
+    if answer.status is None:
+        return Finished(outcome=_RETRY, reason=f"{request}: no answer: {answer.reason}")
+    code = answer.code if answer.code in _MEANINGS else _BY_STATUS.get(answer.status, answer.code)
+    if answer.code.startswith("KMS."):
+        return Finished(outcome=_UNKNOWN, reason=f"{request}: {answer.code}. {_KMS}")
+    if code not in _MEANINGS:
+        return _TABLE.finished(code, "", shown=f"{request}: {answer.status} {code}: {answer.reason}".rstrip(": "))
+    shown = code if answer.code == code else f"{code} ({answer.code})"
+    right = f" (missing: {RIGHTS[request]})" if code == "AccessDenied" and request in RIGHTS else ""
+    return _TABLE.finished(code, "", shown=f"{request}: {shown}{right}")
+
+
+def after_look(code: str, found: Present | Answer, fields: Fields) -> Finished:
+    """Returns the outcome of a completion by the object that is at the key now.
+
+    Args:
+        code: The answer to the completion, one of `LOOK`.
+        found: The object, or HeadObject's refusal.
+        fields: The handle's fields.
+    """
+    if isinstance(found, Present):
+        if is_own(found, fields):
+            done = Outcome.COMMITTED if code == DONE else Outcome.ALREADY_COMMITTED
+            return Finished(outcome=done)
+        return Finished(
+            outcome=Outcome.UNKNOWN,
+            reason=f"At {fields['path']} is somebody else's object, {found.size} bytes, ETag {found.etag}, where this "
+            f"file of {fields.get('size', '?')} bytes belongs or has been.",
+        )
+    if found.status != 404 or found.code == "NoSuchBucket":
+        return read(found, "HeadObject")
+    if found.deleted:
+        return Finished(
+            outcome=Outcome.UNKNOWN, reason=f"{fields['path']} was published and deleted: its newest version is a mark."
+        )
+    if code != NO_SUCH_UPLOAD:
+        return Finished(outcome=Outcome.RETRY, reason="The store is still putting the object together.")
+    return Finished(
+        outcome=Outcome.LOST, reason=f"{NO_SUCH_UPLOAD}, and no object: the upload was aborted, by a rule or by hand."
+    )
+
+
+def is_own(found: Present, fields: Fields) -> bool:
+    """Returns whether this handle's upload made the object.
+
+    Compares the metadata that the upload was begun with, or ETag and size if the store keeps no metadata.
+    """
+    if "mark" not in fields:  # the handle was made of a listing, and knows its name alone
+        return bool(found.transaction) and found.transaction == name_text(str(fields["path"]))
+    if found.size != fields["size"]:
+        return False
+    if found.mark:
+        return found.mark == fields["mark"]
+    return found.etag == fields["checksum"]
+
+
+def name_text(path: str) -> str:
+    """Returns the name of a file's transaction as metadata can hold it, in ASCII; empty if it has none."""
+    name = name_in(path)
+    return "" if name is None else quote(str(name))

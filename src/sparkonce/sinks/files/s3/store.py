@@ -1,26 +1,51 @@
-"""The prefix as a `FileStore`; see the package for how a file is published."""
+"""A bucket's prefix as a `FileStore`: stages, publishes and discards files.
+
+A file is staged as a multipart upload, sent part by part from a writer's thread. Any process can complete or abort the
+upload; see the package for how that publishes the file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import logging
 import re
+import secrets
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from sparkonce.errors import ConfigurationError, UnknownOutcomeError
+from sparkonce.errors import ConfigurationError, OutageError, PrepareError, UnknownOutcomeError
+from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks.files.names import name_in
-from sparkonce.sinks.files.s3.finish import Finisher
-from sparkonce.sinks.files.s3.listing import list_uploads
-from sparkonce.sinks.files.s3.outcomes import Answer, read
-from sparkonce.sinks.files.s3.requests import ask, read_object
-from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
-from sparkonce.sinks.files.s3.writing import S3StagedFile, Uploader
+from sparkonce.sinks.files.s3.requests import (
+    DONE,
+    LOOK,
+    NO_SUCH_UPLOAD,
+    TRANSACTION,
+    UPLOAD,
+    Answer,
+    Present,
+    after_look,
+    ask,
+    is_own,
+    list_uploads,
+    look,
+    name_text,
+    read,
+    read_object,
+)
+from sparkonce.sinks.files.s3.settings import MIB, S3Settings, client, read_location, read_settings
 from sparkonce.sinks.files.store import Fields, FileState, FileStore, Staged, StagedFile
 
 if TYPE_CHECKING:
     from sparkonce.protocol.handles import Finished
     from sparkonce.sinks.files.s3.preflight import Findings
+
 
 T = TypeVar("T")
 
@@ -228,3 +253,345 @@ class S3Store(FileStore):
             f"{self.location}: {read(answer, request).reason}",
             next_step=_ASK_AGAIN,
         )
+
+
+log = logging.getLogger(__name__)
+
+MOST_PARTS = 10_000
+"""The limit of S3 itself."""
+
+LARGEST_PART_BYTES = 5 * 1024 * MIB
+PARTS_OF_ONE_SIZE = 1_000
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+def part_size(number: int, first_bytes: int) -> int:
+    """Returns the size of part ``number``, from 1. It doubles after each 1,000 parts, so that 5 TiB take < 10,000."""
+    return min(first_bytes << ((number - 1) // PARTS_OF_ONE_SIZE), LARGEST_PART_BYTES)
+
+
+def final_etag(etags: Sequence[str]) -> str:
+    """Returns the ETag of the whole object; a hash of its parts' ETags if those are not MD5s, as with SSE-KMS."""
+    if not all(_MD5.fullmatch(etag) for etag in etags):
+        return f"sha256:{hashlib.sha256(','.join(etags).encode()).hexdigest()}"
+    whole = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False).hexdigest()
+    return f"{whole}-{len(etags)}"
+
+
+class Uploader:
+    """The threads, and the memory of parts under way, that all files of a worker process share.
+
+    Args:
+        client: A boto3 client, which repeats what may be repeated.
+        begin_client: A client that sends each request once: the repeats are made here.
+        settings: Sizes and numbers.
+        bucket: The bucket.
+        discard: Aborts an upload.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        begin_client: Any,
+        settings: S3Settings,
+        bucket: str,
+        discard: Callable[[Fields], Finished],
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.bucket = bucket
+        self.discard = discard
+        self._begin_client = begin_client
+        self._pool = ThreadPoolExecutor(settings.upload_threads, thread_name_prefix="sparkonce-s3-upload")
+        self._slots = threading.BoundedSemaphore(settings.upload_threads)
+
+    def begin(self, key: str, name: str, mark: str) -> Future[str]:
+        """Begins an upload, in the background."""
+        return self._pool.submit(self._begin, key, name, mark)
+
+    def send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> Future[str]:
+        """Uploads a part, in the background once there is memory for it, and gives its ETag."""
+        self._slots.acquire()  # freed by a part that ends, and those have timeouts
+        try:
+            future = self._pool.submit(self._send, key, upload, number, body)
+        except BaseException:
+            self._slots.release()
+            raise
+        future.add_done_callback(lambda _: self._slots.release())
+        return future
+
+    def close(self) -> None:
+        """Ends the threads, once they have finished what is under way."""
+        self._pool.shutdown()
+
+    def _begin(self, key: str, name: str, mark: str) -> str:
+        attempt = 1
+        while True:
+            answer = ask(
+                self._begin_client.create_multipart_upload,
+                Bucket=self.bucket,
+                Key=key,
+                Metadata={TRANSACTION: name, UPLOAD: mark},
+                ContentType="application/octet-stream",
+                **self.settings.object_options(),
+            )
+            if not isinstance(answer, Answer):
+                return str(answer["UploadId"])
+            finished = read(answer, "CreateMultipartUpload")
+            if finished.outcome is not Outcome.RETRY or attempt == self.settings.attempts:
+                raise _not_whole(key, finished)
+            # If the answer was lost and the upload begun, the next sweep finds it.
+            time.sleep(min(0.05 * 2**attempt, 2.0))
+            attempt += 1
+
+    def _send(self, key: str, upload: Future[str], number: int, body: bytes | bytearray) -> str:
+        # A part waits only for an earlier task of the same queue, so threads cannot wait for each other forever.
+        answer = ask(
+            self.client.upload_part,
+            Bucket=self.bucket,
+            Key=key,
+            UploadId=upload.result(),
+            PartNumber=number,
+            Body=body,
+        )
+        if isinstance(answer, Answer):
+            raise _not_whole(key, read(answer, "UploadPart"))
+        return str(answer["ETag"]).strip('"')
+
+
+def _not_whole(key: str, finished: Finished) -> PrepareError:
+    kind = OutageError if finished.outcome is Outcome.RETRY else PrepareError
+    return kind(f"The file {key} could not be uploaded. {finished.reason}", outcome=finished.outcome.value)
+
+
+class S3StagedFile(StagedFile):
+    """A file under way to a bucket. One call at a time, from any thread.
+
+    Args:
+        uploader: This process's uploader.
+        prefix: The prefix of the sink's keys.
+        path: The path below the prefix at which it is to be published.
+    """
+
+    def __init__(self, uploader: Uploader, prefix: str, path: str) -> None:
+        self._uploader = uploader
+        self._prefix = prefix
+        self._path = path
+        self._key = prefix + path
+        self._mark = secrets.token_hex(8)
+        self._upload = uploader.begin(self._key, name_text(path), self._mark)
+        self._parts: list[Future[str]] = []
+        self._buffer = bytearray()
+        self._size = 0
+        self._stream = _Stream(self._write, self.size)
+
+    @property
+    def stream(self) -> BinaryIO:
+        """See `StagedFile.stream`."""
+        return cast("BinaryIO", self._stream)
+
+    def size(self) -> int:
+        """See `StagedFile.size`."""
+        return self._size
+
+    def seal(self) -> Fields:
+        """See `StagedFile.seal`. Waits until all parts have arrived; the object does not exist yet."""
+        if self._buffer or not self._parts:  # S3 completes no upload without parts
+            self._send_part()
+        etags = [part.result() for part in self._parts]
+        # All of them: a completion names them even if the upload is gone, and ListParts with it.
+        return {**self._fields(self._upload.result()), "checksum": final_etag(etags), "etags": ",".join(etags)}
+
+    def _fields(self, upload: str) -> dict[str, str | int]:
+        return {
+            "bucket": self._uploader.bucket,
+            "prefix": self._prefix,
+            "path": self._path,
+            "upload_id": upload,
+            "mark": self._mark,
+            "size": self._size,
+        }
+
+    def discard(self) -> None:
+        """See `StagedFile.discard`. Leaves an upload that cannot be aborted now to a sweep."""
+        self._stream.close()
+        self._buffer = bytearray()
+        for part in self._parts:
+            part.cancel()
+        wait_for(self._parts)  # a part that arrives after the abort would stay there and cost money
+        try:
+            upload = self._upload.result()
+        except PrepareError:
+            return
+        finished = self._uploader.discard({**self._fields(upload), "checksum": ""})
+        if finished.outcome is not Outcome.ABORTED:
+            log.warning("The upload of %s is not aborted (%s): %s", self._key, finished.outcome.value, finished.reason)
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            full = part_size(len(self._parts) + 1, self._uploader.settings.part_size_bytes)
+            taken = data[: full - len(self._buffer)]
+            self._buffer += taken
+            self._size += len(taken)
+            data = data[len(taken) :]
+            if len(self._buffer) == full:
+                self._send_part()
+
+    def _send_part(self) -> None:
+        number = len(self._parts) + 1
+        if number > MOST_PARTS:
+            raise PrepareError(
+                f"The file {self._key} has more than {MOST_PARTS} parts at {self._size} bytes.",
+                next_step="Raise part_size_bytes, or write smaller files.",
+            )
+        for part in (self._upload, *self._parts[-2 * self._uploader.settings.upload_threads :]):
+            if part.done():
+                part.result()  # raises its error as early as it is known
+        body, self._buffer = self._buffer, bytearray()
+        self._parts.append(self._uploader.send(self._key, self._upload, number, body))
+
+
+class _Stream(io.RawIOBase):
+    """Takes bytes in sequence, as pyarrow gives them."""
+
+    def __init__(self, write: Callable[[memoryview], None], position: Callable[[], int]) -> None:
+        self._write = write
+        self._position = position
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position()
+
+    def write(self, data: Any) -> int:
+        if self.closed:
+            raise ValueError("The file is sealed or discarded.")
+        view = memoryview(data).cast("B")
+        self._write(view)
+        return len(view)
+
+
+NO_UPLOAD = Answer(status=404, code=NO_SUCH_UPLOAD)
+_ABORT_WITHIN_S = 10.0
+_POLL_S = 0.1
+_STATES: Mapping[Outcome, FileState] = {
+    Outcome.COMMITTED: FileState.PUBLISHED,
+    Outcome.ALREADY_COMMITTED: FileState.PUBLISHED,
+    Outcome.LOST: FileState.GONE,
+}
+
+
+class Finisher:
+    """Publishes, looks for and discards one file at a time.
+
+    Args:
+        client: A boto3 client, which repeats what may be repeated.
+        once_client: A client that sends each request once, for completions: each of their answers has to be read.
+        if_none_match: Whether to complete an upload only if no object is at its key.
+    """
+
+    def __init__(self, client: Any, once_client: Any, *, if_none_match: bool) -> None:
+        self._client = client
+        self._once = once_client
+        self._condition = {"IfNoneMatch": "*"} if if_none_match else {}
+
+    def publish(self, fields: Fields) -> Finished:
+        """Completes the upload: one request if its answer suffices, else a look at the object, too."""
+        answer = self._complete(fields)
+        if not isinstance(answer, Answer):
+            # Only the completion that put the object together has a checksum of it, see `outcomes`.
+            if answer.get("ChecksumType") and not _differs(answer, fields):
+                return Finished(outcome=Outcome.COMMITTED)
+            answer = Answer(status=200, code=DONE)
+        if answer.code not in LOOK:
+            return read(answer, "CompleteMultipartUpload")
+        if answer.code == NO_SUCH_UPLOAD and (parts := self._list_parts(fields)) != NO_UPLOAD:
+            if isinstance(parts, Answer):
+                return read(parts, "ListParts")
+            return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
+        # The look comes last: it sees every completion until now.
+        found = look(self._client, str(fields["bucket"]), key_of(fields))
+        return after_look(answer.code, found, fields)
+
+    def look(self, fields: Fields) -> FileState | Finished:
+        """Returns the file's state, or RETRY or UNKNOWN with its reason if the store does not tell."""
+        etags = self._list_parts(fields)
+        if not isinstance(etags, Answer):
+            return FileState.STAGED if etags == str(fields["etags"]).split(",") else FileState.UNKNOWN
+        if etags != NO_UPLOAD:
+            return read(etags, "ListParts")
+        # Nothing is left to complete; but only a completion learns that another one is still at work.
+        finished = self.publish(fields)
+        if finished.outcome is not Outcome.UNKNOWN:
+            return _STATES.get(finished.outcome, finished)
+        present = look(self._client, str(fields["bucket"]), key_of(fields))
+        return FileState.UNKNOWN if isinstance(present, Present) or present.deleted else finished
+
+    def discard(self, fields: Fields) -> Finished:
+        """Aborts the upload, and again until no part is left: a part may arrive during an abort (S3's manual)."""
+        give_up_at = time.monotonic() + _ABORT_WITHIN_S
+        answer = ask(self._client.abort_multipart_upload, **_upload(fields))
+        if isinstance(answer, Answer):
+            return self._after_abort(answer, fields)
+        while (parts := self._list_parts(fields)) not in (NO_UPLOAD, []):
+            if isinstance(parts, Answer):
+                return read(parts, "ListParts")
+            if time.monotonic() >= give_up_at:
+                return Finished(outcome=Outcome.RETRY, reason="Parts are still arriving at the aborted upload.")
+            time.sleep(_POLL_S)
+            again = ask(self._client.abort_multipart_upload, **_upload(fields))
+            if isinstance(again, Answer) and again.code != NO_SUCH_UPLOAD:
+                return read(again, "AbortMultipartUpload")
+        if "mark" not in fields:
+            return Finished(outcome=Outcome.ABORTED)  # it was listed, so it was open
+        return self._after_abort(NO_UPLOAD, fields)
+
+    def _after_abort(self, answer: Answer, fields: Fields) -> Finished:
+        """Answers ALREADY_COMMITTED if an upload that is gone was published."""
+        if answer.code != NO_SUCH_UPLOAD:
+            return read(answer, "AbortMultipartUpload")
+        found = look(self._client, str(fields["bucket"]), key_of(fields))
+        if isinstance(found, Present):
+            published = is_own(found, fields)
+            return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)
+        if found.status == 404 and found.code != "NoSuchBucket":
+            return Finished(outcome=Outcome.ABORTED)
+        return read(found, "HeadObject")
+
+    def _complete(self, fields: Fields) -> Mapping[str, Any] | Answer:
+        etags = enumerate(str(fields["etags"]).split(","), 1)
+        parts = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in etags]
+        return ask(
+            self._once.complete_multipart_upload,
+            **_upload(fields),
+            MultipartUpload={"Parts": parts},
+            **self._condition,
+        )
+
+    def _list_parts(self, fields: Fields) -> list[str] | Answer:
+        etags: list[str] = []
+        marker = 0
+        while True:
+            answer = ask(self._client.list_parts, **_upload(fields), PartNumberMarker=marker)
+            if isinstance(answer, Answer):
+                return NO_UPLOAD if answer.code == NO_SUCH_UPLOAD else answer
+            etags += [str(part["ETag"]).strip('"') for part in answer.get("Parts", ())]
+            if not answer.get("IsTruncated"):
+                return etags
+            marker = int(answer["NextPartNumberMarker"])
+
+
+def _upload(fields: Fields) -> dict[str, Any]:
+    return {"Bucket": fields["bucket"], "Key": key_of(fields), "UploadId": fields["upload_id"]}
+
+
+def _differs(answer: Mapping[str, Any], fields: Fields) -> bool:
+    """Returns whether the store reports another ETag than S3 would make of the parts."""
+    etag = str(answer.get("ETag", "")).strip('"')
+    return ":" not in str(fields["checksum"]) and etag != fields["checksum"]
+
+
+def key_of(fields: Fields) -> str:
+    """Returns the key at which the file is published."""
+    return f"{fields['prefix']}{fields['path']}"

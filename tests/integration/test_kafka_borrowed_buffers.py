@@ -85,26 +85,26 @@ def test_another_task_lends_again_after_rows_that_librdkafka_chose_for(kafka: Ka
     assert lent(producer, topic, "d") >= 1_000_000
 
 
-def test_loans_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
+def test_borrowed_buffers_are_used_by_one_thread_at_a_time(kafka: Kafka) -> None:
     """The worker's keeper polls while a task produces."""
     topic, producer = kafka.topic(), kafka.producer()
     seen: dict[str, bool] = {}
 
     class Watched:
-        def __init__(self, loans: Any) -> None:
-            self._loans = loans
+        def __init__(self, buffers: Any) -> None:
+            self._borrowed = buffers
 
         def __getattr__(self, name: str) -> Any:
-            if name in {"room_for", "lend", "give_back", "renew"}:
+            if name in {"room_for", "borrow", "give_back", "renew"}:
                 seen[name] = seen.get(name, True) and producer._polling.locked()
-            return getattr(self._loans, name)
+            return getattr(self._borrowed, name)
 
-    loans, producer._loans = producer._loans, Watched(producer._loans)  # type: ignore[assignment]
+    buffers, producer._borrowed = producer._borrowed, Watched(producer._borrowed)  # type: ignore[assignment]
     producer.produce(topic, values("a"))
     deliver(producer)
     producer.begin_anew()
-    producer._loans = loans
-    assert seen == {"room_for": True, "lend": True, "give_back": True, "renew": True}
+    producer._borrowed = buffers
+    assert seen == {"room_for": True, "borrow": True, "give_back": True, "renew": True}
 
 
 def test_memory_of_a_row_that_fails_is_kept_until_the_producer_has_ended(kafka: Kafka) -> None:

@@ -1,6 +1,7 @@
-"""Arrow columns as text and as JSON: Arrow's kernels turn every value into characters, none is touched by Python.
+"""Arrow columns as text and as JSON, record batches in pieces, and the rows of one that a server refuses.
 
-Numbers, dates and timestamps are written as Spark's ``to_json`` writes and reads them. A null stays null.
+Arrow's kernels turn every value into characters; Python touches none. Numbers, dates and timestamps are written as
+Spark's ``to_json`` writes and reads them. A null stays null.
 
 Every sink that writes a value as text gets it from here. For dates from the year 32768 on, Arrow's own cast to text
 gives the words "<value out of range>", and it copies the bytes of strings that are not UTF-8. Here the first are
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparkonce.errors import PrepareError
+from sparkonce.sink import Refused
 
 STRING = pa.large_string()
 """The type of all texts: Arrow's smaller one ends at 2 GiB a column."""
@@ -296,3 +298,84 @@ def in_quotes(text: pa.Array) -> pa.Array:
 
 def _where_valid(column: pa.Array, text: pa.Array) -> pa.Array:
     return text if column.null_count == 0 else pc.if_else(column.is_valid(), text, pa.scalar(None, STRING))
+
+
+_LARGE = frozenset({pa.large_string(), pa.large_binary()})
+
+
+def halves(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows in record batches of at most so many bytes; a single row may have more.
+
+    Args:
+        rows: The rows.
+        most_bytes: Of one record batch. A string array of Arrow ends at 2 GiB.
+    """
+    if rows.nbytes <= most_bytes or rows.num_rows < 2:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from halves(rows.slice(0, half), most_bytes)
+    yield from halves(rows.slice(half), most_bytes)
+
+
+def offsets_of(values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.integer]]:
+    """Returns where each value of an array of strings or binaries begins in its buffer, and where the last one ends."""
+    if values.buffers()[1] is None:
+        return np.zeros(1, np.int64)
+    kind = np.int64 if values.type in _LARGE else np.int32
+    return np.frombuffer(values.buffers()[1], kind, len(values) + 1, values.offset * np.dtype(kind).itemsize)
+
+
+def bytes_of(values: pa.Array) -> memoryview:
+    """Returns the bytes of all values of an array of strings or binaries, one after the other."""
+    data = values.buffers()[2]
+    if data is None or not len(values):
+        return memoryview(b"")
+    offsets = offsets_of(values)
+    return memoryview(data)[offsets[0] : offsets[-1]]
+
+
+def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator[memoryview]:
+    """Yields the bytes of an array in pieces of at most so many; a single value may have more.
+
+    Args:
+        values: Strings or binaries.
+        most_bytes: Of one piece.
+        without_last: How many bytes are left out at the end of each piece, such as a comma.
+    """
+    if not len(values) or values.buffers()[2] is None:
+        return
+    data, offsets = memoryview(values.buffers()[2]), offsets_of(values)
+    row = 0
+    while row < len(values):
+        end = max(row + 1, int(np.searchsorted(offsets, offsets[row] + most_bytes, side="right")) - 1)
+        yield data[offsets[row] : offsets[end] - without_last]
+        row = end
+
+
+def offered(rows: pa.RecordBatch, attempt: Callable[[pa.RecordBatch], str]) -> Refused:
+    """Writes the rows that the server takes, and returns the others.
+
+    What is refused is tried again in halves: for each refused row about twice as many requests as halves.
+
+    Args:
+        rows: The rows.
+        attempt: Writes some of them and returns an empty text, or writes none and returns the reason.
+    """
+    numbers: list[int] = []
+    reasons: list[str] = []
+
+    def offer(part: pa.RecordBatch, first: int) -> None:
+        if not (reason := attempt(part)):
+            return
+        if part.num_rows == 1:
+            numbers.append(first)
+            reasons.append(reason)
+            return
+        half = part.num_rows // 2
+        offer(part.slice(0, half), first)
+        offer(part.slice(half), first + half)
+
+    if rows.num_rows:
+        offer(rows, 0)
+    return Refused(rows=numbers, reasons=reasons)

@@ -1,0 +1,404 @@
+"""The Kafka source's settings, in librdkafka's or Java's names, translated to Java's, which Spark takes.
+
+A setting is in `TABLE`, or belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is
+ignored: a source that connects in another way than its settings say is worse than a source that doesn't start.
+
+Java's names are those in Kafka's ``ConsumerConfig``, without the ones that Spark sets itself or refuses (kafka-clients
+3.9, which Spark 4.0 ships); librdkafka's are those in its CONFIGURATION.md. ``docs/kafka-source.md`` shows the table.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparkonce.arguments import mapping
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.kafka.settings import check_servers
+
+_HOST_NAMES = "ssl.endpoint.identification.algorithm"
+_TOGETHER = frozenset(
+    {"sasl.username", "sasl.password", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"}
+)
+"""The settings of librdkafka for which Java has no single setting."""
+
+_UNKNOWN = (
+    "Leave it out, or look its name up in docs/kafka-source.md: neither Java's consumer has such a setting, nor "
+    "librdkafka one with a counterpart there."
+)
+
+_LOGIN_MODULES: Mapping[str, str] = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_LOCKED = "BEGIN ENCRYPTED PRIVATE KEY"
+_PKCS8 = ("BEGIN PRIVATE KEY", _LOCKED)
+_PBES2 = bytes.fromhex("06092a864886f70d01050d")
+"""The object identifier of OpenSSL's encryption of keys, as keys contain it (RFC 8018)."""
+
+
+def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the settings as Java's consumer takes them.
+
+    Args:
+        user: The settings in librdkafka's or Java's names, with or without Spark's prefix ``kafka.``.
+
+    Raises:
+        ConfigurationError: naming the setting that is unknown, given twice, or cannot be used with Spark's source.
+    """
+    plain: dict[str, Any] = {}
+    for given, value in mapping("settings", user, example="{'bootstrap.servers': 'broker:9092'}").items():
+        name = given.removeprefix("kafka.")
+        name = RENAMED.get(name, name)
+        if name not in JAVA and name not in _TOGETHER:
+            meant = difflib.get_close_matches(name, (*JAVA, *_TOGETHER), n=1, cutoff=0.9)
+            why = REFUSED.get(name) or (f"Write {meant[0]}." if meant else _UNKNOWN)
+            raise ConfigurationError(f"{given} cannot be used with Spark's Kafka source.", next_step=why, setting=given)
+        if name in plain:
+            raise ConfigurationError(f"{name} is given twice, under two names.", next_step=f"Keep {name} only.")
+        plain[name] = value
+    check_servers(plain)
+    java = {name: _text(value) for name, value in plain.items() if name in JAVA}
+    if java.get(_HOST_NAMES, "").lower() == "none":
+        java[_HOST_NAMES] = ""  # Java's value for none
+    _login(plain, java)
+    _trust(plain, java)
+    _identity(plain, java)
+    return java
+
+
+def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:
+    """Sets user name and password, which Java takes only as a line of JAAS."""
+    given = {"sasl.username", "sasl.password"} & plain.keys()
+    if not given:
+        return
+    if "sasl.jaas.config" in java:
+        raise ConfigurationError(
+            "sasl.jaas.config is given beside sasl.username or sasl.password.", next_step="Keep one of the two ways."
+        )
+    if len(given) == 1:
+        missing = ({"sasl.username", "sasl.password"} - given).pop()
+        raise ConfigurationError(f"{missing} is missing.", next_step=f"Give it beside {given.pop()}.", setting=missing)
+    mechanism = java.get("sasl.mechanism", "")
+    module = _LOGIN_MODULES.get(mechanism.upper())
+    if module is None:
+        raise ConfigurationError(
+            f"sasl.mechanism={mechanism!r} takes no sasl.username and sasl.password.",
+            next_step=f"Use one of {', '.join(_LOGIN_MODULES)}, or give sasl.jaas.config.",
+            setting="sasl.mechanism",
+        )
+    user, password = (_quoted(plain[name]) for name in ("sasl.username", "sasl.password"))
+    java["sasl.mechanism"] = mechanism.upper()
+    java["sasl.jaas.config"] = f"{module} required username={user} password={password};"
+
+
+def _trust(plain: Mapping[str, Any], java: dict[str, str]) -> None:
+    """Sets the PEM certificates of authorities (KIP-651)."""
+    if "ssl.ca.location" in plain:
+        _check_alone(java, "ssl.ca.location", "ssl.truststore.location", "ssl.truststore.certificates")
+        path = str(plain["ssl.ca.location"])
+        _read("ssl.ca.location", path)
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": path}
+    elif "ssl.truststore.certificates" in java:
+        java.setdefault("ssl.truststore.type", "PEM")
+
+
+def _identity(plain: Mapping[str, Any], java: dict[str, str]) -> None:
+    """Sets the client's certificate and key: one file is Java's key store of type PEM, two are passed as text."""
+    certificate, key = (plain.get(name) for name in ("ssl.certificate.location", "ssl.key.location"))
+    if certificate is None and key is None:
+        if "ssl.keystore.key" in java:
+            java.setdefault("ssl.keystore.type", "PEM")
+        return
+    for name in ("ssl.certificate.location", "ssl.key.location"):
+        if name not in plain:
+            raise ConfigurationError(f"{name} is missing.", next_step="Give certificate and key.", setting=name)
+    _check_alone(java, "ssl.certificate.location", "ssl.keystore.location", "ssl.keystore.key")
+    text = _read("ssl.key.location", str(key))
+    if not any(mark in text for mark in _PKCS8):
+        raise ConfigurationError(
+            f"ssl.key.location={str(key)!r} holds no key in PKCS #8, the only form that Java reads.",
+            next_step="Convert it: openssl pkcs8 -topk8 -in OLD -out NEW (and -nocrypt for one without a password).",
+            setting="ssl.key.location",
+        )
+    if _LOCKED in text and _PBES2 in _der(text):
+        raise ConfigurationError(
+            f"ssl.key.location={str(key)!r} is encrypted with PBES2, which Kafka's Java client cannot read.",
+            next_step="Encrypt it in the older way: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in OLD -out NEW.",
+            setting="ssl.key.location",
+        )
+    java["ssl.keystore.type"] = "PEM"
+    if str(certificate) == str(key):
+        java["ssl.keystore.location"] = str(key)
+    else:
+        java["ssl.keystore.certificate.chain"] = _read("ssl.certificate.location", str(certificate))
+        java["ssl.keystore.key"] = text
+
+
+def _der(pem: str) -> bytes:
+    """Returns the bytes of the encrypted key in a PEM text; text that is not base64 is left to Java."""
+    body = pem.split(f"-----{_LOCKED}-----", 1)[1].split("-----", 1)[0]
+    return base64.b64decode("".join(body.split()) + "===")
+
+
+def _check_alone(java: Mapping[str, str], name: str, *others: str) -> None:
+    for other in others:
+        if other in java:
+            raise ConfigurationError(f"{name} is given beside {other}.", next_step="Keep one of the two.", setting=name)
+
+
+def _read(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{name}={path!r} cannot be read: {error}.",
+            next_step="Name one PEM file that is readable on the driver and, at the same path, on the executors.",
+            setting=name,
+        ) from error
+
+
+def _quoted(value: Any) -> str:
+    """Returns a string as JAAS quotes it."""
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Setting(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        java: Java's name, after Spark's prefix ``kafka.``.
+        librdkafka: librdkafka's name; empty if it has none.
+        meaning: The meaning in one sentence.
+    """
+
+    java: str
+    librdkafka: str
+    meaning: str
+
+
+_BOTH = "="
+
+
+def _rows(text: str) -> tuple[Setting, ...]:
+    found = []
+    for line in text.strip().splitlines():
+        java, librdkafka, meaning = (part.strip() for part in line.split("|"))
+        found.append(Setting(java, java if librdkafka == _BOTH else librdkafka, meaning))
+    return tuple(found)
+
+
+TABLE = _rows("""
+bootstrap.servers | = | Brokers to ask first, as host:port with commas between. Also metadata.broker.list.
+client.id | = | A name for the broker's logs and quotas.
+client.rack | = | Read from a replica in this rack (KIP-392).
+client.dns.lookup | = | How host names with several addresses are tried.
+isolation.level | = | Better said as read_kafka's isolation_level, whose default is read_committed.
+group.id | = | Replaces the group id that Spark makes up for each query; for ACLs. No positions are kept in it.
+allow.auto.create.topics | = | Whether asking for a topic may create it.
+check.crcs | = | Whether records' checksums are verified.
+exclude.internal.topics | | Whether a pattern leaves Kafka's own topics out.
+fetch.min.bytes | = | The least that a broker collects before it answers.
+fetch.max.wait.ms | fetch.wait.max.ms | How long it may collect.
+fetch.max.bytes | = | The most of one answer.
+max.partition.fetch.bytes | fetch.message.max.bytes | The most of one partition in an answer.
+max.poll.records | | The most records that a task takes at a time.
+request.timeout.ms | socket.timeout.ms | How long an answer is waited for.
+default.api.timeout.ms | | How long a call such as asking for offsets may take.
+retry.backoff.ms | = | The first pause before a request is sent again.
+retry.backoff.max.ms | = | The longest.
+reconnect.backoff.ms | = | The first pause before a broker is connected to again.
+reconnect.backoff.max.ms | = | The longest.
+socket.connection.setup.timeout.ms | = | How long connecting may take.
+socket.connection.setup.timeout.max.ms | | The longest, after several failures.
+connections.max.idle.ms | = | After which time an idle connection is closed.
+receive.buffer.bytes | socket.receive.buffer.bytes | The socket's receive buffer.
+send.buffer.bytes | socket.send.buffer.bytes | The socket's send buffer.
+metadata.max.age.ms | = | How often brokers and partitions are asked for anew.
+metadata.recovery.strategy | = | What to do when no known broker is left (KIP-899).
+metric.reporters | | Classes that report the consumer's metrics.
+auto.include.jmx.reporter | | Whether metrics go to JMX.
+metrics.num.samples | | Samples behind a metric.
+metrics.recording.level | | How much is measured.
+metrics.sample.window.ms | | How long a sample is.
+enable.metrics.push | = | Whether the broker may collect the client's metrics (KIP-714).
+security.protocol | = | PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
+security.providers | | Java security providers to load.
+ssl.truststore.location | ssl.ca.location | Who is trusted; librdkafka names a PEM file.
+ssl.truststore.certificates | ssl.ca.pem | The same as PEM text.
+ssl.truststore.password | | The trust store's password.
+ssl.truststore.type | | JKS, PKCS12 or PEM.
+ssl.keystore.location | | The client's key and certificate in one file.
+ssl.keystore.certificate.chain | ssl.certificate.location | The client certificate, PEM; librdkafka names the file.
+ssl.keystore.key | ssl.key.location | The client key, PEM in PKCS #8; librdkafka names the file.
+ssl.keystore.password | | The key store's password.
+ssl.keystore.type | | JKS, PKCS12 or PEM.
+ssl.key.password | = | The key's password.
+ssl.endpoint.identification.algorithm | = | https compares host name and certificate, none (Java: empty) does not.
+ssl.enabled.protocols | | TLS versions that are allowed.
+ssl.protocol | | The TLS version to use.
+ssl.cipher.suites | = | Ciphers that are allowed, in Java's names.
+ssl.provider | | The Java provider of TLS.
+ssl.keymanager.algorithm | | Java's key manager.
+ssl.trustmanager.algorithm | | Java's trust manager.
+ssl.secure.random.implementation | | Java's random numbers.
+ssl.engine.factory.class | | A class that makes TLS engines.
+sasl.mechanism | = | PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER. Also sasl.mechanisms.
+sasl.jaas.config | sasl.username, sasl.password | Who logs in. Made from librdkafka's two for PLAIN and SCRAM.
+sasl.client.callback.handler.class | | A class that answers the mechanism's questions.
+sasl.login.class | | A class that logs in.
+sasl.login.callback.handler.class | | A class that fetches credentials, for example OAuth tokens.
+sasl.login.connect.timeout.ms | | How long connecting to the identity provider may take.
+sasl.login.read.timeout.ms | | How long its answer may take.
+sasl.login.retry.backoff.ms | | The first pause before it is asked again.
+sasl.login.retry.backoff.max.ms | | The longest.
+sasl.login.refresh.buffer.seconds | | How long before its end a credential is renewed.
+sasl.login.refresh.min.period.seconds | | At least how long a credential is used.
+sasl.login.refresh.window.factor | | After which part of its life it is renewed.
+sasl.login.refresh.window.jitter | | A random part of that.
+sasl.kerberos.service.name | = | The brokers' Kerberos name.
+sasl.kerberos.kinit.cmd | = | The kinit command, which differs between the two.
+sasl.kerberos.min.time.before.relogin | = | The shortest pause between two logins.
+sasl.kerberos.ticket.renew.jitter | | A random part of the renewal time.
+sasl.kerberos.ticket.renew.window.factor | | After which part of its life a ticket is renewed.
+sasl.oauthbearer.token.endpoint.url | = | Where tokens are fetched.
+sasl.oauthbearer.scope.claim.name | | The token's field for scopes.
+sasl.oauthbearer.sub.claim.name | | The token's field for the user.
+sasl.oauthbearer.clock.skew.seconds | | By how much clocks may differ.
+sasl.oauthbearer.expected.audience | | Whom the token must be for.
+sasl.oauthbearer.expected.issuer | | Who must have made it.
+sasl.oauthbearer.header.urlencode | | Whether the client's id and secret are encoded for URLs.
+sasl.oauthbearer.jwks.endpoint.url | | Where keys for checking tokens are fetched.
+sasl.oauthbearer.jwks.endpoint.refresh.ms | | How often.
+sasl.oauthbearer.jwks.endpoint.retry.backoff.ms | | The first pause before they are asked for again.
+sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms | | The longest.
+""")
+"""Every setting, by theme."""
+
+JAVA = frozenset(setting.java for setting in TABLE)
+
+RENAMED = {
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+    "socket.timeout.ms": "request.timeout.ms",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.pem": "ssl.keystore.key",
+}
+"""The settings of librdkafka that have another name in Java, and the same values."""
+
+_SPARKS_OWN = "Spark's source sets it itself: leave it out."
+_IN_THE_CHECKPOINT = "The positions are in the checkpoint. For lag tools, give ExactlyOnce group_offsets."
+_OAUTH = "Give Java's sasl.login.callback.handler.class and sasl.jaas.config."
+
+REFUSED = {
+    "auto.offset.reset": "Say where to start with read_kafka's argument starting.",
+    "enable.auto.commit": _IN_THE_CHECKPOINT,
+    "enable.auto.offset.store": _IN_THE_CHECKPOINT,
+    "auto.commit.interval.ms": _IN_THE_CHECKPOINT,
+    "key.deserializer": "Keys come as binary: cast or decode the column.",
+    "value.deserializer": "Values come as binary: cast or decode the column, for example with from_registry_avro.",
+    "interceptor.classes": "Spark refuses it: an interceptor may change the records.",
+    **dict.fromkeys(
+        [
+            "group.instance.id",
+            "group.protocol",
+            "group.remote.assignor",
+            "heartbeat.interval.ms",
+            "max.poll.interval.ms",
+            "session.timeout.ms",
+            "partition.assignment.strategy",
+        ],
+        _SPARKS_OWN,
+    ),
+    "enable.ssl.certificate.verification": "Java always verifies: name the authority in ssl.ca.location.",
+    "sasl.kerberos.keytab": "Give sasl.jaas.config with Krb5LoginModule, which names the keytab.",
+    "sasl.kerberos.principal": "Give sasl.jaas.config with Krb5LoginModule, which names the principal.",
+    "sasl.oauthbearer.method": _OAUTH,
+    "oauth_cb": _OAUTH,
+}
+"""The settings that cannot be used, each with the next step."""
+
+Position = int | str | datetime
+Starting = str | datetime | Mapping[str, Mapping[int, Position]]
+"""``earliest``, ``latest``, a time, or for each topic and partition an offset, one of the two words, or a time."""
+
+_WORDS = {"earliest": -2, "latest": -1}
+"""Spark's numbers for these words (Structured Streaming + Kafka Integration Guide, ``startingOffsets``)."""
+
+
+def starting_options(starting: Starting) -> dict[str, str]:
+    """Returns Spark's options for the position.
+
+    Raises:
+        ConfigurationError: naming the value that is no position, or times and offsets that are mixed.
+    """
+    if isinstance(starting, datetime):
+        return {"startingTimestamp": str(_milliseconds(starting))}
+    if isinstance(starting, str):
+        if starting not in _WORDS:
+            raise _refused(starting)
+        return {"startingOffsets": starting}
+    if (
+        not isinstance(starting, Mapping)
+        or not starting
+        or not all(isinstance(one, Mapping) and one for one in starting.values())
+    ):
+        raise _refused(starting)
+    positions = [position for partitions in starting.values() for position in partitions.values()]
+    times = [isinstance(position, datetime) for position in positions]
+    if any(times) and not all(times):
+        raise ConfigurationError(
+            "starting holds both times and offsets, and Spark takes one kind for all partitions.",
+            next_step="Give times only, or offsets, 'earliest' and 'latest' only.",
+            setting="starting",
+        )
+    option = "startingOffsetsByTimestamp" if any(times) else "startingOffsets"
+    numbers = {
+        topic: {str(partition): _number(position) for partition, position in partitions.items()}
+        for topic, partitions in starting.items()
+    }
+    return {option: json.dumps(numbers)}
+
+
+def _number(position: Position) -> int:
+    if isinstance(position, datetime):
+        return _milliseconds(position)
+    if isinstance(position, str) and position in _WORDS:
+        return _WORDS[position]
+    if isinstance(position, int) and not isinstance(position, bool) and position >= 0:
+        return position
+    raise _refused(position)
+
+
+def _milliseconds(time: datetime) -> int:
+    if time.tzinfo is None:
+        raise ConfigurationError(
+            f"starting={time!r} has no time zone, so it is not clear which instant it is.",
+            next_step="Use an aware datetime, for example datetime(2026, 1, 31, tzinfo=timezone.utc).",
+            setting="starting",
+        )
+    return int(time.timestamp() * 1000)
+
+
+def _refused(value: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"starting={value!r} is no position.",
+        next_step="Use 'earliest', 'latest', an aware datetime, or {topic: {partition: offset, word or datetime}} that "
+        "names every partition.",
+        setting="starting",
+    )
