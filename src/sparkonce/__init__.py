@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sparkonce.sinks.rabbitmq.server import RabbitMQ as RabbitMQ
     from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink as RabbitMQStreamSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
+    from sparkonce.sinks.tables.delta import DeltaSink as DeltaSink
+    from sparkonce.sinks.tables.iceberg import IcebergSink as IcebergSink
     from sparkonce.sinks.write_ahead.sink import WriteAheadSink as WriteAheadSink
     from sparkonce.sources.groups import GroupOffsets as GroupOffsets
     from sparkonce.sources.packages import spark_packages as spark_packages
@@ -44,17 +46,15 @@ if TYPE_CHECKING:
     from sparkonce.spark.read_pravega import read_pravega as read_pravega
     from sparkonce.spark.read_rabbitmq_queue import read_rabbitmq_queue as read_rabbitmq_queue
     from sparkonce.spark.read_rabbitmq_stream import read_rabbitmq_stream as read_rabbitmq_stream
-    from sparkonce.spark.tables.delta import DeltaSink as DeltaSink
-    from sparkonce.spark.tables.iceberg import IcebergSink as IcebergSink
     from sparkonce.watch.prometheus import serve_metrics as serve_metrics
 
 HOMES = {
-    "DeltaSink": "sparkonce.spark.tables.delta",
+    "DeltaSink": "sparkonce.sinks.tables.delta",
     "ExactlyOnce": "sparkonce.spark.exactly_once",
     "FilesSink": "sparkonce.sinks.files.sink",
     "GroupOffsets": "sparkonce.sources.groups",
     "Guarantee": "sparkonce.guarantees",
-    "IcebergSink": "sparkonce.spark.tables.iceberg",
+    "IcebergSink": "sparkonce.sinks.tables.iceberg",
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",

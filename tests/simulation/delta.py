@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.staged import SparkError
 from simulation.tables import Content, Rows, Session, Table, schema
-from sparkonce.spark.tables.delta import _DELTA, _DeltaTable
-from sparkonce.spark.tables.table import Label
+from sparkonce.sinks.tables.delta import _DELTA, _DeltaTable
+from sparkonce.sinks.tables.table import Label
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

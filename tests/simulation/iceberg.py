@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from simulation.engine import UNDER_WAY
 from simulation.staged import SparkError
 from simulation.tables import Content, Session, Table, schema
-from sparkonce.spark.tables.iceberg import _MAIN, _IcebergTable
+from sparkonce.sinks.tables.iceberg import _MAIN, _IcebergTable
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation
@@ -204,4 +204,4 @@ REPLACED: tuple[tuple[str, Any], ...] = (
     ("_run_labelled", _run_labelled),
     ("secrets", SimpleNamespace(token_hex=lambda _: f"{UNDER_WAY[0].nonce():08x}")),
 )
-"""Of `sparkonce.spark.tables.iceberg`."""
+"""Of `sparkonce.sinks.tables.iceberg`."""

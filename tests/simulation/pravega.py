@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from simulation.staged import Staged
+from sparkonce.sinks.tables.committer import never
 from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import PravegaStream
 from sparkonce.spark.pravega.segments import StreamSegments
-from sparkonce.spark.tables.committer import never
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation

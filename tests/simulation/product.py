@@ -232,8 +232,8 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *((f"{_SINKS}.rabbitmq.{module}", name, value) for module, name, value in rabbitmq.REPLACED),
     *((f"sparkonce.sources.rabbitmq.queue.{module}", name, value) for module, name, value in queue_server.REPLACED),
     *(("sparkonce.spark.pravega.client", name, value) for name, value in pravega.REPLACED),
-    *((f"sparkonce.spark.tables.{module}", name, value) for module, name, value in tables.REPLACED),
-    *(("sparkonce.spark.tables.iceberg", name, value) for name, value in iceberg.REPLACED),
+    *((f"sparkonce.sinks.tables.{module}", name, value) for module, name, value in tables.REPLACED),
+    *(("sparkonce.sinks.tables.iceberg", name, value) for name, value in iceberg.REPLACED),
 )
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from simulation.engine import UNDER_WAY
 from simulation.oracle import Violation
 from simulation.staged import SparkError, Staged
-from sparkonce.spark.tables.committer import TableCommitter
-from sparkonce.spark.tables.merging import INSERT_ALL, Merge, MergePlan
+from sparkonce.sinks.tables.committer import TableCommitter
+from sparkonce.sinks.tables.merging import INSERT_ALL, Merge, MergePlan
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

@@ -17,10 +17,10 @@ from spark.harness import new_name
 from spark.table_job import KilledError, TableJob, killed
 from sparkonce import DeltaSink, IcebergSink
 from sparkonce.protocol.handles import Handle, Outcome
+from sparkonce.sinks.tables.delta import _DeltaTable
+from sparkonce.sinks.tables.iceberg import _IcebergTable
+from sparkonce.sinks.tables.sink import TableSink
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.delta import _DeltaTable
-from sparkonce.spark.tables.iceberg import _IcebergTable
-from sparkonce.spark.tables.sink import TableSink
 
 COLUMNS = "id bigint, n bigint, word string"
 ARROW = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("word", pa.string())])

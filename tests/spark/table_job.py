@@ -19,8 +19,8 @@ from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Owner, SinkCommitter
+from sparkonce.sinks.tables.sink import TableSink
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.sink import TableSink
 from tryout.bulk import make_orders
 
 QUERY = "7f6e5d4c0000"

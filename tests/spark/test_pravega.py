@@ -232,7 +232,7 @@ def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
 @pytest.mark.slow
 def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known until it goes on, and nothing is done twice then."""
-    monkeypatch.setattr("sparkonce.spark.tables.committer.WAIT_S", 1.0)
+    monkeypatch.setattr("sparkonce.sinks.tables.committer.WAIT_S", 1.0)
     monkeypatch.setattr("sparkonce.spark.pravega.sink.WAIT_S", 1.0)
     handle, committer = job.prepare(), job.run_of_its_own()
     server = pravega_server()

@@ -28,10 +28,10 @@ from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
+from sparkonce.sinks.tables.delta import DeltaSink, _DeltaTable
+from sparkonce.sinks.tables.errors import is_final
+from sparkonce.sinks.tables.sink import driver_session
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.delta import DeltaSink, _DeltaTable
-from sparkonce.spark.tables.errors import is_final
-from sparkonce.spark.tables.sink import driver_session
 from sparkonce.storage.local import LocalFiles
 from sparkonce.testing.abort_checks import AbortChecks
 from sparkonce.testing.commit_checks import CommitChecks

@@ -17,7 +17,7 @@ from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
-from sparkonce.spark.tables.sink import TableSink
+from sparkonce.sinks.tables.sink import TableSink
 from sparkonce.spark.views import arrow_schema, check_columns, shares
 from sparkonce.spark.work import check_plans
 

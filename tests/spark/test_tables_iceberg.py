@@ -19,9 +19,9 @@ from sparkonce import IcebergSink
 from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.sinks.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable
+from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.iceberg import KEEP_NOTES, NOTE, _IcebergTable
-from sparkonce.spark.tables.table import Label
 from sparkonce.testing.conformance import SinkConformance
 
 pytestmark = SPARK
@@ -206,7 +206,7 @@ def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: I
 
 def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes are of later batches, and the snapshot is expired."""
-    monkeypatch.setattr("sparkonce.spark.tables.iceberg.KEEP_NOTES", 2)
+    monkeypatch.setattr("sparkonce.sinks.tables.iceberg.KEEP_NOTES", 2)
     first, *later = [job.prepare(batch=batch) for batch in range(3)]
     job.commit_unnoticed(first)
     for handle in later:
@@ -219,7 +219,7 @@ def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch
 
 @pytest.mark.slow
 def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.spark.tables.iceberg.KEEP_NOTES", 1)
+    monkeypatch.setattr("sparkonce.sinks.tables.iceberg.KEEP_NOTES", 1)
     stranger = f"{NOTE}iceberg.{'0' * 12}.{OLD.position}-{OLD.nonce}.0.0.{'a' * 12}"
     job.java().updateProperties().set(stranger, '{"sparkonce":{"digest":"","first":{},"members":1}}').commit()
     for batch in range(2):

@@ -31,8 +31,8 @@ from spark.merge_job import (
 )
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
+from sparkonce.sinks.tables.iceberg import _IcebergTable
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.tables.iceberg import _IcebergTable
 from tryout.history import history_of, make_changes
 
 pytestmark = SPARK

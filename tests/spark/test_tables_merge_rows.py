@@ -29,7 +29,7 @@ from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
-from sparkonce.spark.tables import merging
+from sparkonce.sinks.tables import merging
 from sparkonce.storage.local import LocalFiles
 from tryout.bulk import make_orders
 

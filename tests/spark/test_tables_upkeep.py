@@ -23,9 +23,9 @@ from spark.merge_job import (
     added,
 )
 from sparkonce.protocol.handles import COMMITTED
-from sparkonce.spark.tables.committer import _active
-from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.iceberg import _IcebergTable
+from sparkonce.sinks.tables.committer import _active
+from sparkonce.sinks.tables.errors import error_message
+from sparkonce.sinks.tables.iceberg import _IcebergTable
 
 pytestmark = SPARK
 

@@ -43,9 +43,9 @@ from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, KafkaSink, RabbitMQ, 
 from sparkonce.errors import SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.formats import choose
+from sparkonce.sinks.tables import merging
+from sparkonce.sinks.tables.committer import read_rows, schema_in
 from sparkonce.sinks.write_ahead.rows import RowsFile
-from sparkonce.spark.tables import merging
-from sparkonce.spark.waiting import read_rows, schema_in
 from sparkonce_lab.kafka import create_topic, read_committed
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.rabbitmq import StreamClient

@@ -36,11 +36,11 @@ from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.statements import create_commits
 from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.redis import names as redis
+from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.ledger import Entry, entries_of, text_of
 from sparkonce.sources.rabbitmq.places import behind, ranges_of
 from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
 from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
-from sparkonce.spark.tables.table import Label
 from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment

@@ -11,13 +11,13 @@ from pyspark.sql.types import StructType
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
+from sparkonce.sinks.tables.committer import TableApplication, TableCommitter
+from sparkonce.sinks.tables.fitting import Rules
+from sparkonce.sinks.tables.merging import MergePlan
+from sparkonce.sinks.tables.table import Label, Table
 from sparkonce.sinks.write_ahead.application import ApplyToken, Unit
 from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
 from sparkonce.sinks.write_ahead.ledger import Entry, Ledger
-from sparkonce.spark.tables.committer import TableApplication, TableCommitter
-from sparkonce.spark.tables.fitting import Rules
-from sparkonce.spark.tables.merging import MergePlan
-from sparkonce.spark.tables.table import Label, Table
 from sparkonce.storage.local import LocalFiles
 
 HAS_THEM = Finished(outcome=Outcome.ALREADY_COMMITTED)
@@ -90,7 +90,7 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut may leave the note, and take the table's newest version. Nobody would write its rows again."""
-    monkeypatch.setattr("sparkonce.spark.tables.committer._active", nullcontext)
+    monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
     monkeypatch.setattr(History, "spark", None, raising=False)
     folder = DiskFolder(tmp_path / "rows", Ledger(LocalFiles(tmp_path / "ledger")))
     folder.make()
@@ -133,13 +133,13 @@ def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
     entry = Entry(name=label(OURS).first, size_bytes=1, checksum="x", identity="i", begun_ms=1)
     monkeypatch.setattr(Entry, "of_handle", lambda _: entry)
     monkeypatch.setattr(DiskFolder, "open", asked)
-    monkeypatch.setattr("sparkonce.spark.tables.committer._active", nullcontext)
+    monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
     monkeypatch.setattr(History, "spark", None, raising=False)
     monkeypatch.setattr(committer, "_merge", object())
     handles = [Handle(sink="delta", slot=0, rows=1)]
     with pytest.raises(UnknownOutcomeError, match="metastore does not answer"):
         committer.check_prepared(handles)
-    monkeypatch.setattr("sparkonce.spark.tables.committer.is_final", lambda one: one is error)
+    monkeypatch.setattr("sparkonce.sinks.tables.committer.is_final", lambda one: one is error)
     assert "metastore" in committer.check_prepared(handles)
     error = FileNotFoundError(2, "gone")
     with pytest.raises(UnknownOutcomeError, match="gone"):
@@ -154,8 +154,8 @@ def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
 ) -> None:
     """Neither Delta nor Iceberg syncs what it writes."""
     durable: list[Path] = []
-    monkeypatch.setattr("sparkonce.spark.tables.committer._active", nullcontext)
-    monkeypatch.setattr("sparkonce.spark.tables.table.sync_file_system", durable.append)
+    monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
+    monkeypatch.setattr("sparkonce.sinks.tables.table.sync_file_system", durable.append)
     monkeypatch.setattr(History, "spark", None, raising=False)
     monkeypatch.setattr(history, "location", lambda: location.format(tmp_path))
     (tmp_path / "a table").mkdir()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 
+from sparkonce.sinks.tables.committer import read_rows
+from sparkonce.sinks.tables.errors import error_message
 from sparkonce.spark.pravega.cluster import Pravega
 from sparkonce.spark.pravega.segments import StatusUnknownError, StreamSegments
-from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.waiting import read_rows
 from sparkonce.words import one_line
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ import pyarrow as pa
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
+from sparkonce.sinks.tables.committer import WAIT_S, never
+from sparkonce.sinks.tables.sink import SEEN_BY_ALL, driver_session
 from sparkonce.sinks.write_ahead.application import Applies, CallSettings
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.modules import require_class
@@ -18,8 +20,6 @@ from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommi
 from sparkonce.spark.pravega.client import CLIENT_CLASS, PravegaStream, reason
 from sparkonce.spark.pravega.cluster import CLIENT_JAR, Pravega
 from sparkonce.spark.pravega.notes import TransactionNotes
-from sparkonce.spark.tables.committer import WAIT_S, never
-from sparkonce.spark.tables.sink import SEEN_BY_ALL, driver_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -67,7 +67,7 @@ class DeltaSystem(FilesSystem):
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
         """See `System.build`."""
-        from sparkonce.spark.tables.delta import DeltaSink
+        from sparkonce.sinks.tables.delta import DeltaSink
 
         return DeltaSink(**arguments)
 

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from sparkonce.arguments import mapping, nonempty, one_of, texts
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.sinks._shared.arrow import python_value
+from sparkonce.sinks.tables.errors import error_message
 from sparkonce.sinks.write_ahead.application import RefusedError
 from sparkonce.spark.jvm import items, quoted
-from sparkonce.spark.tables.errors import error_message
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -12,13 +12,13 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import Facts
+from sparkonce.sinks.tables.errors import error_message
+from sparkonce.sinks.tables.fitting import Rules, not_null, not_null_inside
+from sparkonce.sinks.tables.merging import INSERT_ALL, UPDATE_ALL, Merge, MergePlan, WhenMatched, WhenNotMatched
+from sparkonce.sinks.tables.sink import TableSink, driver_session
+from sparkonce.sinks.tables.table import Label, Table
 from sparkonce.sources.packages import ICEBERG_MODULE
 from sparkonce.spark.jvm import quoted
-from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.fitting import Rules, not_null, not_null_inside
-from sparkonce.spark.tables.merging import INSERT_ALL, UPDATE_ALL, Merge, MergePlan, WhenMatched, WhenNotMatched
-from sparkonce.spark.tables.sink import TableSink, driver_session
-from sparkonce.spark.tables.table import Label, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkonce.sinks.tables.merging import SOURCE, TARGET, Merge
 from sparkonce.spark.jvm import quoted
-from sparkonce.spark.tables.merging import SOURCE, TARGET, Merge
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.packages import DELTA_MODULE
-from sparkonce.spark.jvm import class_name, items, quoted, scala_map
-from sparkonce.spark.tables.fitting import Rules, as_stored, not_null
-from sparkonce.spark.tables.merging import (
+from sparkonce.sinks.tables.fitting import Rules, as_stored, not_null
+from sparkonce.sinks.tables.merging import (
     INSERT_ALL,
     SOURCE,
     TARGET,
@@ -22,8 +20,10 @@ from sparkonce.spark.tables.merging import (
     WhenMatched,
     WhenNotMatched,
 )
-from sparkonce.spark.tables.sink import TableSink
-from sparkonce.spark.tables.table import Label, Table
+from sparkonce.sinks.tables.sink import TableSink
+from sparkonce.sinks.tables.table import Label, Table
+from sparkonce.sources.packages import DELTA_MODULE
+from sparkonce.spark.jvm import class_name, items, quoted, scala_map
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,15 +12,15 @@ import pyarrow as pa
 from sparkonce.arguments import flag
 from sparkonce.errors import ANEW, ConfigurationError, PreflightError, SchemaError
 from sparkonce.sink import Facts, SinkCommitter
+from sparkonce.sinks.tables.committer import TableCommitter, never
+from sparkonce.sinks.tables.errors import error_message
+from sparkonce.sinks.tables.fitting import REASON, difference, in_tables_order, ordered, with_own_types, with_reason
+from sparkonce.sinks.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, check_merge, check_syntax
+from sparkonce.sinks.tables.table import Table
 from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
 from sparkonce.spark.jvm import no_rows, quoted
 from sparkonce.spark.modules import require_class
-from sparkonce.spark.tables.committer import TableCommitter, never
-from sparkonce.spark.tables.errors import error_message
-from sparkonce.spark.tables.fitting import REASON, difference, in_tables_order, ordered, with_own_types, with_reason
-from sparkonce.spark.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge, check_merge, check_syntax
-from sparkonce.spark.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
+import pyarrow.parquet as pq
+
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce.protocol.traces import Trace
 from sparkonce.sink import Facts, Owner
+from sparkonce.sinks.tables.errors import error_message, is_final
+from sparkonce.sinks.tables.fitting import in_tables_order, is_nested, refused_insert, with_own_types
+from sparkonce.sinks.tables.merging import Merge, repeated
+from sparkonce.sinks.tables.table import Label, Table
 from sparkonce.sinks.write_ahead.application import Application, Applies, ApplyToken, CallSettings, RefusedError, Unit
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
 from sparkonce.sinks.write_ahead.folder import RowsState, WriteAheadFolder
 from sparkonce.sinks.write_ahead.ledger import Entry
-from sparkonce.spark.tables.errors import error_message, is_final
-from sparkonce.spark.tables.fitting import in_tables_order, is_nested, refused_insert, with_own_types
-from sparkonce.spark.tables.merging import Merge, repeated
-from sparkonce.spark.tables.table import Label, Table
-from sparkonce.spark.waiting import read_rows, schema_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 
 WAIT_S = 120.0
 _UNFINISHED = "unfinished"
@@ -316,3 +320,23 @@ def _settings() -> CallSettings:
 def _unfinished(handle: Handle) -> str | None:
     left = dict(handle.transaction).get(_UNFINISHED)
     return None if left is None else str(left)
+
+
+_OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
+
+
+def schema_in(file: BinaryIO) -> StructType:
+    """Returns the columns of a file of rows, without the job that Spark would run to learn them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(pq.read_schema(file), prefer_timestamp_ntz=True)
+
+
+def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str) -> DataFrame:
+    """Returns the rows in these files."""
+    # No file may be skipped, whatever the session's settings for files that are missing or damaged.
+    reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
+    # Nor may a date be shifted, whatever the settings for files of Spark 2: these rows never had its calendar.
+    reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
+    # Spark takes paths for patterns.
+    return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))
