@@ -188,7 +188,7 @@ def test_a_partitions_folder_that_somebody_deletes_is_not_a_loss(
     life = Life(FilesSink(root, partition_by="p"))
     handle = life.prepare(PARTS.slice(0, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(local_finish.Finisher, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
+        patch.setattr(local_finish.LocalFinisher, "_make", lambda *_: Finished(outcome=Outcome.COMMITTED))
         assert life.commit(handle) == [Outcome.RETRY]
     assert life.commit(handle) == [Outcome.COMMITTED]
     assert rows(root) == [1]

@@ -19,7 +19,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts
 from sparkonce.sinks.mysql import preflight
 from sparkonce.sinks.mysql.connection import MARIADB, MYSQL, Connection
-from sparkonce.sinks.mysql.preflight import PreflightRequest
+from sparkonce.sinks.mysql.preflight import MySQLPreflightRequest
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.mysql.writer import WriterSettings
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
@@ -302,7 +302,7 @@ def test_credentials_are_not_shown(mariadb: MySQLSystem) -> None:
     assert SECRET not in repr(sink)
     assert SECRET not in repr(pickle.loads(pickle.dumps(sink)))  # noqa: S301 - pickled here
     settings: Any = {"password": SECRET}
-    asked = PreflightRequest(settings=settings, table="t", key_columns=(), commit="", prefix="", schema=None)
+    asked = MySQLPreflightRequest(settings=settings, table="t", key_columns=(), commit="", prefix="", schema=None)
     how = WriterSettings(settings=settings, table="t", key_columns=(), prefix="", server="", lock_wait_s=1)
     assert SECRET not in f"{asked}{how}"
 

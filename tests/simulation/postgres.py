@@ -28,7 +28,7 @@ from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.postgres import committer as product
 from sparkonce.sinks.postgres.committer import PostgresCommitter
 from sparkonce.sinks.postgres.markers import MarkerState
-from sparkonce.sinks.postgres.names import BackendName, Location, Transaction
+from sparkonce.sinks.postgres.names import BackendName, Location, PostgresTransaction
 from sparkonce.sinks.postgres.settings import Limits
 
 if TYPE_CHECKING:
@@ -298,8 +298,8 @@ def _not_committed(link: Connection, names: Sequence[TransactionName], _: Locati
     return [one for one in names if link.server.markers.get(one) != "committed"]
 
 
-def _transaction(kind: str, name: TransactionName) -> Transaction:
-    return Transaction(kind=kind, name=name, location=PLACE)
+def _transaction(kind: str, name: TransactionName) -> PostgresTransaction:
+    return PostgresTransaction(kind=kind, name=name, location=PLACE)
 
 
 def _asked(words: str, read: Callable[[Postgres], Any]) -> Callable[..., Any]:

@@ -16,10 +16,6 @@ MOST_LINES = 800
 NEEDS_A_NEXT_STEP = {"ConfigurationError", "SchemaError", "PreflightError"}
 PACKAGE_HOST = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/simple\b", re.IGNORECASE)
 
-ONE_NAME_IN_EACH_SYSTEM = {
-    "Column", "DirectWriter", "Finisher", "PreflightRequest", "Table", "Transaction",
-}  # fmt: skip
-"""Names for the same part of several systems."""
 SEEN_TWICE = {
     "Batch": "the coordinator's, and the report's view of one",
     "Driver": "the verifier's process, and the report's view of one",
@@ -54,7 +50,7 @@ def test_a_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name(path))
     twice = {one: found for one, found in homes.items() if len(found) > 1}
-    assert twice.keys() == ONE_NAME_IN_EACH_SYSTEM | set(SEEN_TWICE), twice
+    assert twice.keys() == set(SEEN_TWICE), twice
 
 
 def test_no_file_names_a_package_host() -> None:

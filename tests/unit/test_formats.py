@@ -31,7 +31,7 @@ from sparkonce.sinks.files.s3.requests import TRANSACTION, UPLOAD, name_text
 from sparkonce.sinks.kafka.committer import fields_of, transaction_of
 from sparkonce.sinks.mysql import markers as mysql_markers
 from sparkonce.sinks.mysql.markers import FORMAT_ID, StagingTable, Xid, parse_recovered, stage_table
-from sparkonce.sinks.postgres.names import FIELDS, BackendName, Location, Transaction, staging_table
+from sparkonce.sinks.postgres.names import FIELDS, BackendName, Location, PostgresTransaction, staging_table
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.statements import create_commits
 from sparkonce.sinks.rabbitmq.ids import Ids
@@ -163,8 +163,8 @@ def test_handles() -> None:
 
     postgres = {"name": TEXT, "commit": "staged", "system": "7", "database": "shop", "commits": "public"}
     assert postgres.keys() == FIELDS
-    found = Transaction.of(postgres)
-    assert found == Transaction(kind="staged", name=NAME, location=Location.of(postgres))
+    found = PostgresTransaction.of(postgres)
+    assert found == PostgresTransaction(kind="staged", name=NAME, location=Location.of(postgres))
     assert found.fields() == postgres
 
     mysql: dict[str, str | int] = {"transaction": TEXT, "commit": "staged", "server": "a1", "begun_ms": 7}

@@ -11,9 +11,9 @@ import pytest
 from sparkonce.errors import PrepareError
 from sparkonce.sinks.mysql import encoding
 from sparkonce.sinks.mysql.encoding import check, nested_text, types_of
-from sparkonce.sinks.mysql.target import Column
+from sparkonce.sinks.mysql.target import MySQLColumn
 
-COLUMN = Column(
+COLUMN = MySQLColumn(
     name="c",
     type="int",
     full_type="int(11)",
@@ -57,7 +57,7 @@ def not_utf8() -> pa.Array:
         (pa.array(["a", "b"]), "string", ENUM, r"outside the ENUM \['a', \"it's\"\]"),
     ],
 )
-def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: Column, why: str) -> None:
+def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: MySQLColumn, why: str) -> None:
     with pytest.raises(PrepareError, match=f"'c'.*{why}"):
         check(values, column, kind)
 
@@ -76,7 +76,7 @@ def test_what_would_be_changed_is_refused(values: pa.Array, kind: str, column: C
         (pa.array(["a", "it's", None]), "string", ENUM),
     ],
 )
-def test_what_is_kept_as_it_is_is_taken(values: pa.Array, kind: str, column: Column) -> None:
+def test_what_is_kept_as_it_is_is_taken(values: pa.Array, kind: str, column: MySQLColumn) -> None:
     check(values, column, kind)
 
 

@@ -8,7 +8,7 @@ from psycopg.errors import ProtocolViolation
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import Token, TransactionName
-from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
+from sparkonce.sinks.postgres.names import BackendName, Location, PostgresTransaction, staging_table
 from sparkonce.sinks.postgres.preflight import _check_transactions
 from sparkonce.sinks.postgres.settings import Conninfo, Target
 from sparkonce.sinks.postgres.sink import PostgresSink
@@ -45,11 +45,11 @@ def test_a_target_is_read_back_as_it_was_written_down() -> None:
         with pytest.raises(ValueError, match=r"Expecting|not the description"):
             Target.from_text(broken)
 
-    one = Transaction(kind="staged", name=LONGEST, location=Location(system="1", database="d", commits="c"))
-    assert Transaction.of(one.fields()) == one
-    assert Transaction.of(dict(one.handle("s").transaction)) == one
+    one = PostgresTransaction(kind="staged", name=LONGEST, location=Location(system="1", database="d", commits="c"))
+    assert PostgresTransaction.of(one.fields()) == one
+    assert PostgresTransaction.of(dict(one.handle("s").transaction)) == one
     for other in ({}, {"commit": "other"}, {"name": "psql"}, {"more": 1}):
-        assert Transaction.of({**one.fields(), **other} if other else {}) is None
+        assert PostgresTransaction.of({**one.fields(), **other} if other else {}) is None
 
 
 def test_libpqs_settings_are_filled_up_and_never_shown() -> None:

@@ -115,7 +115,7 @@ def _escaped(text: pa.Array) -> pa.Array:
 
 
 def all_finite(column: pa.Array) -> bool:
-    """Returns whether a column holds neither NaN nor an infinity, at any depth."""
+    """Returns True if a column holds neither NaN nor an infinity, at any depth."""
     if types.is_struct(column.type):
         return all(all_finite(field) for field in column.flatten())
     if types.is_list(column.type) or types.is_large_list(column.type):

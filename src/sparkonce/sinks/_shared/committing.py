@@ -106,7 +106,7 @@ class Every:
         self._from = 0
 
     def is_due(self, batch: int) -> bool:
-        """Returns whether the task is due after this batch."""
+        """Returns True if the task is due after this batch."""
         return batch >= self._from
 
     def done(self, batch: int) -> None:
@@ -118,7 +118,7 @@ class Name(Protocol):
     """A transaction's name on the server as a value, such as `sparkonce.protocol.ownership.TransactionName`."""
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Returns whether one of these runs of this query made it, under exactly this prefix."""
+        """Returns True if one of these runs of this query made it, under exactly this prefix."""
 
 
 class Claims:
@@ -143,5 +143,5 @@ class Claims:
         return sorted({query for _, query in self._runs})
 
     def has(self, name: Name) -> bool:
-        """Returns whether one of these runs made the transaction of this name."""
+        """Returns True if one of these runs made the transaction of this name."""
         return any(name.belongs_to(prefix, query, tokens) for (prefix, query), tokens in self._runs.items())

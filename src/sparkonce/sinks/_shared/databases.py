@@ -106,7 +106,7 @@ class IdlePool(Generic[C]):
 
 
 def has_nothing_to_read(descriptor: int) -> bool:
-    """Returns whether nothing has arrived on an idle session's socket.
+    """Returns True if nothing has arrived on an idle session's socket.
 
     A server speaks to an idle session only to end it, or by having ended it.
     """
@@ -158,11 +158,11 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
 
     @abc.abstractmethod
     def is_idle(self, session: S) -> bool:
-        """Returns whether a session may be used again."""
+        """Returns True if a session may be used again."""
 
     @abc.abstractmethod
     def is_alive(self, session: S) -> bool:
-        """Returns whether the server has kept an idle session."""
+        """Returns True if the server has kept an idle session."""
 
     @abc.abstractmethod
     def within(self, session: S, limit_s: float) -> AbstractContextManager[None]:

@@ -44,7 +44,7 @@ class Orphan:
     holds: tuple[str, ...]
 
     def is_of(self, handle: Handle) -> bool:
-        """Tells if the handle finishes it."""
+        """Returns True if the handle finishes it."""
         return any(str(value).endswith(f".{self.copy}") for _, value in handle.transaction)
 
 

@@ -601,5 +601,5 @@ def _without(skipped: int, chunks: Iterator[bytes]) -> Iterator[memoryview]:
 
 
 def mergeable(files: Sequence[CommittedFile]) -> bool:
-    """Returns whether the format of these files, which share an extension, is known."""
+    """Returns True if the format of these files, which share an extension, is known."""
     return "." + extension_in(files[0].path)[1:].partition(".")[0] in FORMATS

@@ -367,12 +367,12 @@ def _names_a_folder(kind: pa.DataType) -> bool:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Returns whether the type holds text."""
+    """Returns True if the type holds text."""
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Returns whether the type holds bytes."""
+    """Returns True if the type holds bytes."""
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 

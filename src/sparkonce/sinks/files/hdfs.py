@@ -138,8 +138,8 @@ class HdfsStore(FileStore):
         """See `FileStore.discard`."""
         return self._finisher().discard(files)
 
-    def _finisher(self) -> Finisher:
-        return Finisher(self._client, self.location, self._root, self._held, self._deadline_s, self._known)
+    def _finisher(self) -> HdfsFinisher:
+        return HdfsFinisher(self._client, self.location, self._root, self._held, self._deadline_s, self._known)
 
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
@@ -297,7 +297,7 @@ class _Buffered:
         self.file.write(bytes(full))
 
 
-class Finisher:
+class HdfsFinisher:
     """Publishes, looks for and discards files of one folder.
 
     Args:
@@ -421,7 +421,7 @@ class Finisher:
         return -1 if found.isdir else int(found.length)
 
     def _matches(self, path: str, fields: Fields) -> bool:
-        """Returns whether a file has its size and its checksum."""
+        """Returns True if a file has its size and its checksum."""
         if self._length(path) != fields["size"]:
             return False
         # Read once only: within a deadline some of many large files may be read, and the others at the next call.

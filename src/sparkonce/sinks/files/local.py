@@ -112,8 +112,8 @@ class LocalStore(FileStore):
         """See `FileStore.discard`."""
         return self._finisher().discard(files)
 
-    def _finisher(self) -> Finisher:
-        return Finisher(self._root, self._held)
+    def _finisher(self) -> LocalFinisher:
+        return LocalFinisher(self._root, self._held)
 
     def list_staged(self) -> Iterable[Staged]:
         """See `FileStore.list_staged`."""
@@ -236,7 +236,7 @@ _DAMAGED_STATES = {
 }
 
 
-class Finisher:
+class LocalFinisher:
     """Publishes, looks for and discards files of one folder.
 
     Args:
@@ -429,7 +429,7 @@ def _in_parallel(call: Callable[[One], Other], items: Sequence[One]) -> Sequence
 
 
 def _same_file(held: Path, final: Path) -> bool:
-    """Returns whether two names are one file's."""
+    """Returns True if two names are one file's."""
     # The number of its names would not tell: a backup may have given it another one.
     with suppress(FileNotFoundError, NotADirectoryError):
         return held.samefile(final)
@@ -437,7 +437,7 @@ def _same_file(held: Path, final: Path) -> bool:
 
 
 def _is_listed(root: Path, path: str) -> bool:
-    """Returns whether a name is in its folder, past a mount's cache of names.
+    """Returns True if a name is in its folder, past a mount's cache of names.
 
     Opens every folder on the way: then NFS asks its server whether it has changed, and forgets what it knew of it.
     Looks for the name in the listing: FUSE may also cache that a name is absent.
@@ -463,7 +463,7 @@ def _has(folder: int, name: str) -> bool:
 
 
 def _is_whole(held: Path, fields: Fields) -> bool:
-    """Returns whether a staged file has its size and the last bytes of its format."""
+    """Returns True if a staged file has its size and the last bytes of its format."""
     end = _ENDS.get(held.with_suffix("").suffix, b"")
     with held.open("rb", buffering=0) as file:  # at an open NFS asks its server
         size = os.fstat(file.fileno()).st_size
@@ -472,7 +472,7 @@ def _is_whole(held: Path, fields: Fields) -> bool:
 
 
 def _matches(path: Path, fields: Fields) -> bool:
-    """Returns whether a file has its size and its checksum."""
+    """Returns True if a file has its size and its checksum."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -604,7 +604,7 @@ def _identity(path: Path) -> str:
 
 
 def folds_names(root: Path) -> bool:
-    """Returns whether two names that differ in case, or in how an accent is written, are one here."""
+    """Returns True if two names that differ in case, or in how an accent is written, are one here."""
     probe = root / f".probe-{secrets.token_hex(6)}-\N{LATIN SMALL LETTER E WITH ACUTE}"
     probe.touch(exist_ok=False)
     try:

@@ -306,7 +306,7 @@ class Generation:
         return frozenset((*(one.path for one in files), *(path for _, some in self.replaced for path in some)))
 
     def covers(self, batch: int) -> bool:
-        """Returns whether the batch is compacted."""
+        """Returns True if the batch is compacted."""
         return self.whole is not None and any(first <= batch <= last for first, last in self.whole.compacted)
 
     def encode(self) -> bytes:

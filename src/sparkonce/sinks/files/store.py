@@ -112,7 +112,7 @@ class FileStore(abc.ABC):
         """
 
     def folds_names(self) -> bool:
-        """Returns whether two names that differ, for example in upper and lower case, may be one file here.
+        """Returns True if two names that differ, for example in upper and lower case, may be one file here.
 
         Raises:
             UnknownOutcomeError: if it cannot be tried now.

@@ -91,7 +91,7 @@ class Listener(Protocol):
 
 
 def takes_batches(settings: Mapping[str, Any]) -> bool:
-    """Tells if a `BatchProducer` can be made of these settings: callbacks in Python need confluent-kafka's producer."""
+    """Returns True if a `BatchProducer` can be made of these settings: Python callbacks need confluent-kafka's own."""
     plain = all(isinstance(value, str | int | float | None) for value in settings.values())
     return plain and _NOT_HERE not in settings and librdkafka() is not None
 
@@ -495,7 +495,7 @@ class OncePerBroker(logging.Filter):
         self._said: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether a line is shown; the next line that is shown tells how many were not."""
+        """Returns True if a line is shown; the next line that is shown tells how many were not."""
         text = record.getMessage()
         if _STARTING in text and not client_log.isEnabledFor(logging.DEBUG):
             return False

@@ -558,7 +558,7 @@ class RetentionCheck:
 
 
 def _may_be_old(began_ms: int) -> bool:
-    """Returns whether a transaction is older than a minute, or its clock ahead by more."""
+    """Returns True if a transaction is older than a minute, or its clock ahead by more."""
     # A clock that is ahead by less counts as right; otherwise each batch would be checked.
     return abs(time.time_ns() // 1_000_000 - began_ms) >= _YOUNG_MS
 

@@ -264,7 +264,7 @@ def _no_answer(error: Exception, *, never_sent: bool) -> BrokerAnswer:
 
 
 def _is_written(request: Request) -> bool:
-    """Returns whether a request may have been sent: kafka-python sets its version just before it writes it."""
+    """Returns True if a request may have been sent: kafka-python sets its version just before it writes it."""
     return request.API_VERSION is not None
 
 

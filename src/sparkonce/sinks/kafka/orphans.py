@@ -58,7 +58,7 @@ class KafkaOrphan(Orphan):
     since_ms: int = -1
 
     def is_of(self, handle: Handle) -> bool:
-        """Tells if the handle finishes it: an id is used again by later transactions."""
+        """Returns True if the handle finishes it: an id is used again by later transactions."""
         given = dict(handle.transaction)
         asked = (self.name, self.producer_id, self.epoch)
         return asked == tuple(given.get(name) for name in ("transactional_id", "producer_id", "epoch"))

@@ -151,12 +151,12 @@ _ABORT: ErrorTable[int] = ErrorTable(
 
 
 def is_retriable(answer: BrokerAnswer) -> bool:
-    """Returns whether the broker asks for a repetition."""
+    """Returns True if the broker asks for a repetition."""
     return answer.code in _RETRIABLE
 
 
 def is_unanswered(answer: BrokerAnswer) -> bool:
-    """Returns whether nothing is known yet: no reply came, or one that asks for a repetition."""
+    """Returns True if nothing is known yet: no reply came, or one that asks for a repetition."""
     return answer.code is None or is_retriable(answer)
 
 
@@ -179,7 +179,7 @@ def undescribed_outcome(answer: BrokerAnswer) -> Finished:
 
 
 def is_undescribed(view: Description | BrokerAnswer) -> TypeGuard[BrokerAnswer]:
-    """Returns whether the coordinator gave neither a description nor the answer that it does not know the id."""
+    """Returns True if the coordinator gave neither a description nor the answer that it does not know the id."""
     return isinstance(view, BrokerAnswer) and view.code != TRANSACTIONAL_ID_NOT_FOUND
 
 

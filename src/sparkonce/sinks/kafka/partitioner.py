@@ -45,11 +45,11 @@ class Partitioner:
 
     @property
     def chooses(self) -> bool:
-        """Tells if it chooses any row's partition."""
+        """Returns True if it chooses any row's partition."""
         return self._hashes or self._is_sticky
 
     def knows(self, topic: str) -> bool:
-        """Tells if it has been told of a topic within the time in which librdkafka itself asks again."""
+        """Returns True if it has been told of a topic within the time in which librdkafka itself asks again."""
         return time.monotonic() - self._learnt_s.get(topic, -_KNOWN_FOR_S) < _KNOWN_FOR_S
 
     def learn(self, topic: str, count: int, led: Sequence[int]) -> None:

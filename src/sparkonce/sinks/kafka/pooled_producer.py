@@ -188,7 +188,7 @@ class ProducerSpec:
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def supersedes(self, other: ProducerSpec) -> bool:
-        """Returns whether this is a newer run or generation of the same sink and query."""
+        """Returns True if this is a newer run or generation of the same sink and query."""
         newer = (self.token, self.generation) > (other.token, other.generation)
         return newer and (self.sink, self.query) == (other.sink, other.query)
 

@@ -339,7 +339,7 @@ def why_not_decide(facts: Facts, metadata: Any) -> str:
 
 
 def is_missing(metadata: Any) -> bool:
-    """Returns whether the asked broker knows no such topic."""
+    """Returns True if the asked broker knows no such topic."""
     return any(found.error_code == _MISSING for found in metadata.topics)
 
 

@@ -209,7 +209,7 @@ def _refused(name: str, value: Any, why: str) -> ConfigurationError:
 
 
 def is_true(value: Any) -> bool:
-    """Returns whether librdkafka reads this value as true."""
+    """Returns True if librdkafka reads this value as true."""
     return str(value).lower() in {"true", "t", "1"}
 
 

@@ -32,7 +32,7 @@ _UNFINISHED = frozenset({TransactionState.OPEN, TransactionState.PREPARED})
 
 
 @dataclass(slots=True)
-class Transaction:
+class MemoryTransaction:
     """One transaction: its owner, its batch, its state and its rows."""
 
     number: int
@@ -48,7 +48,7 @@ class MemoryServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = count(1)
-        self._transactions: dict[int, Transaction] = {}
+        self._transactions: dict[int, MemoryTransaction] = {}
         self._direct: list[Row] = []
         self._faults: dict[str, deque[Finished | BaseException]] = {}
 
@@ -88,7 +88,7 @@ class MemoryServer:
         self._fault("begin")
         with self._lock:
             number = next(self._numbers)
-            self._transactions[number] = Transaction(number, owner, batch)
+            self._transactions[number] = MemoryTransaction(number, owner, batch)
             return number
 
     def write(self, number: int | None, rows: pa.RecordBatch) -> None:

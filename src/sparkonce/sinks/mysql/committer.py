@@ -256,11 +256,11 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
             raise
 
     def is_idle(self, session: Session) -> bool:
-        """Returns whether a connection is open."""
+        """Returns True if a connection is open."""
         return bool(session.connection.open)
 
     def is_alive(self, session: Session) -> bool:
-        """Returns whether the server has kept an idle connection."""
+        """Returns True if the server has kept an idle connection."""
         return session.connection.is_alive()
 
     def within(self, session: Session, limit_s: float) -> AbstractContextManager[None]:

@@ -154,7 +154,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
             self.close()
 
     def is_alive(self) -> bool:
-        """Returns whether the server has kept this connection while it was idle."""
+        """Returns True if the server has kept this connection while it was idle."""
         return bool(self.open) and has_nothing_to_read(self._sock.fileno())
 
     @contextmanager

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from sparkonce.errors import PrepareError
 from sparkonce.sinks._shared.arrow import all_finite, bytes_of, cut, halves, json_text, offsets_of, plain_text
-from sparkonce.sinks.mysql.target import Column, has_utf8, kind_of
+from sparkonce.sinks.mysql.target import MySQLColumn, has_utf8, kind_of
 
 LARGEST_PIECE_BYTES = 128 * 1024 * 1024
 """Larger record batches are halved: a string array of Arrow ends at 2 GiB."""
@@ -35,7 +35,7 @@ _BARE = frozenset({"boolean", "integer"})
 _FREE_TEXT = frozenset({"string", "nested"})
 
 
-def load_text(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[memoryview]:
+def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[memoryview]:
     """Yields lines for LOAD DATA: fields between tabs, a backslash before special characters, binaries in hexadecimal.
 
     Args:
@@ -53,7 +53,7 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[memor
         yield bytes_of(lines)
 
 
-def insert_values(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Iterator[memoryview]:
+def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
     """Yields tuples for ``INSERT … VALUES``, with commas between, in pieces of at most so many bytes.
 
     A larger row is a piece of its own, which the server then refuses, naming max_allowed_packet.
@@ -74,7 +74,7 @@ def insert_values(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: i
         yield from cut(tuples, most_bytes, without_last=1)
 
 
-def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequence[str]) -> str:
+def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Sequence[str]) -> str:
     """Returns the tail of LOAD DATA: the columns, and the expressions for those that are sent in another form.
 
     Args:
@@ -95,7 +95,7 @@ def column_list(columns: Sequence[Column], kinds: Sequence[str], quoted: Sequenc
     return f"({', '.join(targets)})" + (f" SET {', '.join(made)}" if made else "")
 
 
-def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa.Array, Column, str]]:
+def _cells(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[tuple[pa.Array, MySQLColumn, str]]:
     for values, column in zip(rows.columns, columns, strict=True):
         kind = kind_of(values.type)
         check(values, column, kind)
@@ -105,7 +105,7 @@ def _cells(rows: pa.RecordBatch, columns: Sequence[Column]) -> Iterator[tuple[pa
         yield _text(values, column, kind), column, kind
 
 
-def _text(values: pa.Array, column: Column, kind: str) -> pa.Array:
+def _text(values: pa.Array, column: MySQLColumn, kind: str) -> pa.Array:
     """Returns each value as text, not escaped; null stays null."""
     if kind == "boolean":
         values = pc.cast(values, pa.int8())
@@ -119,11 +119,11 @@ def _text(values: pa.Array, column: Column, kind: str) -> pa.Array:
     return plain_text(values, column.name).cast(pa.string())
 
 
-def _for_load(cells: pa.Array, _column: Column, kind: str) -> pa.Array:
+def _for_load(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
     return _escape(cells, _LOAD_ESCAPES) if kind in _FREE_TEXT else cells
 
 
-def _for_insert(cells: pa.Array, _column: Column, kind: str) -> pa.Array:
+def _for_insert(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
     if kind in _BARE:
         return cells
     if kind in _FREE_TEXT:
@@ -181,7 +181,7 @@ def _nulls(text: str) -> dict[str, str]:
 # --- values that the server would silently change -------------------------------------------------------------------
 
 
-def check(values: pa.Array, column: Column, kind: str) -> None:
+def check(values: pa.Array, column: MySQLColumn, kind: str) -> None:
     """Sees that the server would take the values as they are.
 
     Raises:
@@ -205,7 +205,7 @@ def check(values: pa.Array, column: Column, kind: str) -> None:
         raise _refused(column, "they contain a negative number, and the column is a BIT")
 
 
-def _check_times(values: pa.Array, column: Column) -> None:
+def _check_times(values: pa.Array, column: MySQLColumn) -> None:
     try:
         numbers = pc.cast(pc.cast(values, _MICROSECONDS), pa.int64())
     except pa.ArrowInvalid:
@@ -221,7 +221,7 @@ def _check_times(values: pa.Array, column: Column) -> None:
         )
 
 
-def _check_digits(values: pa.Array, column: Column, digits: int) -> None:
+def _check_digits(values: pa.Array, column: MySQLColumn, digits: int) -> None:
     # The server rounds without a warning, and shows so many digits.
     numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
     kept = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
@@ -234,7 +234,7 @@ def _check_digits(values: pa.Array, column: Column, digits: int) -> None:
         )
 
 
-def _check_texts(values: pa.Array, column: Column) -> None:
+def _check_texts(values: pa.Array, column: MySQLColumn) -> None:
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -247,7 +247,7 @@ def _check_texts(values: pa.Array, column: Column) -> None:
         _check_form(values, column)
 
 
-def _check_form(values: pa.Array, column: Column) -> None:
+def _check_form(values: pa.Array, column: MySQLColumn) -> None:
     """Refuses a text that the server would read as another one."""
     texts = values
     match column.type:
@@ -277,7 +277,7 @@ def _within(values: pa.Array, least: int | None, most: int | None) -> bool:
     return (least is None or found["min"] >= least) and (most is None or found["max"] <= most)
 
 
-def _refused(column: Column, why: str, next_step: str = "correct the rows, or the table.") -> PrepareError:
+def _refused(column: MySQLColumn, why: str, next_step: str = "correct the rows, or the table.") -> PrepareError:
     return PrepareError(
         f"Column {column.name!r} ({column.full_type}) cannot take the rows: {why}.", next_step=next_step
     )
@@ -298,7 +298,7 @@ _HEADS: Sequence[tuple[int, int | None, str]] = ((251, None, "u1"), (1 << 16, 25
 Cells: TypeAlias = np.ndarray[Any, Any] | pa.Array
 
 
-def types_of(columns: Sequence[Column], schema: pa.Schema) -> bytes:
+def types_of(columns: Sequence[MySQLColumn], schema: pa.Schema) -> bytes:
     """Returns two bytes for each column: the type of its values, and whether they have a sign.
 
     Args:
@@ -308,7 +308,7 @@ def types_of(columns: Sequence[Column], schema: pa.Schema) -> bytes:
     return b"".join(bytes(_type(column, field.type)) for column, field in zip(columns, schema, strict=True))
 
 
-def bulk_rows(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Iterator[memoryview]:
+def bulk_rows(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
     """Yields the rows in pieces of at most so many bytes; a larger row is a piece of its own.
 
     Args:
@@ -325,7 +325,7 @@ def bulk_rows(rows: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) 
         yield from cut(joined, most_bytes)
 
 
-def _type(column: Column, kind: pa.DataType) -> tuple[int, int]:
+def _type(column: MySQLColumn, kind: pa.DataType) -> tuple[int, int]:
     match kind_of(kind):
         case "boolean":
             return _INTEGERS[1], 0
@@ -349,7 +349,7 @@ def _type(column: Column, kind: pa.DataType) -> tuple[int, int]:
             return _TEXT, 0
 
 
-def _bulk_cells(values: pa.Array, column: Column) -> Iterator[Cells]:
+def _bulk_cells(values: pa.Array, column: MySQLColumn) -> Iterator[Cells]:
     kind = kind_of(values.type)
     check(values, column, kind)
     match kind:

@@ -149,7 +149,7 @@ def dirty(connection: Connection, prefix: str, query: str, server: str) -> list[
 
 
 def is_seen(connection: Connection, name: TransactionName) -> bool:
-    """Returns whether a transaction's marker is there, committed or not: then the transaction is not gone."""
+    """Returns True if a transaction's marker is there, committed or not: then the transaction is not gone."""
     connection.run("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
     return bool(committed(connection, [name]))
 

@@ -203,7 +203,7 @@ def outcome_of(number: int | None, message: str) -> Finished:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Returns whether the server could not be reached, or had no room, so that a copy may be written later."""
+    """Returns True if the server could not be reached, or had no room, so that a copy may be written later."""
     number = number_of(error)
     if isinstance(error, ConnectionError | TimeoutError) or number in _NO_REPLY:
         return True
@@ -214,5 +214,5 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_no_reply(number: int | None) -> bool:
-    """Returns whether the connection is gone, or was never there."""
+    """Returns True if the connection is gone, or was never there."""
     return number is None or number in _NO_REPLY

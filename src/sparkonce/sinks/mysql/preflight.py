@@ -32,7 +32,7 @@ from sparkonce.sinks.mysql.connection import (
 from sparkonce.sinks.mysql.markers import quote, stage_table
 from sparkonce.sinks.mysql.settings import address
 from sparkonce.sinks.mysql.statements import definition, upsert_steps
-from sparkonce.sinks.mysql.target import KEYS, Column, bind, describe
+from sparkonce.sinks.mysql.target import KEYS, MySQLColumn, bind, describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +66,7 @@ _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightRequest:
+class MySQLPreflightRequest:
     """The subject of the checks.
 
     Attributes:
@@ -88,7 +88,7 @@ class PreflightRequest:
     schema: pa.Schema | None
 
 
-def preflight(request: PreflightRequest, recorded: Facts | None) -> Facts:
+def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
     """Checks the server, the table, the rights, and that it is still the recorded server.
 
     Returns:
@@ -133,7 +133,7 @@ def _is_on(variables: Mapping[str, str], name: str) -> bool:
     return variables.get(name, "OFF").upper() in {"ON", "1"}
 
 
-def _check_server(flavour: Flavour, variables: Mapping[str, str], request: PreflightRequest) -> None:
+def _check_server(flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest) -> None:
     version = variables["version"]
     if numbers_of(version) < flavour.oldest:
         oldest = ".".join(map(str, flavour.oldest))
@@ -174,7 +174,7 @@ def _check_server(flavour: Flavour, variables: Mapping[str, str], request: Prefl
 
 
 def _note_server(
-    connection: Connection, flavour: Flavour, variables: Mapping[str, str], request: PreflightRequest
+    connection: Connection, flavour: Flavour, variables: Mapping[str, str], request: MySQLPreflightRequest
 ) -> None:
     if connection.takes_bulk:
         log.info("Rows go to %s by its bulk protocol.", flavour.name)
@@ -207,7 +207,7 @@ def _note_server(
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _check_table(connection: Connection, request: PreflightRequest) -> list[Column]:
+def _check_table(connection: Connection, request: MySQLPreflightRequest) -> list[MySQLColumn]:
     columns = describe(connection, request.table)
     database = request.settings["database"]
     if not columns:
@@ -241,7 +241,7 @@ def _check_table(connection: Connection, request: PreflightRequest) -> list[Colu
     return columns
 
 
-def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequence[Column]) -> None:
+def _check_keys(connection: Connection, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]) -> None:
     # An upsert replaces the row that any unique key finds: so there must be just one such key that rows can meet.
     by_name = {column.name.lower(): column for column in columns}
     unique: dict[str, list[str]] = {}
@@ -283,7 +283,7 @@ def _check_keys(connection: Connection, request: PreflightRequest, columns: Sequ
 
 
 def _check_writing(
-    connection: Connection, flavour: Flavour, request: PreflightRequest, columns: Sequence[Column]
+    connection: Connection, flavour: Flavour, request: MySQLPreflightRequest, columns: Sequence[MySQLColumn]
 ) -> None:
     names = [column.name for column in columns if not column.generated]
     if request.schema is not None:
@@ -337,7 +337,7 @@ def _make_table(connection: Connection, name: str, *, is_new: bool = True) -> No
 
 
 def _check_commit(
-    connection: Connection, flavour: Flavour, request: PreflightRequest, written: Sequence[Column]
+    connection: Connection, flavour: Flavour, request: MySQLPreflightRequest, written: Sequence[MySQLColumn]
 ) -> None:
     with _attempts.of(
         "XA RECOVER, which tells prepared transactions from finished ones,",
@@ -371,7 +371,7 @@ def _check_commit(
             connection.run(f"DROP TABLE {probe}")
 
 
-def _check_rules(connection: Connection, request: PreflightRequest, stage: str, written: Sequence[str]) -> None:
+def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: str, written: Sequence[str]) -> None:
     """Merges an empty staging table by the rules of the upsert, which the server may refuse."""
     if not request.rules.given() or not written:
         return

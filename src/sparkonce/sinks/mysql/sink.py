@@ -144,9 +144,9 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
 
         The rows' columns are checked, too, if `columns` was called before.
         """
-        from sparkonce.sinks.mysql.preflight import PreflightRequest, preflight
+        from sparkonce.sinks.mysql.preflight import MySQLPreflightRequest, preflight
 
-        request = PreflightRequest(
+        request = MySQLPreflightRequest(
             settings=self.settings,
             table=self.table,
             key_columns=self.key_columns,
@@ -170,7 +170,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes a writer, which connects when the first rows come."""
-        from sparkonce.sinks.mysql.writer import DirectWriter, StagedWriter, TwoPhaseWriter, WriterSettings
+        from sparkonce.sinks.mysql.writer import DirectMySQLWriter, StagedWriter, TwoPhaseWriter, WriterSettings
 
         facts = context.owner.facts
         how = WriterSettings(
@@ -183,7 +183,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
             lock_wait_s=int(self.lock_timeout_s),
         )
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return DirectWriter(how, context)
+            return DirectMySQLWriter(how, context)
         return (TwoPhaseWriter if self.commit == TWO_PHASE else StagedWriter)(how, context)
 
     def committer(self) -> SinkCommitter:

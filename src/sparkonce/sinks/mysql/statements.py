@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sparkonce.sinks._shared.settings import UpsertRules
 from sparkonce.sinks.mysql.connection import Flavour
 from sparkonce.sinks.mysql.markers import quote
-from sparkonce.sinks.mysql.target import Column
+from sparkonce.sinks.mysql.target import MySQLColumn
 
 
 def load_into(table: str, column_list: str) -> str:
@@ -104,7 +104,7 @@ def updated(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
     return others or list(columns[:1])
 
 
-def definition(column: Column) -> str:
+def definition(column: MySQLColumn) -> str:
     """Returns the definition of a staging table's column, which takes the values that the target's takes."""
     null = "NULL" if column.nullable else "NOT NULL"
     return f"{quote(column.name)} {column.full_type} {column.collation} {null}"

@@ -73,7 +73,7 @@ TAKES: dict[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class MySQLColumn:
     """A column of the target table.
 
     Attributes:
@@ -110,7 +110,7 @@ class Column:
         return [value.replace("''", "'") for value in _ENUM_VALUE.findall(self.full_type)]
 
 
-def describe(connection: Connection, table: str) -> list[Column]:
+def describe(connection: Connection, table: str) -> list[MySQLColumn]:
     """Returns the columns of a table; none if there is no such table, or no right to see it."""
     rows = connection.rows(_COLUMNS, (table,))
     exact = [row for row in rows if row[0] == table]
@@ -165,12 +165,12 @@ def columns_of_key(connection: Connection, table: str, key: str) -> list[str]:
     return [str(column) for index, column, _ in connection.rows(KEYS, (table,)) if index == key]
 
 
-def _column(row: Sequence[object]) -> Column:
+def _column(row: Sequence[object]) -> MySQLColumn:
     _, name, kind, full, nullable, default, extra, digits, charset, collation = row
     extras = str(extra or "").lower()
     automatic = "auto_increment" in extras
     generated = "generated" in extras and "default_generated" not in extras
-    return Column(
+    return MySQLColumn(
         name=str(name),
         type=str(kind).lower(),
         full_type=str(full),
@@ -183,8 +183,8 @@ def _column(row: Sequence[object]) -> Column:
     )
 
 
-def has_utf8(column: Column) -> bool:
-    """Returns whether a column holds texts as the sink sends them."""
+def has_utf8(column: MySQLColumn) -> bool:
+    """Returns True if a column holds texts as the sink sends them."""
     return column.type in _TEXTS and column.collation.startswith("CHARACTER SET utf8mb4 ")
 
 
@@ -206,7 +206,7 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 def is_json(kind: pa.DataType) -> bool:
-    """Returns whether a type has a form in JSON that loses nothing."""
+    """Returns True if a type has a form in JSON that loses nothing."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return is_json(kind.value_type)
     if pa.types.is_struct(kind):
@@ -232,7 +232,7 @@ def check_kinds(schema: pa.Schema) -> None:
             )
 
 
-def bind(table: str, columns: Sequence[Column], schema: pa.Schema) -> list[Column]:
+def bind(table: str, columns: Sequence[MySQLColumn], schema: pa.Schema) -> list[MySQLColumn]:
     """Returns the table's column for each of the rows' columns.
 
     Args:
@@ -260,7 +260,7 @@ def bind(table: str, columns: Sequence[Column], schema: pa.Schema) -> list[Colum
     return bound
 
 
-def _bound(table: str, by_name: dict[str, Column], field: pa.Field) -> Column:
+def _bound(table: str, by_name: dict[str, MySQLColumn], field: pa.Field) -> MySQLColumn:
     column = by_name.get(field.name.lower())
     if column is None:
         raise PreflightError(

@@ -35,7 +35,7 @@ from sparkonce.sinks.mysql.encoding import bulk_rows, column_list, insert_values
 from sparkonce.sinks.mysql.markers import StagingTable, Xid, lock_name, plain_literal, quote, stage_table
 from sparkonce.sinks.mysql.outcomes import ABOUT_ROWS, DUPLICATE_KEY, LOCKED, is_outage
 from sparkonce.sinks.mysql.statements import definition, insert_into, load_into, placeholders, upsert_tail
-from sparkonce.sinks.mysql.target import Column, bind, checks_of, describe, kind_of
+from sparkonce.sinks.mysql.target import MySQLColumn, bind, checks_of, describe, kind_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,8 +102,8 @@ class MySQLWriter(SinkWriter):
             copy=secrets.token_hex(6),
         )
         self._connection: Connection | None = None
-        self._columns: list[Column] = []
-        self._bound: list[Column] = []
+        self._columns: list[MySQLColumn] = []
+        self._bound: list[MySQLColumn] = []
         self._schema: pa.Schema | None = None
         self._local_infile = False
         self._packet_bytes = 0
@@ -438,7 +438,7 @@ class StagedWriter(MySQLWriter):
         connection.run(f"DROP TABLE IF EXISTS {quote(stage_table(self._name.copy))}")
 
 
-class DirectWriter(MySQLWriter):
+class DirectMySQLWriter(MySQLWriter):
     """Writes into the target, and commits at prepare: below EXACTLY_ONCE."""
 
     def _open(self, connection: Connection) -> None:

@@ -16,11 +16,11 @@ from sparkonce.sinks.postgres.encoding import Encode, ReadText, ServerType, enco
 from sparkonce.sinks.postgres.settings import Target, quoted
 
 MEND_PARTITION = "ALTER TABLE … SET LOGGED; take a foreign partition off by ALTER TABLE … DETACH PARTITION."
-"""The next step where `Table.fragile` is not empty."""
+"""The next step where `CatalogTable.fragile` is not empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class PostgresColumn:
     """A column of the table.
 
     Attributes:
@@ -41,7 +41,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class CatalogTable:
     """The table.
 
     Attributes:
@@ -61,7 +61,7 @@ class Table:
     fragile: str
     row_security: bool
     rules: str
-    columns: tuple[Column, ...]
+    columns: tuple[PostgresColumn, ...]
     checks: tuple[tuple[str, tuple[str, ...], str], ...]
 
     def select(self, schema: pa.Schema, target: Target) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class Table:
         return any(is_text_read(field.type, types[field.name]) for field in schema)
 
 
-def read_table(connection: Connection, target: Target) -> Table | None:
+def read_table(connection: Connection, target: Target) -> CatalogTable | None:
     """Reads the table as this role sees it; None if there is none.
 
     Raises:
@@ -148,7 +148,7 @@ def read_table(connection: Connection, target: Target) -> Table | None:
     rows = connection.execute(_COLUMNS, (oid,)).fetchall()
     types = _read_types(connection, {row[2] for row in rows})
     checks = connection.execute(_CHECKS, (oid,)).fetchall()
-    return Table(
+    return CatalogTable(
         oid=oid,
         signature=signature,
         kind=kind,
@@ -161,7 +161,7 @@ def read_table(connection: Connection, target: Target) -> Table | None:
 
 
 def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
-    """Reads `Table.signature` and `Table.fragile` as they are now; both empty if there is no such table.
+    """Reads `CatalogTable.signature` and `CatalogTable.fragile` as they are now; both empty if there is no such table.
 
     Raises:
         psycopg.Error: if the server does not say.
@@ -181,7 +181,7 @@ def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Comp
     )
 
 
-def _problem(field: pa.Field, column: Column, target: Target) -> SchemaError | None:
+def _problem(field: pa.Field, column: PostgresColumn, target: Target) -> SchemaError | None:
     try:
         _check_field(field, column, target)
     except SchemaError as error:
@@ -189,7 +189,7 @@ def _problem(field: pa.Field, column: Column, target: Target) -> SchemaError | N
     return None
 
 
-def _check_field(field: pa.Field, column: Column, target: Target) -> None:
+def _check_field(field: pa.Field, column: PostgresColumn, target: Target) -> None:
     if column.computed:
         raise SchemaError(
             f"Column {field.name!r} of table {target} is GENERATED ALWAYS: the server fills it.",
@@ -198,10 +198,10 @@ def _check_field(field: pa.Field, column: Column, target: Target) -> None:
     encoder(field.name, field.type, column.type)
 
 
-def _column(row: tuple[Any, ...], types: dict[int, dict[str, Any]]) -> Column:
+def _column(row: tuple[Any, ...], types: dict[int, dict[str, Any]]) -> PostgresColumn:
     name, shown, oid, modifier, not_null, identity, generated, has_default, collation = row
     found = types[oid]
-    return Column(
+    return PostgresColumn(
         name=name,
         type=_server_type(oid, modifier, shown, types),
         declared=f"{shown} COLLATE {collation}" if collation else shown,
@@ -255,7 +255,7 @@ def unique_keys(connection: Connection, oid: int) -> Sequence[tuple[frozenset[st
     return [(frozenset(names), bool(not_null), bool(alike)) for names, not_null, alike in rows]
 
 
-def check_keys(connection: Connection, target: Target, table: Table) -> None:
+def check_keys(connection: Connection, target: Target, table: CatalogTable) -> None:
     """Sees that a table can be upserted.
 
     Raises:
@@ -361,7 +361,7 @@ GROUP BY i.indexrelid, i.indisprimary ORDER BY i.indisprimary DESC, i.indexrelid
 
 
 def may_on_schema(connection: Connection, schema: str, right: str) -> bool | None:
-    """Returns whether this role has a right on a schema, ``USAGE`` or ``CREATE``; None if there is no such schema."""
+    """Returns True if this role has a right on a schema, ``USAGE`` or ``CREATE``; None if there is no such schema."""
     row = connection.execute(
         "SELECT pg_catalog.has_schema_privilege(oid, %s) FROM pg_catalog.pg_namespace WHERE nspname = %s",
         (right, schema),

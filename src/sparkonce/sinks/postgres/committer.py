@@ -46,7 +46,7 @@ from sparkonce.sinks.postgres.markers import (
     read_traces,
     tidy,
 )
-from sparkonce.sinks.postgres.names import FIELDS, OPEN, BackendName, Location, Transaction, staging_table
+from sparkonce.sinks.postgres.names import FIELDS, OPEN, BackendName, Location, PostgresTransaction, staging_table
 from sparkonce.sinks.postgres.outcomes import NOT_FOUND, finished, is_busy, prepare_error
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Conninfo, Limits, Target
 from sparkonce.sinks.postgres.statements import COMMITTED_STATE, commits, drop_staging, merge
@@ -62,10 +62,10 @@ SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
 WHERE application_name = ANY (%s) AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()
 """
 
-Answers = dict[Transaction, Finished]
+Answers = dict[PostgresTransaction, Finished]
 
 
-class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
+class PostgresCommitter(DatabaseCommitter[PostgresTransaction, Connection]):
     """Commits and aborts by name, from any process.
 
     Args:
@@ -92,11 +92,11 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
 
     # --- SinkCommitter ----------------------------------------------------------------------------------------------
 
-    def commit_all(self, wanted: Mapping[Transaction, Handle]) -> Answers:
+    def commit_all(self, wanted: Mapping[PostgresTransaction, Handle]) -> Answers:
         """Commits staged copies in one transaction, and prepared transactions one by one."""
         return self._finish(wanted, commit=True)
 
-    def abort_all(self, wanted: Mapping[Transaction, Handle]) -> Answers:
+    def abort_all(self, wanted: Mapping[PostgresTransaction, Handle]) -> Answers:
         """Ends the sessions of writers first, and aborts what they have prepared or staged."""
         try:
             stopped = self._stop_writers([one.backend for one in wanted])
@@ -114,7 +114,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
             UnknownOutcomeError: if the server does not say.
         """
         claims = Claims(owners)
-        found: list[Transaction] = []
+        found: list[PostgresTransaction] = []
         for location in dict.fromkeys(Location.of(owner.facts) for owner in owners if owner.facts.get("prefix")):
             with self.asking("which transactions are open") as connection:
                 # In the order in which a transaction goes through these states: one on its way is seen at least once.
@@ -122,7 +122,9 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
                 prepared = list_prepared(connection)
                 staged = list_staged(connection, location.commits, claims.queries)
             for kind, names in ((OPEN, sessions), (TWO_PHASE, prepared), (STAGED, staged)):
-                found += [Transaction(kind=kind, name=one, location=location) for one in names if claims.has(one)]
+                found += [
+                    PostgresTransaction(kind=kind, name=one, location=location) for one in names if claims.has(one)
+                ]
         return [one.handle(self._name) for one in dict.fromkeys(found)]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the table is asked
@@ -147,7 +149,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
         staged: dict[Location, dict[Any, int]] = {}
         for handle in handles:
             one = self.transaction_of(handle) if handle.transaction else FOREIGN
-            if isinstance(one, Transaction) and one.kind == STAGED:
+            if isinstance(one, PostgresTransaction) and one.kind == STAGED:
                 staged.setdefault(one.location, {})[one.name] = handle.rows
         for location, rows in staged.items():
             try:
@@ -186,7 +188,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
         self.note_newest(handles)
         if not self._tidying.is_due(batch):
             return
-        known = [one for handle in handles if isinstance(one := self.transaction_of(handle), Transaction)]
+        known = [one for handle in handles if isinstance(one := self.transaction_of(handle), PostgresTransaction)]
         for schema, prefix, query in {(one.location.commits, *one.prefix_and_query): None for one in known}:
             with self.asking("that it deleted old markers") as connection:
                 tidy(connection, schema, prefix, query, batch)
@@ -194,20 +196,20 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
 
     # --- DatabaseCommitter ------------------------------------------------------------------------------------------
 
-    def transaction_of(self, handle: Handle) -> Transaction | Finished:
+    def transaction_of(self, handle: Handle) -> PostgresTransaction | Finished:
         """Returns the transaction that a handle names, or `FOREIGN`."""
-        return Transaction.of(dict(handle.transaction)) or FOREIGN
+        return PostgresTransaction.of(dict(handle.transaction)) or FOREIGN
 
     def open_session(self) -> Connection:
         """Opens a connection."""
         return connect(self._to)
 
     def is_idle(self, session: Connection) -> bool:
-        """Returns whether a connection is open and in no transaction."""
+        """Returns True if a connection is open and in no transaction."""
         return is_idle(session)
 
     def is_alive(self, session: Connection) -> bool:
-        """Returns whether the server has kept an idle connection."""
+        """Returns True if the server has kept an idle connection."""
         return is_alive(session)
 
     def within(self, session: Connection, limit_s: float) -> AbstractContextManager[None]:
@@ -222,7 +224,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
         """Returns those without a marker, but for markers that may have been tidied away."""
         groups: dict[Location, dict[object, Handle]] = {}
         for handle in handles:
-            if isinstance(one := self.transaction_of(handle), Transaction):
+            if isinstance(one := self.transaction_of(handle), PostgresTransaction):
                 groups.setdefault(one.location, {})[one.name] = handle
         return [
             group[name]
@@ -232,16 +234,16 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
 
     # --- finishing --------------------------------------------------------------------------------------------------
 
-    def _finish(self, wanted: Mapping[Transaction, Handle], *, commit: bool) -> Answers:
+    def _finish(self, wanted: Mapping[PostgresTransaction, Handle], *, commit: bool) -> Answers:
         answers: Answers = {}
         for one in (one for one in wanted if one.kind == OPEN):
             answers[one] = FOREIGN if commit else self._abort_session(one)
 
-        def finish(one: Transaction) -> Finished:
+        def finish(one: PostgresTransaction) -> Finished:
             return self.answer(lambda connection: try_finish(connection, one.name, one.location, commit=commit))
 
         answers |= finish_each([one for one in wanted if one.kind == TWO_PHASE], finish, at_once=AT_ONCE)
-        staged: dict[Location, list[Transaction]] = {}
+        staged: dict[Location, list[PostgresTransaction]] = {}
         for one in wanted:
             if one.kind == STAGED:
                 staged.setdefault(one.location, []).append(one)
@@ -249,7 +251,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
             answers |= self._finish_staged(location, {one: wanted[one].rows for one in group}, commit=commit)
         return answers
 
-    def _finish_staged(self, location: Location, rows: Mapping[Transaction, int], *, commit: bool) -> Answers:
+    def _finish_staged(self, location: Location, rows: Mapping[PostgresTransaction, int], *, commit: bool) -> Answers:
         def finish(connection: Connection) -> Answers:
             names = {one.name: count for one, count in rows.items()}
             if commit:
@@ -275,7 +277,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
                 time.sleep(_SOON_S)
         return True
 
-    def _abort_session(self, one: Transaction) -> Finished:
+    def _abort_session(self, one: PostgresTransaction) -> Finished:
         """Aborts what a session, which is gone by now, has prepared or staged just before."""
         try:
             with self.lent() as connection:
@@ -284,7 +286,7 @@ class PostgresCommitter(DatabaseCommitter[Transaction, Connection]):
         except psycopg.Error as error:
             return self.outcome_of(error)
         left = [
-            Transaction(kind=kind, name=name, location=one.location).handle(self._name)
+            PostgresTransaction(kind=kind, name=name, location=one.location).handle(self._name)
             for kind, names in ((TWO_PHASE, prepared), (STAGED, staged))
             for name in names
             if BackendName.of(name) == one.backend

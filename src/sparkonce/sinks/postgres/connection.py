@@ -77,12 +77,12 @@ def _cut(connection: Connection) -> None:
 
 
 def is_idle(connection: Connection) -> bool:
-    """Returns whether a connection is open and in no transaction."""
+    """Returns True if a connection is open and in no transaction."""
     return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def is_alive(connection: Connection) -> bool:
-    """Returns whether the server has kept an idle connection."""
+    """Returns True if the server has kept an idle connection."""
     try:
         return has_nothing_to_read(connection.fileno())
     except psycopg.Error:

@@ -15,7 +15,7 @@ from sparkonce.protocol.traces import Trace
 from sparkonce.sinks._shared.preflight import check_columns
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE
 from sparkonce.sinks.postgres.connection import Connection
-from sparkonce.sinks.postgres.names import Location, Transaction
+from sparkonce.sinks.postgres.names import Location, PostgresTransaction
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE
 from sparkonce.sinks.postgres.statements import COMMITS_COLUMNS, COMMITTED_STATE, STAGED_STATE, commits
 
@@ -195,7 +195,7 @@ def read_traces(connection: Connection, prefix: str, query: str, location: Locat
         if name is not None and (name.prefix, name.query) == (prefix, query):
             # Once committed, only a staged copy has a description of its target.
             kind = STAGED if target else TWO_PHASE
-            fields = Transaction(kind=kind, name=name, location=location).fields()
+            fields = PostgresTransaction(kind=kind, name=name, location=location).fields()
             traces.append(Trace(token=name.token, committed=transaction_fields(fields), batch=name.batch))
     return traces
 

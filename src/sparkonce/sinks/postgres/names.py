@@ -59,7 +59,7 @@ class BackendName:
         return cls(prefix=int(match["prefix"], 16), query=match["query"], token=token, copy=match["copy"])
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Returns whether one of these runs of this query made it."""
+        """Returns True if one of these runs of this query made it."""
         return self.prefix == _short(prefix) and self.query == query and self.token in tokens
 
 
@@ -84,7 +84,7 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction:
+class PostgresTransaction:
     """A copy's transaction, as a handle names it.
 
     Attributes:
@@ -98,7 +98,7 @@ class Transaction:
     location: Location
 
     @classmethod
-    def of(cls, fields: Mapping[str, Scalar]) -> Transaction | None:
+    def of(cls, fields: Mapping[str, Scalar]) -> PostgresTransaction | None:
         """Returns the transaction of a handle's fields, or None if they are not this sink's."""
         if set(fields) != FIELDS:
             return None

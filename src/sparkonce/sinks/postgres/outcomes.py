@@ -209,12 +209,12 @@ def is_busy(error: psycopg.Error) -> bool:
 
 
 def is_about_row(error: psycopg.Error) -> bool:
-    """Returns whether the server refused a row for its values: a type, a constraint, or a trigger that raised."""
+    """Returns True if the server refused a row for its values: a type, a constraint, or a trigger that raised."""
     return code_of(error).startswith(_ABOUT_ROWS)
 
 
 def is_outage(error: psycopg.Error) -> bool:
-    """Returns whether the server could not be reached, or had no room, so that a copy may be written later."""
+    """Returns True if the server could not be reached, or had no room, so that a copy may be written later."""
     code = code_of(error)
     # Of a connection that the server refuses libpq tells the words alone.
     if not code and (not isinstance(error, _NOT_CONNECTED) or _LOGIN.search(str(error))):

@@ -20,7 +20,7 @@ from sparkonce.sinks._shared.preflight import Attempts, check_same, refusal
 from sparkonce.sinks._shared.settings import APPEND, TWO_PHASE, UPSERT
 from sparkonce.sinks.postgres.catalog import (
     MEND_PARTITION,
-    Table,
+    CatalogTable,
     check_keys,
     list_refusers,
     may_on_schema,
@@ -54,7 +54,7 @@ _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightRequest:
+class PostgresPreflightRequest:
     """The subject of the checks.
 
     Attributes:
@@ -74,7 +74,7 @@ class PreflightRequest:
     guarantee: Guarantee
 
 
-def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> tuple[Facts, Table]:
+def preflight(request: PostgresPreflightRequest, query: str, recorded: Facts | None) -> tuple[Facts, CatalogTable]:
     """Checks server, table, limits and permissions, and makes the table of markers if it is not there.
 
     Raises:
@@ -100,7 +100,7 @@ def preflight(request: PreflightRequest, query: str, recorded: Facts | None) -> 
         return {**facts, "commits": request.commits_schema, "prefix": request.prefix, **target}, table
 
 
-def read_target(request: PreflightRequest) -> Table:
+def read_target(request: PostgresPreflightRequest) -> CatalogTable:
     """Reads only the table, for callers that need its columns before preflight.
 
     Raises:
@@ -111,7 +111,7 @@ def read_target(request: PreflightRequest) -> Table:
 
 
 @contextmanager
-def _connected(request: PreflightRequest) -> Iterator[Connection]:
+def _connected(request: PostgresPreflightRequest) -> Iterator[Connection]:
     attempts = Attempts((psycopg.Error,), server_message)
     with (
         closing(_connect(request.to)) as connection,
@@ -145,7 +145,7 @@ def _try_to_connect(to: Conninfo) -> Connection | str:
         return server_message(error)
 
 
-def _check_same_schema(request: PreflightRequest, recorded: Facts) -> None:
+def _check_same_schema(request: PostgresPreflightRequest, recorded: Facts) -> None:
     check_same(
         "commits_schema",
         request.commits_schema,
@@ -156,7 +156,7 @@ def _check_same_schema(request: PreflightRequest, recorded: Facts) -> None:
     )
 
 
-def _check_server(connection: Connection, request: PreflightRequest, recorded: Facts) -> Facts:
+def _check_server(connection: Connection, request: PostgresPreflightRequest, recorded: Facts) -> Facts:
     version, standby, database, pid = _row(
         connection,
         "SELECT pg_catalog.current_setting('server_version_num')::int, pg_catalog.pg_is_in_recovery(), "
@@ -197,7 +197,7 @@ def _check_server(connection: Connection, request: PreflightRequest, recorded: F
     return facts
 
 
-def _check_transactions(connection: Connection, request: PreflightRequest) -> None:
+def _check_transactions(connection: Connection, request: PostgresPreflightRequest) -> None:
     """Does what a batch does: begins a transaction of several statements."""
     try:
         for statement in ("BEGIN", "SELECT 1", "ROLLBACK"):
@@ -212,7 +212,7 @@ def _check_transactions(connection: Connection, request: PreflightRequest) -> No
         ) from None
 
 
-def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:
+def _next_step_for(request: PostgresPreflightRequest, before: str, now: str) -> str:
     advice = f"Connect to the database of before, or {ANEW}."
     if not now:
         return "GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO the role of the query, as before."
@@ -224,7 +224,7 @@ def _next_step_for(request: PreflightRequest, before: str, now: str) -> str:
     )
 
 
-def _check_table(connection: Connection, request: PreflightRequest) -> Table:
+def _check_table(connection: Connection, request: PostgresPreflightRequest) -> CatalogTable:
     target = request.target
     table = read_table(connection, target)
     if table is None:
@@ -267,7 +267,7 @@ def _check_table(connection: Connection, request: PreflightRequest) -> Table:
     return table
 
 
-def _check_conditions(connection: Connection, target: Target, table: Table) -> None:
+def _check_conditions(connection: Connection, target: Target, table: CatalogTable) -> None:
     """Has the server plan the merge of a batch, whose conditions it may refuse."""
     if not target.rules.conditions:
         return
@@ -286,7 +286,7 @@ def _check_conditions(connection: Connection, target: Target, table: Table) -> N
         ) from None
 
 
-def _warn_of_changes(connection: Connection, request: PreflightRequest, table: Table) -> None:
+def _warn_of_changes(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
     if "3" in table.rules:
         log.warning(
             "Table %s has rules ON INSERT. They apply with commit='staged', which inserts, and may silently leave rows "
@@ -301,7 +301,7 @@ def _warn_of_changes(connection: Connection, request: PreflightRequest, table: T
         )
 
 
-def _check_durable(connection: Connection, request: PreflightRequest, table: Table) -> None:
+def _check_durable(connection: Connection, request: PostgresPreflightRequest, table: CatalogTable) -> None:
     if table.fragile:
         raise PreflightError(
             f"Rows of table {request.target} may go where they are not safe: {table.fragile}.",
@@ -318,7 +318,9 @@ def _check_durable(connection: Connection, request: PreflightRequest, table: Tab
         )
 
 
-def _check_two_phase(connection: Connection, request: PreflightRequest, query: str, table: Table) -> None:
+def _check_two_phase(
+    connection: Connection, request: PostgresPreflightRequest, query: str, table: CatalogTable
+) -> None:
     (most,) = _row(connection, "SELECT pg_catalog.current_setting('max_prepared_transactions')::int")
     if most == 0:
         raise refusal(
@@ -356,7 +358,7 @@ def _check_two_phase(connection: Connection, request: PreflightRequest, query: s
         )
 
 
-def _check_staged(connection: Connection, request: PreflightRequest) -> None:
+def _check_staged(connection: Connection, request: PostgresPreflightRequest) -> None:
     found = may_on_schema(connection, request.commits_schema, "CREATE")
     if not found:
         raise refusal(
@@ -373,7 +375,7 @@ def _check_staged(connection: Connection, request: PreflightRequest) -> None:
         )
 
 
-def _check_commits(connection: Connection, request: PreflightRequest, *, is_new: bool) -> None:
+def _check_commits(connection: Connection, request: PostgresPreflightRequest, *, is_new: bool) -> None:
     name = f"{quoted(request.commits_schema)}.{quoted(COMMITS_TABLE)}"
     _check_usage(connection, request.commits_schema, "commits_schema")
     found = find_commits(connection, request.commits_schema)

@@ -18,8 +18,8 @@ from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target, check_id
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparkonce.sinks.postgres.catalog import Table
-    from sparkonce.sinks.postgres.preflight import PreflightRequest
+    from sparkonce.sinks.postgres.catalog import CatalogTable
+    from sparkonce.sinks.postgres.preflight import PostgresPreflightRequest
 
 
 class PostgresSink(MergesStaged, TwoPhaseCommitSink):
@@ -102,7 +102,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
         self.limits = Limits(slot_s=slot_timeout_s, commit_s=commit_timeout_s, lock_s=lock_timeout_s)
         self.limits.check()
         self._to = Conninfo.of(conninfo)
-        self._table: Table | None = None
+        self._table: CatalogTable | None = None
         self._fitting: tuple[pa.Schema, tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
@@ -178,10 +178,10 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
             self._to, self.name, limits=self.limits, target=target, on_conflict=self.decided_conflicts
         )
 
-    def _request(self) -> PreflightRequest:
-        from sparkonce.sinks.postgres.preflight import PreflightRequest
+    def _request(self) -> PostgresPreflightRequest:
+        from sparkonce.sinks.postgres.preflight import PostgresPreflightRequest
 
-        return PreflightRequest(
+        return PostgresPreflightRequest(
             to=self._to,
             target=self.target,
             commit=self.commit,
@@ -190,7 +190,7 @@ class PostgresSink(MergesStaged, TwoPhaseCommitSink):
             guarantee=self.guarantee,
         )
 
-    def _known_table(self) -> Table:
+    def _known_table(self) -> CatalogTable:
         if self._table is None:
             from sparkonce.sinks.postgres.preflight import read_target
 

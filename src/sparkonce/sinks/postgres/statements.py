@@ -8,7 +8,7 @@ from psycopg import sql
 
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.settings import with_source
-from sparkonce.sinks.postgres.catalog import Table
+from sparkonce.sinks.postgres.catalog import CatalogTable
 from sparkonce.sinks.postgres.names import staging_table
 from sparkonce.sinks.postgres.settings import COMMITS_TABLE, Target
 
@@ -44,7 +44,7 @@ def insert_marker(schema: str, name: TransactionName, state: str, target: str) -
 
 
 def create_staging(
-    schema: str, name: TransactionName, table: Table, target: Target, columns: Sequence[str]
+    schema: str, name: TransactionName, table: CatalogTable, target: Target, columns: Sequence[str]
 ) -> sql.Composed:
     """Makes a copy's staging table: the columns that are written, with the target's checks of these alone.
 

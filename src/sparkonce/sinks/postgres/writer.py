@@ -19,10 +19,10 @@ from sparkonce.sink import Refused, SinkWriter, WriterContext
 from sparkonce.sinks._shared.arrow import offered
 from sparkonce.sinks._shared.settings import STAGED, TWO_PHASE, UPSERT
 from sparkonce.sinks.postgres import statements
-from sparkonce.sinks.postgres.catalog import MEND_PARTITION, Table, read_signature, read_table
+from sparkonce.sinks.postgres.catalog import MEND_PARTITION, CatalogTable, read_signature, read_table
 from sparkonce.sinks.postgres.connection import Connection, begin, pool_of_process, within
 from sparkonce.sinks.postgres.encoding import HEADER, TRAILER, Encode, encode_rows, read_texts
-from sparkonce.sinks.postgres.names import BackendName, Location, Transaction, staging_table
+from sparkonce.sinks.postgres.names import BackendName, Location, PostgresTransaction, staging_table
 from sparkonce.sinks.postgres.outcomes import is_about_row, prepare_error, server_message
 from sparkonce.sinks.postgres.settings import Conninfo, Limits, Target
 
@@ -214,7 +214,7 @@ class PostgresWriter(SinkWriter):
             self._copy.write(piece)
         self._end_copy(rows)
 
-    def _opening(self, table: Table) -> sql.Composed:
+    def _opening(self, table: CatalogTable) -> sql.Composed:
         """Returns the statements before the rows, in one round trip."""
         job = self._job
         if job.commit == DIRECT:
@@ -283,8 +283,8 @@ class PostgresWriter(SinkWriter):
         finally:
             committer.close()
 
-    def _transaction(self) -> Transaction:
-        return Transaction(kind=self._job.commit, name=self._name, location=Location.of(self._facts))
+    def _transaction(self) -> PostgresTransaction:
+        return PostgresTransaction(kind=self._job.commit, name=self._name, location=Location.of(self._facts))
 
     def _open(self) -> Connection:
         if self._connection is None:
@@ -305,11 +305,11 @@ class PostgresWriter(SinkWriter):
             raise prepare_error(error, what, staging_table(self._name), self._job.target.table) from None
 
 
-_tables: dict[tuple[Conninfo, Target], Table] = {}
+_tables: dict[tuple[Conninfo, Target], CatalogTable] = {}
 _tables_lock = threading.Lock()
 
 
-def _table(connection: Connection, job: Job) -> Table:
+def _table(connection: Connection, job: Job) -> CatalogTable:
     """Returns the table as the catalog has it, which each process reads once as long as it does not change."""
     key = (job.to, job.target)
     signature, _ = read_signature(connection, job.target)

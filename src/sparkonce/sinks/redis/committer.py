@@ -145,7 +145,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         ]
 
     def _is_left(self, entry: LedgerEntry) -> bool:
-        """Returns whether an aborted transaction's staged rows may still be there."""
+        """Returns True if an aborted transaction's staged rows may still be there."""
         return self._cluster and entry.state == names.ABORTED and bool(entry.slots)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:

@@ -40,12 +40,12 @@ class Refusal:
 
     @property
     def is_retriable(self) -> bool:
-        """Returns whether a repetition may help."""
+        """Returns True if a repetition may help."""
         return _meaning(self).outcome is Outcome.RETRY
 
     @property
     def is_outage(self) -> bool:
-        """Returns whether the server is away or accepts nothing for now, so that a copy may be written later."""
+        """Returns True if the server is away or accepts nothing for now, so that a copy may be written later."""
         # A file of the TLS settings that cannot be read gives no answer either, but is no outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 

@@ -182,11 +182,11 @@ class RedisSink(TwoPhaseCommitSink):
     def writer(self, context: WriterContext) -> SinkWriter:
         """Makes the writer: staging for EXACTLY_ONCE, else direct."""
         from sparkonce.sinks.redis.nodes import Nodes
-        from sparkonce.sinks.redis.writer import DirectWriter, StagingWriter
+        from sparkonce.sinks.redis.writer import DirectRedisWriter, StagingWriter
 
         nodes = Nodes(self.endpoint)
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
-            return DirectWriter(nodes, self.shape, wait_replicas=self.wait_replicas)
+            return DirectRedisWriter(nodes, self.shape, wait_replicas=self.wait_replicas)
         return StagingWriter(
             nodes,
             self.shape,

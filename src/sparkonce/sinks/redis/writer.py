@@ -225,7 +225,7 @@ class StagingWriter(SinkWriter):
             )
 
 
-class DirectWriter(SinkWriter):
+class DirectRedisWriter(SinkWriter):
     """Writes at once; rows are visible before the batch is decided.
 
     Args:

@@ -92,7 +92,7 @@ class TableApplication(Application):
         return since_ms <= min(entry.begun_ms for entry in entries)
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
-        """Returns whether a version of the table carries the rows' label.
+        """Returns True if a version of the table carries the rows' label.
 
         Raises:
             RefusedError: if the table has forgotten too much to tell, or is gone.

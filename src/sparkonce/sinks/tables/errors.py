@@ -17,7 +17,7 @@ _FINAL_CONDITIONS = frozenset({"_LEGACY_ERROR_TEMP_DELTA_0007"})
 
 
 def is_final(error: BaseException) -> bool:
-    """Returns whether writing the same rows again to the same table can only fail again."""
+    """Returns True if writing the same rows again to the same table can only fail again."""
     # The error's type does not tell: Spark raises AnalysisException also for a metastore that does not answer.
     return any(
         str(state or "").startswith(_FINAL_STATES) or condition in _FINAL_CONDITIONS

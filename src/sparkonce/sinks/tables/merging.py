@@ -191,7 +191,7 @@ class Merge:
 
     @property
     def takes_all(self) -> bool:
-        """Tells if the rows' columns go to the table's columns of the same name."""
+        """Returns True if the rows' columns go to the table's columns of the same name."""
         return self.matched == UPDATE_ALL or self.not_matched == INSERT_ALL
 
     @property
@@ -448,7 +448,7 @@ def _columns(on: Sequence[str], schema: pa.Schema) -> list[str]:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Tells if Arrow and Spark agree on which values of a type are equal: they do not on zeros of two signs."""
+    """Returns True if Arrow and Spark agree on which values of a type are equal: they do not on zeros of two signs."""
     return not pa.types.is_nested(kind) and not pa.types.is_floating(kind)
 
 

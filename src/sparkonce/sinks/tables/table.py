@@ -144,7 +144,7 @@ class Table(abc.ABC):
         """Returns the labels of the versions that the table remembers, or of the newest few."""
 
     def has(self, label: Label) -> bool:
-        """Returns whether a version carries the label. Looks at the newest ones first."""
+        """Returns True if a version carries the label. Looks at the newest ones first."""
         return label in self.labels(newest=_LOOK_BACK) or label in self.labels()
 
     @abc.abstractmethod

@@ -107,7 +107,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
 
 
 def _takes_damaged(trial: _Trial, own: Mapping[str, str]) -> bool:
-    """Returns whether the store takes a part whose bytes change after it was signed."""
+    """Returns True if the store takes a part whose bytes change after it was signed."""
 
     def damage(request: Any, **_: Any) -> None:
         if request.body == _TRIAL:  # another thread may be sending something else

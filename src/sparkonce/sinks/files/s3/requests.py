@@ -314,7 +314,7 @@ def after_look(code: str, found: Present | Answer, fields: Fields) -> Finished:
 
 
 def is_own(found: Present, fields: Fields) -> bool:
-    """Returns whether this handle's upload made the object.
+    """Returns True if this handle's upload made the object.
 
     Compares the metadata that the upload was begun with, or ETag and size if the store keeps no metadata.
     """

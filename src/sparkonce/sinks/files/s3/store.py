@@ -228,8 +228,8 @@ class S3Store(FileStore):
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def _finisher(self) -> Finisher:
-        return Finisher(
+    def _finisher(self) -> S3Finisher:
+        return S3Finisher(
             client(self.settings),
             client(self.settings, attempts=1),
             if_none_match=self.settings.if_none_match,
@@ -482,7 +482,7 @@ _STATES: Mapping[Outcome, FileState] = {
 }
 
 
-class Finisher:
+class S3Finisher:
     """Publishes, looks for and discards one file at a time.
 
     Args:
@@ -587,7 +587,7 @@ def _upload(fields: Fields) -> dict[str, Any]:
 
 
 def _differs(answer: Mapping[str, Any], fields: Fields) -> bool:
-    """Returns whether the store reports another ETag than S3 would make of the parts."""
+    """Returns True if the store reports another ETag than S3 would make of the parts."""
     etag = str(answer.get("ETag", "")).strip('"')
     return ":" not in str(fields["checksum"]) and etag != fields["checksum"]
 
