@@ -22,7 +22,7 @@ from sparkonce.errors import CorruptRecordError, FilesGoneError
 from sparkonce.files import Compacted, compact, read_manifests, whole_batches
 from sparkonce.sinks.files import committer, compaction, manifests
 from sparkonce.sinks.files.local import LocalStagedFile
-from sparkonce.sinks.files.places import open_store
+from sparkonce.sinks.files.locations import open_store
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.files.store import FileStore
 

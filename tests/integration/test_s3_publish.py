@@ -43,10 +43,10 @@ def key(fields: Fields) -> str:
 def test_a_file_shows_once_it_is_published(bucket: Bucket, store: S3Store) -> None:
     fields = seal(store)
     assert bucket.objects() == {}
-    assert store.look([fields]) == [FileState.STAGED]
+    assert store.states([fields]) == [FileState.STAGED]
     assert publish(store, fields).outcome is Outcome.COMMITTED
     assert bucket.objects() == {key(fields): b"rows"}
-    assert store.look([fields]) == [FileState.PUBLISHED]
+    assert store.states([fields]) == [FileState.PUBLISHED]
     assert bucket.uploads() == []
     metadata = bucket.client.head_object(Bucket=bucket.name, Key=key(fields))["Metadata"]
     assert metadata == {"sparkonce-transaction": str(name_in(str(fields["path"]))), "sparkonce-upload": fields["mark"]}
@@ -138,7 +138,7 @@ def test_done_without_an_object_is_not_done(bucket: Bucket, between: Between) ->
 def test_one_that_is_aborted_is_lost(bucket: Bucket, store: S3Store) -> None:
     fields = seal(store)
     bucket.abort(str(fields["upload_id"]))
-    assert store.look([fields]) == [FileState.GONE]
+    assert store.states([fields]) == [FileState.GONE]
     for _ in range(2):
         assert publish(store, fields).outcome is Outcome.LOST
     assert [one.outcome for one in store.discard([fields])] == [Outcome.ABORTED]
@@ -162,7 +162,7 @@ def test_one_that_somebody_overwrote_is_unknown(bucket: Bucket, store: S3Store) 
     publish(store, fields)
     bucket.client.put_object(Bucket=bucket.name, Key=key(fields), Body=b"a stranger's")
     assert publish(store, fields).outcome is Outcome.UNKNOWN
-    assert store.look([fields]) == [FileState.UNKNOWN]
+    assert store.states([fields]) == [FileState.UNKNOWN]
     assert bucket.objects() == {key(fields): b"a stranger's"}
 
 
@@ -184,7 +184,7 @@ def test_one_that_was_deleted_is_unknown_where_versions_are_kept(bucket: Bucket,
     between.act = lambda request: GONE if request.is_complete else marked if request.method == "HEAD" else GO_ON
     store = new_store(bucket, endpoint_url=between.url)
     assert publish(store, fields).outcome is Outcome.UNKNOWN
-    assert store.look([fields]) == [FileState.UNKNOWN]
+    assert store.states([fields]) == [FileState.UNKNOWN]
 
 
 def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
@@ -193,7 +193,7 @@ def test_a_server_that_was_away_has_it_still(bucket: Bucket) -> None:
     bucket.server.kill()
     assert publish(store, fields).outcome is Outcome.RETRY
     with pytest.raises(UnknownOutcomeError, match="ListParts"):
-        store.look([fields])
+        store.states([fields])
     assert [one.outcome for one in store.discard([fields])] == [Outcome.RETRY]
     bucket.server.start()
     assert publish(store, fields).outcome is Outcome.COMMITTED
@@ -206,7 +206,7 @@ def test_a_completion_still_at_work_is_not_taken_for_a_loss(bucket: Bucket, stor
     with at_work(bucket, fields):
         assert publish(store, fields).outcome is Outcome.RETRY
         with pytest.raises(UnknownOutcomeError, match="still putting the object together"):
-            store.look([fields])
+            store.states([fields])
     assert bucket.objects() == {key(fields): b"rows"}
 
 

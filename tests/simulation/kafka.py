@@ -74,7 +74,7 @@ class ModelRetention(RetentionCheck):
     ) -> dict[KafkaTransaction, Finished]:
         return super().held_back(begun_ms, deadline_s) if self._kafka.deletes_rows else {}
 
-    def look(
+    def find_damaged(
         self, views: Sequence[Description], deadline_s: float
     ) -> tuple[set[KafkaTransaction], Mapping[tuple[str, int], BrokerAnswer]]:
         if not views:

@@ -115,7 +115,7 @@ class ModelWorker(WorkerProducers):
     def grow_old(self) -> None:
         """No task has taken a producer for long."""
         with mock.patch.object(producer_pool, "IDLE_LIMIT_S", -1.0):
-            self._look_after()
+            self._poll_idle()
 
 
 class ModelProducer:

@@ -86,9 +86,9 @@ def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
 
     cluster = PublishedAll()
     store = store_with(cluster)
-    assert [*store.look([SEALED]), *store.look([SEALED])] == [FileState.PUBLISHED] * 2
+    assert [*store.states([SEALED]), *store.states([SEALED])] == [FileState.PUBLISHED] * 2
     assert len(cluster.reads) == 1
-    assert store.look([{**SEALED, "checksum": "crc32:00000000"}]) == [FileState.UNKNOWN]
+    assert store.states([{**SEALED, "checksum": "crc32:00000000"}]) == [FileState.UNKNOWN]
 
 
 def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
@@ -124,7 +124,7 @@ def test_many_files_on_a_slow_cluster_are_published_though_they_take_longer_than
     """350 requests of 50 ms, eight at a time, take two seconds: each answers in time, and so all go through."""
     cluster = Cluster(350, takes_s=0.05)
     store = store_with(cluster, deadline_s=1.5)
-    assert set(store.look(cluster.files)) == {FileState.STAGED}
+    assert set(store.states(cluster.files)) == {FileState.STAGED}
     assert {one.outcome for one in store.publish(cluster.files)} == {Outcome.COMMITTED}
 
 
@@ -137,7 +137,7 @@ def test_what_was_published_before_a_cluster_fell_silent_stays_published() -> No
     assert set(first) == {Outcome.COMMITTED, Outcome.RETRY}
     cluster.left = None
     cluster.talks.set()
-    assert set(store.look(cluster.files)) <= {FileState.STAGED, FileState.PUBLISHED}
+    assert set(store.states(cluster.files)) <= {FileState.STAGED, FileState.PUBLISHED}
     assert all(one.outcome in COMMITTED for one in store.publish(cluster.files))
     assert not done & set(cluster.reads), "their checksums need not be read again"
 
@@ -158,4 +158,4 @@ def test_a_path_that_the_name_node_refuses_is_refused_at_prepare() -> None:
         store_with(EmptyCluster()).stage(name, f"a=1/b={'é' * 127}/part-{name}-0.parquet")
 
     with pytest.raises(UnknownOutcomeError, match=r"/out/\.sparkonce/held"):
-        store_with(EmptyCluster()).look([SEALED])
+        store_with(EmptyCluster()).states([SEALED])

@@ -8,7 +8,7 @@ import pytest
 from sparkonce.errors import ConfigurationError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.sinks.files.formats import FORMATS, file_schema
-from sparkonce.sinks.files.places import local_folder, open_store, scheme_of
+from sparkonce.sinks.files.locations import local_folder, open_store, scheme_of
 from sparkonce.sinks.files.sink import FilesSink
 
 NESTED = {"array": pa.list_(pa.int32()), "struct": pa.struct({"a": pa.string(), "b": pa.list_(pa.float64())})}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from sparkonce.sinks.files.s3.preflight import DAY_S, look_around, read_rules
+from sparkonce.sinks.files.s3.preflight import DAY_S, inspect_bucket, read_rules
 
 
 def rule(**more: Any) -> dict[str, Any]:
@@ -62,18 +62,18 @@ def test_the_rules_are_asked_for() -> None:
         def get_bucket_versioning(self, **_: str) -> dict[str, str]:
             return self._versioning
 
-    found = look_around(Lifecycle([aborts(5)]), "b", "out/")
+    found = inspect_bucket(Lifecycle([aborts(5)]), "b", "out/")
     assert found.timeout_s == 5 * DAY_S
     assert found.notes == ()
 
-    found = look_around(Lifecycle("AccessDenied"), "b", "out/")
+    found = inspect_bucket(Lifecycle("AccessDenied"), "b", "out/")
     assert found.timeout_s is None
     assert "s3:GetLifecycleConfiguration" in found.notes[0]
 
-    found = look_around(Lifecycle("NoSuchLifecycleConfiguration"), "b", "out/")
+    found = inspect_bucket(Lifecycle("NoSuchLifecycleConfiguration"), "b", "out/")
     assert "AbortIncompleteMultipartUpload" in found.notes[0]
 
-    (note,) = look_around(Lifecycle([aborts(5)], {"Status": "Enabled"}), "b", "").notes
+    (note,) = inspect_bucket(Lifecycle([aborts(5)], {"Status": "Enabled"}), "b", "").notes
     assert "old versions" in note
 
     assert read_rules([aborts(7), rule(Expiration={"ExpiredObjectDeleteMarker": True})], "").notes == ()

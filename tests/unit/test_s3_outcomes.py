@@ -16,8 +16,8 @@ from sparkonce.sinks.files.s3.requests import (
     RIGHTS,
     Answer,
     Present,
-    after_look,
     is_own,
+    outcome_by_object,
     read,
 )
 
@@ -84,7 +84,7 @@ def test_whatever_boto3_would_repeat_is_asked_again() -> None:
     assert 429 in statuses
     for answer in answers:
         assert read(answer, "CompleteMultipartUpload").outcome is Outcome.RETRY, answer
-        assert after_look(NO_SUCH_UPLOAD, answer, FIELDS).outcome is Outcome.RETRY, answer
+        assert outcome_by_object(NO_SUCH_UPLOAD, answer, FIELDS).outcome is Outcome.RETRY, answer
 
 
 def _statuses_of_the_legacy_mode() -> list[int]:
@@ -116,7 +116,7 @@ def test_a_missing_right_is_named(request_: str) -> None:
     ],
 )
 def test_what_stands_at_the_key_decides(code: str, standing: Present | Answer, outcome: Outcome) -> None:
-    assert after_look(code, standing, FIELDS).outcome is outcome
+    assert outcome_by_object(code, standing, FIELDS).outcome is outcome
 
 
 def test_an_object_is_known_by_its_mark() -> None:
@@ -135,4 +135,4 @@ def test_an_object_is_known_by_its_mark() -> None:
 
     answers = [Answer(status=status, code=str(status)) for status in (None, 0, 200, 301, 400, 403, 409, 412, 500, 503)]
     for code in (DONE, NO_SUCH_UPLOAD, OCCUPIED):
-        assert all(after_look(code, answer, FIELDS).outcome is not Outcome.LOST for answer in answers)
+        assert all(outcome_by_object(code, answer, FIELDS).outcome is not Outcome.LOST for answer in answers)

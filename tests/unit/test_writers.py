@@ -129,8 +129,8 @@ def test_a_file_is_staged_then_published_then_gone(tmp_path: Path) -> None:
     staged = store.stage(NAME, path)
     staged.stream.write(b"{}\n")
     fields = [{**staged.seal(), "rows": 1}]
-    assert store.look(fields) == [FileState.STAGED]
+    assert store.states(fields) == [FileState.STAGED]
     store.publish(fields)
-    assert store.look(fields) == [FileState.PUBLISHED]
+    assert store.states(fields) == [FileState.PUBLISHED]
     (tmp_path / path).unlink()
-    assert store.look(fields) == [FileState.GONE]
+    assert store.states(fields) == [FileState.GONE]

@@ -116,7 +116,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         """Answers for transactions of several files of which some cannot be published: then none is."""
         several = {name: files for name, files in opened.items() if len(files) > 1}
         try:
-            found = _asked(self._store.look, several)
+            found = _asked(self._store.states, several)
         except UnknownOutcomeError as error:
             return dict.fromkeys(several, Finished(outcome=Outcome.RETRY, reason=error.message))
         answers = {name: before_publish(several[name], states) for name, states in found.items()}
@@ -127,7 +127,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
         folders = {name: read_handle(wanted[name]).folder for name in lost}
         doubts = self._doubts(folders.values())
         answers = {name: doubts[folder] for name, folder in folders.items() if folder in doubts}
-        # The folder is the right one now, but its disk may have been mounted only after the first look.
+        # The folder is the right one now, but its disk may have been mounted only after the first check.
         answers |= self._not_lost(_without(lost, answers))
         # Another driver may have looked before the loss, and be about to publish the transaction's other files, whose
         # rows are to be written again. So nobody may be able to publish them. Files that are not staged are discarded,
@@ -136,13 +136,13 @@ class FilesCommitter(HandleCommitter[TransactionName]):
             given_up = of_abort(found)
             if given_up.outcome in {Outcome.UNKNOWN, Outcome.RETRY}:
                 answers[name] = given_up
-        # A store may still be at work on a file that it could not discard: so the last look comes after that.
+        # A store may still be at work on a file that it could not discard: so the last check comes after that.
         return answers | self._not_lost(_without(lost, answers))
 
     def _not_lost(self, lost: Files) -> Answers:
-        """Answers for transactions that another look does not find lost again."""
+        """Answers for transactions that a second check does not find lost again."""
         try:
-            found = _asked(self._store.look, lost)
+            found = _asked(self._store.states, lost)
         except UnknownOutcomeError as error:
             return dict.fromkeys(lost, Finished(outcome=Outcome.RETRY, reason=error.message))
         answers: Answers = {}

@@ -30,9 +30,9 @@ from sparkonce.protocol.handles import COMMITTED
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.files import manifests
 from sparkonce.sinks.files.formats import NONE, Encoder, Encoding, LinesEncoder, choose
+from sparkonce.sinks.files.locations import as_text, open_store
 from sparkonce.sinks.files.manifests import FOLDER, CommittedFile, Generation, Manifest
 from sparkonce.sinks.files.names import extension_in, file_path, name_in
-from sparkonce.sinks.files.places import as_text, open_store
 from sparkonce.sinks.files.reading import list_folders, refuse_gone
 from sparkonce.sinks.files.store import Fields, FileStore, StagedFile
 

@@ -126,9 +126,9 @@ class HdfsStore(FileStore):
             raise prepare_error(file, held)
         return HdfsStagedFile(self._client, held, file, path, self._deadline_s * 6)
 
-    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.look`."""
-        return self._finisher().look(files)
+    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
+        """See `FileStore.states`."""
+        return self._finisher().states(files)
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`."""
@@ -319,15 +319,15 @@ class HdfsFinisher:
         self._deadline_s = deadline_s
         self._known = known
 
-    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.look`."""
-        found = within(self._deadline_s, [partial(self._look, one) for one in files])
+    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
+        """See `FileStore.states`."""
+        found = within(self._deadline_s, [partial(self._state, one) for one in files])
         lost = [one for one in found if isinstance(one, BaseException)]
         if lost:
             raise UnknownOutcomeError(f"{self._location}: {first_line(lost[0])}")
         return [one for one in found if not isinstance(one, BaseException)]
 
-    def _look(self, fields: Fields) -> FileState:
+    def _state(self, fields: Fields) -> FileState:
         length = self._length(f"{self._held}/{fields['held']}")
         if length == fields["size"]:
             return FileState.STAGED

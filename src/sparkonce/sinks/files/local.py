@@ -100,9 +100,9 @@ class LocalStore(FileStore):
                 path=str(folder),
             )
 
-    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.look`."""
-        return self._finisher().look(files)
+    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
+        """See `FileStore.states`."""
+        return self._finisher().states(files)
 
     def publish(self, files: Sequence[Fields]) -> Sequence[Finished]:
         """See `FileStore.publish`."""
@@ -248,17 +248,17 @@ class LocalFinisher:
         self._root = root
         self._held = held
 
-    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.look`."""
+    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
+        """See `FileStore.states`."""
         with asking(self._held):
-            return [self._look(one) for one in files]
+            return [self._state(one) for one in files]
 
-    def _look(self, fields: Fields) -> FileState:
+    def _state(self, fields: Fields) -> FileState:
         final = self._root / str(fields["path"])
         with suppress(FileNotFoundError):
             if _is_whole(self._held / str(fields["held"]), fields):
                 return FileState.STAGED
-            return self._look_damaged(fields, final)
+            return self._damaged_state(fields, final)
         if not os.path.lexists(final):
             found = self._without_both(fields, final)
             if found.outcome is not Outcome.LOST:
@@ -266,7 +266,7 @@ class LocalFinisher:
             return FileState.GONE
         return FileState.PUBLISHED if _matches(final, fields) else FileState.UNKNOWN
 
-    def _look_damaged(self, fields: Fields, final: Path) -> FileState:
+    def _damaged_state(self, fields: Fields, final: Path) -> FileState:
         found = self._of_damaged(fields, final)
         if found.outcome is Outcome.RETRY:
             raise UnknownOutcomeError(found.reason)

@@ -10,7 +10,7 @@ from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of
-from sparkonce.sinks.files.places import local_folder, open_store, scheme_of
+from sparkonce.sinks.files.locations import local_folder, open_store, scheme_of
 
 
 def options_in(line: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from sparkonce.arguments import mapping
 from sparkonce.errors import FilesGoneError
+from sparkonce.sinks.files.locations import as_text, open_store
 from sparkonce.sinks.files.manifests import Manifest, read_all
-from sparkonce.sinks.files.places import as_text, open_store
 from sparkonce.sinks.files.store import FileStore
 
 _THREADS = 8

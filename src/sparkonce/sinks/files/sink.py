@@ -14,7 +14,7 @@ from sparkonce.needs import WorkerNeeds
 from sparkonce.protocol.ownership import NAME_PREFIX_LIMIT_BYTES
 from sparkonce.sink import Facts, SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks._shared.settings import columns
-from sparkonce.sinks.files.places import as_text, check_absolute, needs_in, open_store, overlaps, scheme_of
+from sparkonce.sinks.files.locations import as_text, check_absolute, needs_in, open_store, overlaps, scheme_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -134,7 +134,7 @@ class FileStore(abc.ABC):
         """Begins a staged file that is to be published at a path; the path contains the text of the name."""
 
     @abc.abstractmethod
-    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
+    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
         """Returns the state of each sealed file.
 
         Asked before `publish` if a transaction has several files: readers get all of them or none.

@@ -59,9 +59,9 @@ class KafkaOrphan(Orphan):
 
     def is_of(self, handle: Handle) -> bool:
         """Returns True if the handle finishes it: an id is used again by later transactions."""
-        given = dict(handle.transaction)
+        fields = dict(handle.transaction)
         asked = (self.name, self.producer_id, self.epoch)
-        return asked == tuple(given.get(name) for name in ("transactional_id", "producer_id", "epoch"))
+        return asked == tuple(fields.get(name) for name in ("transactional_id", "producer_id", "epoch"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +118,10 @@ def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
         ConfigurationError: if a setting is none.
         PreflightError: if not every broker answers.
     """
-    with _asking(settings) as (client, given, deadline_s):
+    with _asking(settings) as (client, parsed, deadline_s):
         views, missing = client.survey(["Ongoing"], "", attempt_s=ANSWER_WITHIN_S / 2, deadline_s=deadline_s)
     if missing is not None:
-        raise _unanswered(given, missing)
+        raise _unanswered(parsed, missing)
     found = [_orphan(view) for view in views]
     return sorted((one for one in found if one.query), key=lambda orphan: -orphan.age_s)
 
@@ -133,13 +133,13 @@ def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | Non
         ConfigurationError: if a setting is none.
         PreflightError: if its coordinator doesn't answer, or this user may not see it.
     """
-    with _asking(settings) as (client, given, deadline_s):
+    with _asking(settings) as (client, parsed, deadline_s):
         (view,) = client.describe_transactions([KafkaTransaction(name, -1, -1)], deadline_s=deadline_s)
     if isinstance(view, Description):
         return _orphan(view) if view.state.startswith(("Ongoing", STATE_BEING_ENDED)) else None
     if view.code == TRANSACTIONAL_ID_NOT_FOUND:
         return None
-    raise _unanswered(given, view)
+    raise _unanswered(parsed, view)
 
 
 def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[HeldPartition]:
@@ -157,10 +157,10 @@ def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[He
         PreflightError: if no broker answers.
     """
     partitions = [(topic, int(number)) for topic, _, number in (one.rpartition("-") for one in orphan.holds)]
-    with _asking(settings) as (client, given, deadline_s):
+    with _asking(settings) as (client, parsed, deadline_s):
         metadata = client.request(metadata_request(*{topic for topic, _ in partitions}), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
-            raise _unanswered(given, metadata)
+            raise _unanswered(parsed, metadata)
         leaders = {
             partition: one for partition, one in answered(leaders_of(metadata)).items() if partition in partitions
         }
@@ -181,10 +181,10 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         ConfigurationError: if a setting is none.
         PreflightError: if no broker answers.
     """
-    with _asking(settings) as (client, given, deadline_s):
+    with _asking(settings) as (client, parsed, deadline_s):
         metadata = client.request(metadata_request(*{topic for topic, _ in targets}), deadline_s=deadline_s)
         if isinstance(metadata, BrokerAnswer):
-            raise _unanswered(given, metadata)
+            raise _unanswered(parsed, metadata)
         here = frozenset(
             one.name
             for one in metadata.topics
@@ -226,14 +226,14 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         for group in grouped.values()
     ]
     found.sort(key=lambda one: (not any(part.blocks for part in one.partitions), -one.orphan.age_s))
-    return BlockedTopics(found=found, topics=here, missing=None if missing is None else _unanswered(given, missing))
+    return BlockedTopics(found=found, topics=here, missing=None if missing is None else _unanswered(parsed, missing))
 
 
 @contextmanager
 def _asking(settings: str | Mapping[str, Any]) -> Iterator[tuple[TransactionClient, Mapping[str, Any], float]]:
-    given = parse_line(settings) if isinstance(settings, str) else settings
-    with closing(TransactionClient(admin_settings(given))) as client:
-        yield client, given, time.monotonic() + ANSWER_WITHIN_S
+    parsed = parse_line(settings) if isinstance(settings, str) else settings
+    with closing(TransactionClient(admin_settings(parsed))) as client:
+        yield client, parsed, time.monotonic() + ANSWER_WITHIN_S
 
 
 def _described(view: Description | BrokerAnswer | None) -> Description | None:
@@ -283,9 +283,9 @@ def _blocking(group: Sequence[OpenPart], name: str) -> KafkaOrphan:
     return found
 
 
-def _unanswered(given: Mapping[str, Any], missing: BrokerAnswer) -> PreflightError:
+def _unanswered(parsed: Mapping[str, Any], missing: BrokerAnswer) -> PreflightError:
     return PreflightError(
-        f"Listing what is open in Kafka at {given.get('bootstrap.servers', '?')} failed: {missing}.",
+        f"Listing what is open in Kafka at {parsed.get('bootstrap.servers', '?')} failed: {missing}.",
         next_step="Check the brokers, and this user's permissions: DESCRIBE on the transactional ids, and READ on the "
         "topic to see whose transactions are open there.",
     )

@@ -201,12 +201,12 @@ def check_producer(settings: Mapping[str, Any]) -> None:
 
 
 def _chosen_timeout_ms(settings: Mapping[str, Any], timeout_ms: int | None) -> int | None:
-    given = settings.get(_TIMEOUT)
-    if given is not None and timeout_ms is not None and int(given) != timeout_ms:
+    chosen = settings.get(_TIMEOUT)
+    if chosen is not None and timeout_ms is not None and int(chosen) != timeout_ms:
         raise ConfigurationError(
-            f"{_TIMEOUT}={given!r} and the sink's own timeout, {timeout_ms} ms, differ.", next_step="Keep one of them."
+            f"{_TIMEOUT}={chosen!r} and the sink's own timeout, {timeout_ms} ms, differ.", next_step="Keep one of them."
         )
-    return timeout_ms if given is None else int(given)
+    return timeout_ms if chosen is None else int(chosen)
 
 
 def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, former: str | None) -> Facts | None:

@@ -239,7 +239,7 @@ class WorkerProducers:
                 pooled = self._discarded.get(timeout=max(0.0, poll_at - time.monotonic()))
             except queue.Empty:
                 poll_at = time.monotonic() + POLL_EVERY_S
-                self._look_after()
+                self._poll_idle()
                 continue
             if pooled is None:
                 return
@@ -255,7 +255,7 @@ class WorkerProducers:
         self._producers.discard(pooled)
         pooled.destroy()
 
-    def _look_after(self) -> None:
+    def _poll_idle(self) -> None:
         """Polls the producers that no task polls, or their events would pile up; ends the pools' idle ones."""
         for pooled in list(self._producers):
             if time.monotonic() - pooled.polled_s > POLL_EVERY_S:

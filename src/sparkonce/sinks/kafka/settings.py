@@ -173,15 +173,15 @@ def id_prefix(prefix: Any) -> str:
     Raises:
         ConfigurationError: if transactional ids cannot begin with it.
     """
-    given = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
-    if given != given.lstrip():
+    text = own_prefix(prefix, most_bytes=PREFIX_LIMIT_BYTES)
+    if text != text.lstrip():
         raise ConfigurationError(
-            f"prefix={given!r} begins with a space, which librdkafka leaves out: brokers would know the transactions "
+            f"prefix={text!r} begins with a space, which librdkafka leaves out: brokers would know the transactions "
             "under other ids than the log, and nobody could commit them.",
-            next_step=f"Use {given.lstrip()!r}, or another prefix that does not begin with a space.",
+            next_step=f"Use {text.lstrip()!r}, or another prefix that does not begin with a space.",
             setting="prefix",
         )
-    return given
+    return text
 
 
 def _check_without_idempotence(settings: dict[str, Any], guarantee: Guarantee) -> None:
@@ -221,14 +221,14 @@ def plain_names(user: Mapping[str, Any]) -> dict[str, Any]:
             broker is named.
     """
     plain: dict[str, Any] = {}
-    for given, value in mapping("settings", user, example=f"{{{_SERVERS!r}: 'broker:9092'}}").items():
-        if given.startswith("kafka."):
+    for original, value in mapping("settings", user, example=f"{{{_SERVERS!r}: 'broker:9092'}}").items():
+        if original.startswith("kafka."):
             raise ConfigurationError(
-                f"{given} is an option of Spark, and the sink takes librdkafka's settings.",
-                next_step=f"Leave the prefix out: {given.removeprefix('kafka.')!r}.",
-                setting=given,
+                f"{original} is an option of Spark, and the sink takes librdkafka's settings.",
+                next_step=f"Leave the prefix out: {original.removeprefix('kafka.')!r}.",
+                setting=original,
             )
-        name = _ALIASES.get(given, given)
+        name = _ALIASES.get(original, original)
         if name in plain:
             raise ConfigurationError(
                 f"{name} is given twice, under two names.", next_step=f"Keep {name}, leave out its other name."

@@ -318,7 +318,7 @@ class TransactionClient:
         deadline_s: float,
         read: Callable[[Response], Any] | None,
     ) -> list[Any]:
-        nodes = await self._look_up([one.transactional_id for one in transactions], deadline_s)
+        nodes = await self._find_coordinators([one.transactional_id for one in transactions], deadline_s)
         results: list[Any] = [nodes[one.transactional_id] for one in transactions]
         known = [index for index, node in enumerate(results) if not isinstance(node, BrokerAnswer)]
         requests = [
@@ -341,7 +341,7 @@ class TransactionClient:
             self._coordinators.pop(transaction.transactional_id, None)
         return result
 
-    async def _look_up(self, names: Sequence[str], deadline_s: float) -> dict[str, int | BrokerAnswer]:
+    async def _find_coordinators(self, names: Sequence[str], deadline_s: float) -> dict[str, int | BrokerAnswer]:
         """Returns the coordinator of each id, remembered or looked up in one round trip for all (KIP-699)."""
         if self._looked_up_by is not self._connection.manager or len(self._coordinators) > REMEMBERED:
             self._coordinators.clear()

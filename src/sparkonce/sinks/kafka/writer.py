@@ -227,9 +227,9 @@ class KafkaWriter(SinkWriter):
             by_topic = self._topic_limits.of(filter(None, named))
         refused = refused_rows(rows, self._topic, self._limits.topic_bytes, by_topic)
         if refused.rows:
-            kept = np.ones(rows.num_rows, bool)
-            kept[list(refused.rows)] = False
-            rows = rows.filter(pa.array(kept))
+            mask = np.ones(rows.num_rows, bool)
+            mask[list(refused.rows)] = False
+            rows = rows.filter(pa.array(mask))
         if rows.num_rows:
             self.write(rows)
         return refused

@@ -227,12 +227,12 @@ def connect(
         pymysql.err.MySQLError: if the server refuses or does not answer.
         OSError: if a file of the settings cannot be read.
     """
-    given = connection_settings(settings)
-    see_files(given, TLS_FILES)
-    given.pop("local_infile", None)
-    given.setdefault("connect_timeout", connect_timeout_s)
+    arguments = connection_settings(settings)
+    see_files(arguments, TLS_FILES)
+    arguments.pop("local_infile", None)
+    arguments.setdefault("connect_timeout", connect_timeout_s)
     connection = Connection(
-        **given,
+        **arguments,
         charset="utf8mb4",
         autocommit=True,
         read_timeout=timeout_s,

@@ -83,15 +83,15 @@ def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Se
         quoted: The columns' names for a statement.
     """
     targets, made = [], []
-    for place, (column, kind, name) in enumerate(zip(columns, kinds, quoted, strict=True)):
+    for index, (column, kind, name) in enumerate(zip(columns, kinds, quoted, strict=True)):
         if kind == "binary":
-            made.append(f"{name} = UNHEX(@sparkonce_{place})")
+            made.append(f"{name} = UNHEX(@sparkonce_{index})")
         elif column.type == "bit":
-            made.append(f"{name} = CAST(@sparkonce_{place} AS UNSIGNED)")
+            made.append(f"{name} = CAST(@sparkonce_{index} AS UNSIGNED)")
         else:
             targets.append(name)
             continue
-        targets.append(f"@sparkonce_{place}")
+        targets.append(f"@sparkonce_{index}")
     return f"({', '.join(targets)})" + (f" SET {', '.join(made)}" if made else "")
 
 
@@ -224,8 +224,8 @@ def _check_times(values: pa.Array, column: MySQLColumn) -> None:
 def _check_digits(values: pa.Array, column: MySQLColumn, digits: int) -> None:
     # The server rounds without a warning, and shows so many digits.
     numbers = pc.fill_null(values.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
-    kept = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
-    wrong = kept != pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
+    rounded = (np.rint(numbers * 10.0**digits) / 10.0**digits).astype(values.type.to_pandas_dtype())
+    wrong = rounded != pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
     if wrong.any():
         raise _refused(
             column,
@@ -426,11 +426,11 @@ def _merged(cells: Sequence[Cells]) -> Iterator[pa.Array]:
 def _side_by_side(cells: Sequence[np.ndarray[Any, Any]]) -> pa.Array:
     """Returns cells of fixed sizes, each after a zero byte: not NULL."""
     fields: list[Any] = []
-    for place, cell in enumerate(cells):
-        fields += [(f"flag{place}", "u1"), (f"cell{place}", cell.dtype)]
+    for index, cell in enumerate(cells):
+        fields += [(f"flag{index}", "u1"), (f"cell{index}", cell.dtype)]
     whole = np.zeros(len(cells[0]), fields)
-    for place, cell in enumerate(cells):
-        whole[f"cell{place}"] = cell
+    for index, cell in enumerate(cells):
+        whole[f"cell{index}"] = cell
     offsets = np.arange(len(whole) + 1, dtype=np.int32) * np.int32(whole.itemsize)
     return pa.Array.from_buffers(
         pa.binary(), len(whole), [None, pa.py_buffer(offsets), pa.py_buffer(whole.view(np.uint8))]

@@ -107,11 +107,11 @@ def committed(connection: Connection, names: Iterable[TransactionName]) -> set[T
         groups.setdefault((name.prefix, name.query, name.batch), []).append(name)
     found: set[TransactionName] = set()
     for (prefix, query, batch), wanted in groups.items():
-        places = ", ".join(["%s"] * len(wanted))
+        placeholders = ", ".join(["%s"] * len(wanted))
         of_batch = "batch = %s" if batch else "batch >= %s"
         rows = connection.rows(
             f"SELECT {_COLUMNS} FROM {COMMITS} WHERE prefix = %s AND query = %s AND {of_batch} "  # noqa: S608 - ours
-            f"AND copy IN ({places})",
+            f"AND copy IN ({placeholders})",
             (prefix.encode(), query.encode(), batch, *(name.copy.encode() for name in wanted)),
         )
         there = {Xid.of(_marker(row, "").name) for row in rows}

@@ -60,22 +60,22 @@ def list_open(settings: str | Mapping[str, Any]) -> list[MySQLOrphan]:
         ConfigurationError: if a setting is none.
         PreflightError: if the server does not answer.
     """
-    given = parse_settings(settings) if isinstance(settings, str) else settings
+    parsed = parse_settings(settings) if isinstance(settings, str) else settings
     with Attempts(SERVER_ERRORS, numbered_message).of(
-        f"Listing what is open on the server at {address(given)}",
+        f"Listing what is open on the server at {address(parsed)}",
         "check host, port, user, password, that the server runs, and the user's rights.",
     ):
         connection = connect(
-            {"database": "information_schema", **given},
+            {"database": "information_schema", **parsed},
             program="sparkonce transactions",
             timeout_s=ANSWER_WITHIN_S,
             lock_wait_s=1,
         )
         with contextlib.closing(connection):
-            return sorted(_look(connection), key=lambda orphan: -orphan.age_s)
+            return sorted(_find(connection), key=lambda orphan: -orphan.age_s)
 
 
-def _look(connection: Connection) -> Iterator[MySQLOrphan]:
+def _find(connection: Connection) -> Iterator[MySQLOrphan]:
     # In the order in which a transaction goes through its states: one on its way is seen at least once.
     version, now = connection.row("SELECT VERSION(), CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
     flavour, now_ms = flavour_of(str(version)), int(now)

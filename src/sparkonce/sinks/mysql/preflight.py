@@ -124,8 +124,8 @@ def preflight(request: MySQLPreflightRequest, recorded: Facts | None) -> Facts:
 
 
 def _variables(connection: Connection) -> dict[str, str]:
-    places = ", ".join(f"'{name}'" for name in _VARIABLES)
-    rows = connection.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})")
+    names = ", ".join(f"'{name}'" for name in _VARIABLES)
+    rows = connection.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
     return {str(name).lower(): str(value) for name, value in rows}
 
 
@@ -379,9 +379,9 @@ def _check_rules(connection: Connection, request: MySQLPreflightRequest, stage: 
         for step in upsert_steps(stage, request.table, written, request.key_columns, request.rules):
             connection.run(step)
     except MySQLError as error:
-        given = " and ".join(f"{setting}={text!r}" for setting, text in request.rules.given().items())
+        shown = " and ".join(f"{setting}={text!r}" for setting, text in request.rules.given().items())
         raise PreflightError(
-            f"The server refuses to upsert into table {request.table!r} with {given}: {numbered_message(error)}",
+            f"The server refuses to upsert into table {request.table!r} with {shown}: {numbered_message(error)}",
             next_step="Write the server's SQL, over source.… (the batch's row) and target.… (the table's row). "
             "delete_when needs the right DELETE on the table.",
             setting=next(iter(request.rules.given())),

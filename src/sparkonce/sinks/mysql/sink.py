@@ -109,7 +109,7 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
         """Returns what the promise rests on."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
-        given = [
+        conditions = [
             "innodb_flush_log_at_trx_commit stays 1, and what the server says is on disk is on disk",
             "the table sparkonce_commits is neither emptied nor restored without the target table",
             "after a failover the new primary has all that the old one had committed or prepared; one without the "
@@ -117,12 +117,12 @@ class MySQLSink(MergesStaged, TwoPhaseCommitSink):
             "the target has no triggers that write to tables without transactions",
         ]
         if self.commit == TWO_PHASE:
-            given.append("readers do not use READ UNCOMMITTED, and may see one slot's rows before another's")
+            conditions.append("readers do not use READ UNCOMMITTED, and may see one slot's rows before another's")
             if self.mode == UPSERT:
-                given.append("rows are partitioned by key: no key is in two slots of a batch")
+                conditions.append("rows are partitioned by key: no key is in two slots of a batch")
         else:
-            given.append("readers do not use READ UNCOMMITTED")
-        return given
+            conditions.append("readers do not use READ UNCOMMITTED")
+        return conditions
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
         """Returns all columns; arrays and structs are written as JSON.

@@ -79,15 +79,15 @@ def upsert_steps(stage: str, table: str, columns: Sequence[str], keys: Sequence[
     newer, order = [], quote(rules.order_by)
     if rules.order_by:
         newer = [f"(target.{order} IS NULL OR source.{order} >= target.{order})"]
-    steps, kept = [], []
+    steps, remaining = [], []
     if rules.delete_when:
         steps.append(f"DELETE target FROM {joined} WHERE {' AND '.join([*newer, _condition(rules.delete_when)])}")
-        kept = [f"{_condition(rules.delete_when)} IS NOT TRUE"]
-    where = f" WHERE {kept[0]}" if kept else ""
+        remaining = [f"{_condition(rules.delete_when)} IS NOT TRUE"]
+    where = f" WHERE {remaining[0]}" if remaining else ""
     key = f"{quote(table)}.{quote(keys[0])}"
     new = f"SELECT {listed} FROM {newest}{where}"  # noqa: S608 - quoted
     steps.append(f"{insert_into(table, columns)} {new} ON DUPLICATE KEY UPDATE {key} = {key}")
-    update = [*newer, *([_condition(rules.update_when)] if rules.update_when else []), *kept]
+    update = [*newer, *([_condition(rules.update_when)] if rules.update_when else []), *remaining]
     sets = ", ".join(f"target.{quote(one)} = source.{quote(one)}" for one in updated(columns, keys))
     steps.append(f"UPDATE {joined} SET {sets} WHERE {' AND '.join(update)}")  # noqa: S608 - quoted
     return steps

@@ -210,7 +210,7 @@ def is_json(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return is_json(kind.value_type)
     if pa.types.is_struct(kind):
-        return all(is_json(kind.field(place).type) for place in range(kind.num_fields))
+        return all(is_json(kind.field(index).type) for index in range(kind.num_fields))
     return kind_of(kind) not in {"", "binary", "nested"}
 
 

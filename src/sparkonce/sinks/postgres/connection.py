@@ -44,9 +44,9 @@ def warn_of_wire(connection: Connection) -> None:
     """Warns if the server is another machine and need not prove who it is: libpq's default asks for no proof."""
     options = {option.keyword.decode(): option.val or b"" for option in connection.pgconn.info}
     # Not the others: a password need not be text.
-    given = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
-    host, mode = given["host"] or given["hostaddr"], given["sslmode"]
-    if mode == "verify-full" or given["gssencmode"] == "require":
+    parameters = {name: options.get(name, b"").decode(errors="replace") for name in _ASKED}
+    host, mode = parameters["host"] or parameters["hostaddr"], parameters["sslmode"]
+    if mode == "verify-full" or parameters["gssencmode"] == "require":
         return
     if not host or all(_LOCAL.fullmatch(one) for one in host.split(",")):
         return

@@ -254,85 +254,85 @@ def _unread(*_: object) -> list[Part]:
     raise NotImplementedError
 
 
-def encoder(column: str, given: pa.DataType, wanted: ServerType, read: ReadText = _unread) -> Encode:
+def encoder(column: str, actual: pa.DataType, wanted: ServerType, read: ReadText = _unread) -> Encode:
     """Returns the encoder of a column.
 
     Args:
         column: Its name.
-        given: The type of its values.
+        actual: The type of its values.
         wanted: Its type in the table.
         read: See `ReadText`. Without it the encoder takes no texts that the server has to read.
 
     Raises:
         SchemaError: if the type does not go into the column, or only with a loss.
     """
-    if isinstance(given, pa.ListType | pa.LargeListType) and wanted.element is not None:
-        element = encoder(column, given.value_type, wanted.element, read)
+    if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
+        element = encoder(column, actual.value_type, wanted.element, read)
         return partial(array, element=element, element_oid=wanted.element_oid)
-    made = partial(read, column, wanted) if is_text_read(given, wanted) else _encoder(column, given, wanted)
+    made = partial(read, column, wanted) if is_text_read(actual, wanted) else _encoder(column, actual, wanted)
     if made is None:
-        raise _refused(column, given, wanted)
+        raise _refused(column, actual, wanted)
     return made
 
 
-def is_text_read(given: pa.DataType, wanted: ServerType) -> bool:
+def is_text_read(actual: pa.DataType, wanted: ServerType) -> bool:
     """Returns True if the server reads the values from text, since no type of Spark's is like the column's."""
-    if isinstance(given, pa.ListType | pa.LargeListType) and wanted.element is not None:
-        return is_text_read(given.value_type, wanted.element)
-    is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
+    if isinstance(actual, pa.ListType | pa.LargeListType) and wanted.element is not None:
+        return is_text_read(actual.value_type, wanted.element)
+    is_text = pa.types.is_string(actual) or pa.types.is_large_string(actual)
     return is_text and wanted.element is None and bool(wanted.send) and wanted.name not in _WRITTEN
 
 
-def _encoder(column: str, given: pa.DataType, wanted: ServerType) -> Encode | None:
+def _encoder(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | None:
     name = wanted.name
-    if pa.types.is_boolean(given):
+    if pa.types.is_boolean(actual):
         return _booleans if name == "bool" else None
-    if pa.types.is_signed_integer(given):
-        return _integer(column, given, wanted)
-    if pa.types.is_floating(given):
-        fits = name == "float8" or (name == "float4" and given.bit_width == 32)
+    if pa.types.is_signed_integer(actual):
+        return _integer(column, actual, wanted)
+    if pa.types.is_floating(actual):
+        fits = name == "float8" or (name == "float4" and actual.bit_width == 32)
         return partial(_numbers, dtype=_FLOATS[name][0], arrow=_FLOATS[name][1]) if fits else None
-    if pa.types.is_decimal128(given):
-        return _decimals if name == "numeric" and _keeps_scale(column, given, wanted) else None
-    if pa.types.is_string(given) or pa.types.is_large_string(given):
+    if pa.types.is_decimal128(actual):
+        return _decimals if name == "numeric" and _keeps_scale(column, actual, wanted) else None
+    if pa.types.is_string(actual) or pa.types.is_large_string(actual):
         if name == "varchar" and wanted.modifier >= 0:
             return partial(_bounded, column=column, most=wanted.modifier - _VARCHAR_HEADER)
         return partial(_uuids, column=column) if name == "uuid" else _TEXTS.get(name)
-    if pa.types.is_binary(given) or pa.types.is_large_binary(given):
+    if pa.types.is_binary(actual) or pa.types.is_large_binary(actual):
         return _bytes if name == "bytea" else None
-    if pa.types.is_date32(given):
+    if pa.types.is_date32(actual):
         return partial(_dates, column=column) if name == "date" else None
-    if pa.types.is_timestamp(given):
-        fits = name == ("timestamp" if given.tz is None else "timestamptz")
+    if pa.types.is_timestamp(actual):
+        fits = name == ("timestamp" if actual.tz is None else "timestamptz")
         unit_us = 10 ** (6 - min(wanted.modifier, 6)) if wanted.modifier >= 0 else 1
         return partial(_timestamps, column=column, unit_us=unit_us, shown=wanted.shown) if fits else None
-    if pa.types.is_duration(given) and name == "interval":
+    if pa.types.is_duration(actual) and name == "interval":
         return partial(_durations, column=column, unit_us=_interval_unit_us(column, wanted), shown=wanted.shown)
     return None
 
 
-def _integer(column: str, given: pa.DataType, wanted: ServerType) -> Encode | None:
+def _integer(column: str, actual: pa.DataType, wanted: ServerType) -> Encode | None:
     name = wanted.name
     if name == "numeric":
         if wanted.modifier >= 0 and _scale(wanted) < 0:
             raise SchemaError(
-                f"Column {column!r} is {_SPARK_NAMES[str(given)]}, and {wanted.shown} would round it.",
+                f"Column {column!r} is {_SPARK_NAMES[str(actual)]}, and {wanted.shown} would round it.",
                 next_step="Give the column a scale of 0 or more.",
             )
         return lambda values: _decimals(values.cast(pa.decimal128(19, 0)))
     if name not in _INTEGERS:
         return None
     dtype, arrow = _INTEGERS[name]
-    return partial(_numbers, dtype=dtype, arrow=arrow) if given.bit_width <= arrow.bit_width else None
+    return partial(_numbers, dtype=dtype, arrow=arrow) if actual.bit_width <= arrow.bit_width else None
 
 
-def _keeps_scale(column: str, given: pa.DataType, wanted: ServerType) -> bool:
+def _keeps_scale(column: str, actual: pa.DataType, wanted: ServerType) -> bool:
     if wanted.modifier < 0:
         return True
     precision, scale = (wanted.modifier - 4) >> 16 & 0xFFFF, _scale(wanted)
-    if scale < given.scale:
+    if scale < actual.scale:
         raise SchemaError(
-            f"Column {column!r} is decimal({given.precision},{given.scale}), and {wanted.shown} would round it.",
+            f"Column {column!r} is decimal({actual.precision},{actual.scale}), and {wanted.shown} would round it.",
             next_step=f"Cast it to decimal({min(precision, 38)},{max(scale, 0)}) in the query, or widen the column.",
         )
     return True
@@ -458,8 +458,8 @@ _WRITTEN = frozenset({*_INTEGERS, *_FLOATS, *_TEXTS, "bool", "numeric", "uuid", 
 """The types to which the encoders here write."""
 
 
-def _refused(column: str, given: pa.DataType, wanted: ServerType) -> SchemaError:
-    shown = str(given)
+def _refused(column: str, actual: pa.DataType, wanted: ServerType) -> SchemaError:
+    shown = str(actual)
     spark = _SPARK_NAMES.get(shown, "timestamp" if shown.startswith("timestamp[") else shown)
     if wanted.send and wanted.element is None and wanted.name not in _WRITTEN:
         step = f"Cast it to string in the query: the server reads {wanted.shown} from text."
@@ -507,8 +507,8 @@ def numeric(values: pa.Array) -> Fixed:
     out["weight"] = before - 1
     out["sign"] = np.where(negative, _NEGATIVE, 0)
     out["scale"] = scale
-    for place, group in enumerate(reversed(groups)):
-        out["groups"][:, place] = group
+    for index, group in enumerate(reversed(groups)):
+        out["groups"][:, index] = group
     return out
 
 
@@ -528,8 +528,8 @@ def _large(words: Fixed, negative: Fixed, factor: int, groups: int) -> list[Fixe
     found = []
     for _ in range(groups):
         rest = np.zeros(len(words), np.uint64)
-        for place in range(_LIMBS - 1, -1, -1):
-            limbs[place], rest = np.divmod(rest << np.uint64(32) | limbs[place], np.uint64(_BASE))
+        for index in range(_LIMBS - 1, -1, -1):
+            limbs[index], rest = np.divmod(rest << np.uint64(32) | limbs[index], np.uint64(_BASE))
         found.append(rest)
     return found
 

@@ -182,14 +182,16 @@ def server_message(error: Exception) -> str:
     """Returns the server's own words in one line: code, message and where, never the statement or a row's values."""
     if not isinstance(error, psycopg.Error):
         return one_line(error)
-    given = error.diag
-    if given.message_detail:
+    diagnostics = error.diag
+    if diagnostics.message_detail:
         # There the server repeats keys, or whole rows.
-        log.debug("PostgreSQL: %s", one_line(f"{code_of(error)} {given.message_primary}: {given.message_detail}"))
-    primary = given.message_primary or ""
+        log.debug(
+            "PostgreSQL: %s", one_line(f"{code_of(error)} {diagnostics.message_primary}: {diagnostics.message_detail}")
+        )
+    primary = diagnostics.message_primary or ""
     if code_of(error).startswith(_WITH_VALUES):
         primary = _QUOTED.sub('"…"', primary)
-    where = [line for line in (given.context or "").splitlines() if line.startswith(_PLACES)]
+    where = [line for line in (diagnostics.context or "").splitlines() if line.startswith(_PLACES)]
     told = ". ".join(part.strip().rstrip(".") for part in (primary, *where[:1]) if part)
     return one_line(f"{code_of(error)} {told or str(error).strip().partition(chr(10))[0]}")
 

@@ -278,9 +278,9 @@ def _check_conditions(connection: Connection, target: Target, table: CatalogTabl
     except psycopg.Error as error:
         if (error.sqlstate or "")[:2] not in _WRONG_SQL:
             raise
-        given = " and ".join(f"{setting}={condition!r}" for setting, condition in target.rules.conditions.items())
+        shown = " and ".join(f"{setting}={condition!r}" for setting, condition in target.rules.conditions.items())
         raise PreflightError(
-            f"PostgreSQL refuses {given} for table {target}: {server_message(error)}.",
+            f"PostgreSQL refuses {shown} for table {target}: {server_message(error)}.",
             next_step="Write it in PostgreSQL's SQL, over source.… (the batch's row) and target.… (the table's row).",
             setting=next(iter(target.rules.conditions)),
         ) from None

@@ -72,23 +72,23 @@ class Conninfo:
             mapping("conninfo", conninfo, example="'host=… dbname=… user=…', or a mapping of libpq's settings")
         try:
             if isinstance(conninfo, str):
-                given = psycopg.conninfo.conninfo_to_dict(conninfo)
+                parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
             else:
                 # libpq checks the names of a string only.
-                given = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
+                parameters = psycopg.conninfo.conninfo_to_dict(psycopg.conninfo.make_conninfo(**conninfo))
         except psycopg.ProgrammingError:
             raise ConfigurationError(
                 "conninfo is not a connection string that libpq understands, or has a setting that it does not know.",
                 next_step=_hint(conninfo),
                 setting="conninfo",
             ) from None
-        encoding = str(given.get("client_encoding", "UTF8")).upper().replace("-", "")
+        encoding = str(parameters.get("client_encoding", "UTF8")).upper().replace("-", "")
         if encoding != "UTF8":
             raise ConfigurationError(
-                f"client_encoding={given['client_encoding']!r}: rows come from Spark as UTF-8.",
+                f"client_encoding={parameters['client_encoding']!r}: rows come from Spark as UTF-8.",
                 next_step="Leave client_encoding out; the server converts to its own encoding.",
             )
-        whole = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+        whole = {**_DEFAULTS, **parameters, "client_encoding": "UTF8"}
         return cls(tuple(sorted((name, str(value)) for name, value in whole.items() if value is not None)))
 
 
@@ -169,10 +169,10 @@ class Target:
             ValueError: if the text is something else.
         """
         try:
-            given = read_json(text.encode())
-            columns = tuple(map(str, given.pop("columns")))
-            given["keys"] = tuple(map(str, given["keys"]))
-            return cls(**given), columns
+            fields = read_json(text.encode())
+            columns = tuple(map(str, fields.pop("columns")))
+            fields["keys"] = tuple(map(str, fields["keys"]))
+            return cls(**fields), columns
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the description of a table: {error}") from error
 

@@ -109,7 +109,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         going = list(pending.values())
         self._decide(going, "look" if self._cluster else "single")
         if self._cluster:
-            self._look_at_lists([one for one in going if one.verdict is None and one.is_prepared])
+            self._check_lists([one for one in going if one.verdict is None and one.is_prepared])
         self._apply([one for one in going if one.verdict is None])
         self._conclude([one for one in going if one.verdict is None])
         self._await_ledgers([one for one in going if one.verdict and one.verdict.outcome in COMMITTED])
@@ -221,7 +221,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     def _lists(self, one: _Pending) -> list[Key]:
         return [slot_key(one.name, slot) for slot in one.slots] if self._cluster else [single_key(one.name)]
 
-    def _look_at_lists(self, going: Sequence[_Pending]) -> None:
+    def _check_lists(self, going: Sequence[_Pending]) -> None:
         """Checks that every list of a prepared transaction is complete, and removes its expiry, before the decision.
 
         A list that is missing afterwards was lost by its node after other lists were applied.
@@ -465,14 +465,14 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
         UnknownOutcomeError: if a server does not answer.
     """
     asked = [one.name for handle in handles if (one := StagedTransaction.of(handle))]
-    looks = [_look(nodes, name, ledger_ttl_ms) for name in asked]
+    requests = [_state_request(nodes, name, ledger_ttl_ms) for name in asked]
     prepared = {
         name: answer
-        for name, answer in zip(asked, _run(nodes, looks), strict=True)
+        for name, answer in zip(asked, _run(nodes, requests), strict=True)
         if answer[0].decode() == names.PREPARED
     }
     now_ms = time.time_ns() // 1_000_000
-    places = [
+    keys = [
         (name, key)
         for name, answer in prepared.items()
         for key in (
@@ -481,8 +481,8 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
             else [single_key(name)]
         )
     ]
-    ends = _run(nodes, [Request(key.hash_slot, ("LINDEX", key.name, -1)) for _, key in places])
-    cut = {name for (name, _), end in zip(places, ends, strict=True) if end != scripts.END.encode()}
+    ends = _run(nodes, [Request(key.hash_slot, ("LINDEX", key.name, -1)) for _, key in keys])
+    cut = {name for (name, _), end in zip(keys, ends, strict=True) if end != scripts.END.encode()}
     since_ms = {str(name): now_ms - int(answer[1]) for name, answer in prepared.items() if name not in cut}
     return [since_ms.get(str(handle[names.TRANSACTION])) for handle in handles]
 
@@ -512,7 +512,7 @@ def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list
     return found
 
 
-def _look(nodes: Nodes, name: TransactionName, ledger_ttl_ms: int) -> Request:
+def _state_request(nodes: Nodes, name: TransactionName, ledger_ttl_ms: int) -> Request:
     keys = [ledger_of(name)] if nodes.endpoint.cluster else [ledger_of(name), single_key(name)]
     return run_script(scripts.DECIDE, keys, str(name), name.batch, 0, scripts.END, "look", ledger_ttl_ms)
 

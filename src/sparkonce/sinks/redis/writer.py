@@ -49,25 +49,25 @@ class SlotGroups:
         self._shape = shape
         self._cluster = cluster
         self._send = send
-        self._kept: list[pa.RecordBatch] = []
-        self._kept_bytes = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Sends the rows or, in a cluster, collects them."""
         if not self._cluster:
             self._send_in_pieces(rows)
             return
-        self._kept.append(rows)
-        self._kept_bytes += rows.nbytes
-        if self._kept_bytes >= BUFFER_BYTES:
+        self._buffered.append(rows)
+        self._buffered_bytes += rows.nbytes
+        if self._buffered_bytes >= BUFFER_BYTES:
             self._send(self.take())
 
     def take(self) -> dict[int, list[bytes]]:
         """Returns the collected rows as chunks by hash slot, and forgets them."""
-        kept, self._kept, self._kept_bytes = self._kept, [], 0
-        if not kept:
+        buffered, self._buffered, self._buffered_bytes = self._buffered, [], 0
+        if not buffered:
             return {}
-        rows = pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+        rows = pa.Table.from_batches(buffered).combine_chunks().to_batches()[0]
         encoded = encode(self._shape, rows)
         slots = hash_slots(encoded.keys)
         order = np.argsort(slots, kind="stable")

@@ -139,7 +139,7 @@ class _DeltaTable(Table):
 
         return StructType.fromJson(json.loads(self._metadata().schema().json()))
 
-    def rules(self, given: Collection[str]) -> Rules:
+    def rules(self, columns: Collection[str]) -> Rules:
         """See `Table.rules`. Reads CHECK constraints, NOT NULL, lengths of texts, and the generated columns."""
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
         from pyspark.sql.classic.column import Column
@@ -149,9 +149,9 @@ class _DeltaTable(Table):
         conditions: dict[str, Column] = {}
         for one in self.schema():
             generated, default = one.metadata.get("delta.generationExpression"), one.metadata.get("CURRENT_DEFAULT")
-            if one.name.lower() not in given and (generated or default):
+            if one.name.lower() not in columns and (generated or default):
                 fills[one.name] = F.expr(generated or default)
-            elif one.name.lower() not in given and _IDENTITY in one.metadata:
+            elif one.name.lower() not in columns and _IDENTITY in one.metadata:
                 fills[one.name] = F.lit(one.metadata[_IDENTITY])
             elif generated:
                 text = f"column {one.name!r} is generated always as {generated}, and the row has another value"

@@ -22,25 +22,25 @@ _WHOLE_NUMBERS = ("ByteType", "ShortType", "IntegerType", "LongType")
 _TEXTS = ("StringType", "CharType", "VarcharType")
 
 
-def difference(given: DataType, wanted: DataType, what: str) -> str:
+def difference(actual: DataType, wanted: DataType, what: str) -> str:
     """Returns why a table's type does not take all values of another type, apart from nulls; empty if it does.
 
     Args:
-        given: The type in the rows.
+        actual: The type in the rows.
         wanted: The type in the table.
         what: Names the column or field, for the reason.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType
 
-    given, wanted = _stored(given), _stored(wanted)
-    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        return difference(given.elementType, wanted.elementType, f"an element of {what}")
-    if isinstance(given, MapType) and isinstance(wanted, MapType):
-        return difference(given.keyType, wanted.keyType, f"a key of {what}") or difference(
-            given.valueType, wanted.valueType, f"a value of {what}"
+    actual, wanted = _stored(actual), _stored(wanted)
+    if isinstance(actual, ArrayType) and isinstance(wanted, ArrayType):
+        return difference(actual.elementType, wanted.elementType, f"an element of {what}")
+    if isinstance(actual, MapType) and isinstance(wanted, MapType):
+        return difference(actual.keyType, wanted.keyType, f"a key of {what}") or difference(
+            actual.valueType, wanted.valueType, f"a value of {what}"
         )
-    if isinstance(given, StructType) and isinstance(wanted, StructType):
-        there, fields = _by_name(given), _by_name(wanted)
+    if isinstance(actual, StructType) and isinstance(wanted, StructType):
+        there, fields = _by_name(actual), _by_name(wanted)
         for name in [*fields, *there]:
             if (name in there) != (name in fields):
                 found = "of the rows only" if name in there else "of the table only"
@@ -50,20 +50,20 @@ def difference(given: DataType, wanted: DataType, what: str) -> str:
             for name, one in fields.items()
         )
         return next(filter(None, reasons), "")
-    if _takes(wanted, given):
+    if _takes(wanted, actual):
         return ""
-    return f"{what} is {given.simpleString()} in the rows, and {wanted.simpleString()} in the table"
+    return f"{what} is {actual.simpleString()} in the rows, and {wanted.simpleString()} in the table"
 
 
-def _takes(wanted: DataType, given: DataType) -> bool:
+def _takes(wanted: DataType, actual: DataType) -> bool:
     from pyspark.sql.types import DecimalType
 
-    kinds = type(given).__name__, type(wanted).__name__
-    if isinstance(given, DecimalType) and isinstance(wanted, DecimalType):
-        return bool(wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale)
+    kinds = type(actual).__name__, type(wanted).__name__
+    if isinstance(actual, DecimalType) and isinstance(wanted, DecimalType):
+        return bool(wanted.scale >= actual.scale and wanted.precision - wanted.scale >= actual.precision - actual.scale)
     if set(kinds) <= {*_WHOLE_NUMBERS}:
         return _WHOLE_NUMBERS.index(kinds[0]) <= _WHOLE_NUMBERS.index(kinds[1])
-    return given == wanted or set(kinds) <= {*_TEXTS} or kinds == ("FloatType", "DoubleType")
+    return actual == wanted or set(kinds) <= {*_TEXTS} or kinds == ("FloatType", "DoubleType")
 
 
 def in_tables_order(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
@@ -80,31 +80,31 @@ def in_tables_order(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame
     return rows.withColumns(made) if made else rows
 
 
-def _is_in_order(given: DataType, wanted: DataType) -> bool:
+def _is_in_order(actual: DataType, wanted: DataType) -> bool:
     from pyspark.sql.types import StructType
 
-    given, wanted = _stored(given), _stored(wanted)
-    if isinstance(given, StructType) and isinstance(wanted, StructType) and given.names != wanted.names:
+    actual, wanted = _stored(actual), _stored(wanted)
+    if isinstance(actual, StructType) and isinstance(wanted, StructType) and actual.names != wanted.names:
         return False
-    return all(_is_in_order(one, other) for one, other in zip(_inside(given), _inside(wanted), strict=False))
+    return all(_is_in_order(one, other) for one, other in zip(_inside(actual), _inside(wanted), strict=False))
 
 
-def ordered(value: Column, given: DataType, wanted: DataType) -> Column:
+def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
     """Returns a value whose structs have the fields of a table's type, in its order."""
-    if _is_in_order(given, wanted):
+    if _is_in_order(actual, wanted):
         return value
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, MapType, StructType
 
-    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        of, to = given.elementType, wanted.elementType
+    if isinstance(actual, ArrayType) and isinstance(wanted, ArrayType):
+        of, to = actual.elementType, wanted.elementType
         return F.transform(value, lambda one: ordered(one, of, to))
-    if isinstance(given, MapType) and isinstance(wanted, MapType):
-        keys = ordered(F.map_keys(value), ArrayType(given.keyType), ArrayType(wanted.keyType))
-        values = ordered(F.map_values(value), ArrayType(given.valueType), ArrayType(wanted.valueType))
+    if isinstance(actual, MapType) and isinstance(wanted, MapType):
+        keys = ordered(F.map_keys(value), ArrayType(actual.keyType), ArrayType(wanted.keyType))
+        values = ordered(F.map_values(value), ArrayType(actual.valueType), ArrayType(wanted.valueType))
         return F.map_from_arrays(keys, values)
-    if isinstance(given, StructType) and isinstance(wanted, StructType):
-        there = _by_name(given)
+    if isinstance(actual, StructType) and isinstance(wanted, StructType):
+        there = _by_name(actual)
         fields = [(one, there[one.name.lower()]) for one in wanted]
         made = [ordered(value.getField(of.name), of.dataType, to.dataType).alias(to.name) for to, of in fields]
         return F.when(value.isNotNull(), F.struct(*made))
@@ -249,8 +249,8 @@ def with_reason(
             for name, condition in rules.conditions.items()
         )
     )
-    given = F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN)
-    return rows.select(given, *plain).select("*", *filled).select(f"{_GIVEN}.*", broken.alias(REASON))
+    actual = F.struct(*(F.col(quoted(name)) for name in rows.columns)).alias(_GIVEN)
+    return rows.select(actual, *plain).select("*", *filled).select(f"{_GIVEN}.*", broken.alias(REASON))
 
 
 def refused_insert(

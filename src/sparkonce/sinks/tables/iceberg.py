@@ -146,11 +146,11 @@ class _IcebergTable(Table):
         self._load()
         return self.spark.table(self._name).schema
 
-    def rules(self, given: Collection[str]) -> Rules:
+    def rules(self, columns: Collection[str]) -> Rules:
         """See `Table.rules`. `TableSink.columns` has refused rows without a column that must have a value."""
         conditions: dict[str, Column] = {}
         for one in self.schema():
-            if one.name.lower() in given:
+            if one.name.lower() in columns:
                 conditions |= {} if one.nullable else dict([not_null(quoted(one.name))])
                 conditions |= not_null_inside(one)
         return Rules(fills={}, conditions=conditions)

@@ -118,19 +118,19 @@ class TableSink(WriteAheadSink, abc.ABC):
             )
         fields, columns = table.schema(), from_arrow_schema(schema, prefer_timestamp_ntz=True)
         there = {column.name.lower(): column for column in fields}
-        given = {column.name.lower(): column for column in columns}
+        by_name = {column.name.lower(): column for column in columns}
         merge = self.merge
         if merge is not None:
             check_syntax(merge, table.spark)
         takes_all = merge is None or merge.takes_all
         if takes_all:
             self._new = self._missing(table, columns, there)
-        compared = given.keys() & there.keys()
+        compared = by_name.keys() & there.keys()
         if merge is not None and not takes_all:
             # Rows of one key are told apart by the rows' type, and meet the table by the table's.
             compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
         for name in compared:
-            column = given[name]
+            column = by_name[name]
             if reason := difference(column.dataType, there[name].dataType, f"column {column.name!r}"):
                 raise SchemaError(
                     f"The rows do not fit {self.where}: {reason}.",
@@ -139,7 +139,7 @@ class TableSink(WriteAheadSink, abc.ABC):
                     if isinstance(column.dataType, StructType | ArrayType | MapType)
                     else "Cast it to the table's type.",
                 )
-        inserted, by = {*given}, "the rows do not have it"
+        inserted, by = {*by_name}, "the rows do not have it"
         if merge is not None and merge.not_matched != INSERT_ALL:
             inserted, by = {name.lower() for name in merge.not_matched or ()}, "when_not_matched does not set it"
         for field in fields if merge is None or merge.not_matched is not None else ():
@@ -202,9 +202,9 @@ class TableSink(WriteAheadSink, abc.ABC):
         """
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-        given = {name.lower(): name for name in rows.columns}
+        by_name = {name.lower(): name for name in rows.columns}
         identity, fields, rules = self._ask(
-            lambda table: (table.identity(), table.schema().fields, table.rules(given.keys()))
+            lambda table: (table.identity(), table.schema().fields, table.rules(by_name.keys()))
         )
         self._check_identity(identity, self._identity)
         merge = self.merge
@@ -214,7 +214,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         there, mine = {one.name.lower(): one for one in fields}, rows.schema
         values = {
             name: ordered(F.col(quoted(column)), mine[column].dataType, there[name].dataType)
-            for name, column in given.items()
+            for name, column in by_name.items()
             if name in there
         }
         judged = with_reason(rows.alias(SOURCE), values, fields, rules, self.where)

@@ -99,7 +99,7 @@ class Table(abc.ABC):
         """Returns its columns, with their metadata."""
 
     @abc.abstractmethod
-    def rules(self, given: Collection[str]) -> Rules:
+    def rules(self, columns: Collection[str]) -> Rules:
         """Returns its rules for every row, if these columns are given, in lower case."""
 
     @abc.abstractmethod

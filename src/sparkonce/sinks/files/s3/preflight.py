@@ -99,7 +99,7 @@ def check(client: Any, settings: S3Settings, bucket: str, prefix: str) -> Findin
             trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
         raise
     trial.ask("AbortMultipartUpload", Bucket=bucket, Key=key, UploadId=upload)
-    found = look_around(client, bucket, prefix)
+    found = inspect_bucket(client, bucket, prefix)
     if not is_listed:
         log.warning("%s: %s", bucket, _NOT_LISTED)
         found = Findings(timeout_s=min(found.timeout_s or DAY_S, DAY_S), notes=(_NOT_LISTED, *found.notes))
@@ -200,7 +200,7 @@ def _refused(bucket: str, request: str, answer: Answer) -> PreflightError:
     )
 
 
-def look_around(client: Any, bucket: str, prefix: str) -> Findings:
+def inspect_bucket(client: Any, bucket: str, prefix: str) -> Findings:
     """Returns the effect of the bucket's own rules below the prefix. A rule that may not be read is only a note."""
     rules = ask(client.get_bucket_lifecycle_configuration, Bucket=bucket)
     if not isinstance(rules, Answer):

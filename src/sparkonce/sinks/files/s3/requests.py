@@ -53,7 +53,7 @@ def refusal(error: Any) -> Answer:
     )
 
 
-def look(client: Any, bucket: str, key: str) -> Present | Answer:
+def head_object(client: Any, bucket: str, key: str) -> Present | Answer:
     """Returns the object at a key, or the refusal of HeadObject."""
     answer = ask(client.head_object, Bucket=bucket, Key=key)
     if isinstance(answer, Answer):
@@ -141,7 +141,7 @@ NOT_SENT = 0
 """The status of a request that boto3 itself refused."""
 
 LOOK = frozenset({NO_SUCH_UPLOAD, OCCUPIED, DONE})
-"""Answers to a completion that decide nothing without a look at the object at the key."""
+"""Answers to a completion that decide nothing without asking for the object at the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ def read(answer: Answer, request: str) -> Finished:
     return _TABLE.finished(code, "", shown=f"{request}: {shown}{right}")
 
 
-def after_look(code: str, found: Present | Answer, fields: Fields) -> Finished:
+def outcome_by_object(code: str, found: Present | Answer, fields: Fields) -> Finished:
     """Returns the outcome of a completion by the object that is at the key now.
 
     Args:

@@ -30,12 +30,12 @@ from sparkonce.sinks.files.s3.requests import (
     UPLOAD,
     Answer,
     Present,
-    after_look,
     ask,
+    head_object,
     is_own,
     list_uploads,
-    look,
     name_text,
+    outcome_by_object,
     read,
     read_object,
 )
@@ -114,7 +114,7 @@ class S3Store(FileStore):
 
     def timeout_s(self) -> float | None:
         """See `FileStore.timeout_s`. The shortest lifecycle rule that aborts uploads here decides."""
-        return self._look_around().timeout_s
+        return self._inspect().timeout_s
 
     def conditions(self) -> Sequence[str]:
         """See `FileStore.conditions`."""
@@ -122,11 +122,11 @@ class S3Store(FileStore):
 
         return (*ALWAYS, *(self._findings.notes if self._findings is not None else ()))
 
-    def _look_around(self) -> Findings:
-        from sparkonce.sinks.files.s3.preflight import look_around
+    def _inspect(self) -> Findings:
+        from sparkonce.sinks.files.s3.preflight import inspect_bucket
 
         if self._findings is None:
-            self._findings = look_around(client(self.settings), self.bucket, self.prefix)
+            self._findings = inspect_bucket(client(self.settings), self.bucket, self.prefix)
         return self._findings
 
     # --- files --------------------------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ class S3Store(FileStore):
             self._uploader = Uploader(client(self.settings), once, self.settings, self.bucket, discard)
         return S3StagedFile(self._uploader, self.prefix, path)
 
-    def look(self, files: Sequence[Fields]) -> Sequence[FileState]:
-        """See `FileStore.look`. Sends one request for a staged file, two for others."""
-        seen = self._each(self._finisher().look, files)
+    def states(self, files: Sequence[Fields]) -> Sequence[FileState]:
+        """See `FileStore.states`. Sends one request for a staged file, two for others."""
+        seen = self._each(self._finisher().state, files)
         for one in seen:
             if not isinstance(one, FileState):
                 raise UnknownOutcomeError(f"{self.location}: {one.reason}", next_step=_ASK_AGAIN)
@@ -497,7 +497,7 @@ class S3Finisher:
         self._condition = {"IfNoneMatch": "*"} if if_none_match else {}
 
     def publish(self, fields: Fields) -> Finished:
-        """Completes the upload: one request if its answer suffices, else a look at the object, too."""
+        """Completes the upload: one request if its answer suffices, else a second one for the object."""
         answer = self._complete(fields)
         if not isinstance(answer, Answer):
             # Only the completion that put the object together has a checksum of it, see `outcomes`.
@@ -510,11 +510,11 @@ class S3Finisher:
             if isinstance(parts, Answer):
                 return read(parts, "ListParts")
             return Finished(outcome=Outcome.RETRY, reason="The upload is there after all.")
-        # The look comes last: it sees every completion until now.
-        found = look(self._client, str(fields["bucket"]), key_of(fields))
-        return after_look(answer.code, found, fields)
+        # The object is asked for last: the answer covers every completion until now.
+        found = head_object(self._client, str(fields["bucket"]), key_of(fields))
+        return outcome_by_object(answer.code, found, fields)
 
-    def look(self, fields: Fields) -> FileState | Finished:
+    def state(self, fields: Fields) -> FileState | Finished:
         """Returns the file's state, or RETRY or UNKNOWN with its reason if the store does not tell."""
         etags = self._list_parts(fields)
         if not isinstance(etags, Answer):
@@ -525,7 +525,7 @@ class S3Finisher:
         finished = self.publish(fields)
         if finished.outcome is not Outcome.UNKNOWN:
             return _STATES.get(finished.outcome, finished)
-        present = look(self._client, str(fields["bucket"]), key_of(fields))
+        present = head_object(self._client, str(fields["bucket"]), key_of(fields))
         return FileState.UNKNOWN if isinstance(present, Present) or present.deleted else finished
 
     def discard(self, fields: Fields) -> Finished:
@@ -551,7 +551,7 @@ class S3Finisher:
         """Answers ALREADY_COMMITTED if an upload that is gone was published."""
         if answer.code != NO_SUCH_UPLOAD:
             return read(answer, "AbortMultipartUpload")
-        found = look(self._client, str(fields["bucket"]), key_of(fields))
+        found = head_object(self._client, str(fields["bucket"]), key_of(fields))
         if isinstance(found, Present):
             published = is_own(found, fields)
             return Finished(outcome=Outcome.ALREADY_COMMITTED if published else Outcome.ABORTED)

@@ -122,7 +122,7 @@ def check_absolute(path: str) -> None:
 
 
 def overlaps(path: str, other: str) -> bool:
-    """Returns True if one of two places is the other, or lies inside it.
+    """Returns True if one of two locations is the other, or lies inside it.
 
     Args:
         path: See `open_store`.
@@ -133,7 +133,7 @@ def overlaps(path: str, other: str) -> bool:
 
 
 def _parts(path: str) -> list[str]:
-    """Returns what names a place, from the outside to the inside."""
+    """Returns the parts of a location, from the outside to the inside."""
     match = _SCHEME.fullmatch(path)
     scheme = "file" if match is None else match["scheme"].lower()
     if scheme == "file":

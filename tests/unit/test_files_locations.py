@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.sinks.files.places import overlaps
+from sparkonce.sinks.files.locations import overlaps
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.storage.local import LocalFiles
 
