@@ -169,7 +169,8 @@ class _Compactor:
         groups = _groups(files, self._wanted.target_bytes)
         deleted = 0 if dry else self._delete_due(base)
         due = any(self._is_due(at) for at, _ in base.replaced)
-        killed = any(self._is_own(path) and path not in base.named for path in listed) or self._has_staged()
+        killed = any(self._is_ours(name_in(path)) and path not in base.named for path in listed)
+        killed = killed or any(self._is_ours(one.name) for one in self._store.list_staged())
         try:
             replaced, new = ([], []) if dry or beaten else self._rewrite(groups)
         except SparkonceError:
@@ -338,14 +339,8 @@ class _Compactor:
 
     # --- what killed and slower compactions have left ---------------------------------------------------------------
 
-    def _is_own(self, path: str) -> bool:
-        return self._is_ours(name_in(path))
-
     def _is_ours(self, name: TransactionName | None) -> bool:
         return name is not None and (name.prefix, name.query) == (_OWN + self._base.prefix, self._base.query)
-
-    def _has_staged(self) -> bool:
-        return any(self._is_ours(one.name) for one in self._store.list_staged())
 
     def _clear(self, newest: Generation, listed: Sequence[str]) -> None:
         """Deletes the files of all compactions that the newest generation has shut out."""

@@ -345,7 +345,7 @@ class HdfsFinisher:
         """See `FileStore.publish`. Files without an answer are left to the next call, which need not read the rest."""
         folders = sorted({_folder(one) for one in files} - {""})
         made = dict(zip(folders, self._each(self._make, folders), strict=True))
-        going = [one for one in files if _folder(one) not in made or _is_made(made, one)]
+        going = [one for one in files if _folder(one) not in made or made[_folder(one)].outcome is Outcome.COMMITTED]
         answers = dict(zip(map(id, going), self._each(self._rename, going), strict=True))
         found = [answers.get(id(one)) or made[_folder(one)] for one in files]
         if all(one.outcome in COMMITTED for one in found):
@@ -443,10 +443,6 @@ def _named(item: Any) -> str:
 
 def _folder(fields: Fields) -> str:
     return str(fields["path"]).rpartition("/")[0]
-
-
-def _is_made(made: Mapping[str, Finished], fields: Fields) -> bool:
-    return made[_folder(fields)].outcome is Outcome.COMMITTED
 
 
 _RETRY, _UNKNOWN = Outcome.RETRY, Outcome.UNKNOWN

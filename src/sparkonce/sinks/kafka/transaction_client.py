@@ -322,7 +322,7 @@ class TransactionClient:
         results: list[Any] = [nodes[one.transactional_id] for one in transactions]
         known = [index for index, node in enumerate(results) if not isinstance(node, BrokerAnswer)]
         requests = [
-            (request(transactions[index]), _node_of(results[index], turn % self._connections))
+            (request(transactions[index]), f"coordinator-{results[index]}.{turn % self._connections}")
             for turn, index in enumerate(known)
         ]
         responses = await self._connection.gather(requests, deadline_s)
@@ -390,10 +390,6 @@ def _end_txn(transaction: KafkaTransaction, commit: bool, **versions: int) -> Re
 
 def _is_never_sent(answer: BrokerAnswer) -> bool:
     return answer.never_sent
-
-
-def _node_of(coordinator: int, connection: int) -> str:
-    return f"coordinator-{coordinator}.{connection}"
 
 
 def _answer(response: Response) -> BrokerAnswer:

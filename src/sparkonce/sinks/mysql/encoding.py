@@ -46,7 +46,9 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[
         PrepareError: naming the column whose value would be changed by the server.
     """
     for piece in halves(rows, LARGEST_PIECE_BYTES):
-        fields = [_for_load(cells, column, values) for cells, column, values in _cells(piece, columns)]
+        fields = [
+            _escape(cells, _LOAD_ESCAPES) if kind in _FREE_TEXT else cells for cells, _, kind in _cells(piece, columns)
+        ]
         # A newline after the last field of each: the way to end lines that copies least.
         fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n", **_nulls("\\N"))
         lines = pc.binary_join_element_wise(*fields, "\t", **_nulls("\\N")) if len(fields) > 1 else fields[0]
@@ -119,10 +121,6 @@ def _text(values: pa.Array, column: MySQLColumn, kind: str) -> pa.Array:
     return plain_text(values, column.name).cast(pa.string())
 
 
-def _for_load(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
-    return _escape(cells, _LOAD_ESCAPES) if kind in _FREE_TEXT else cells
-
-
 def _for_insert(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
     if kind in _BARE:
         return cells
@@ -134,14 +132,9 @@ def _for_insert(cells: pa.Array, _column: MySQLColumn, kind: str) -> pa.Array:
 
 def _escape(texts: pa.Array, escapes: Sequence[tuple[str, str]]) -> pa.Array:
     for plain, escape in escapes:
-        if _contains(texts, plain.encode()):
+        if plain.encode() in bytes(bytes_of(texts)):  # the buffer as a whole: much faster than by value
             texts = pc.replace_substring(texts, pattern=plain, replacement=escape)
     return texts
-
-
-def _contains(texts: pa.Array, byte: bytes) -> bool:
-    # Searches the buffer as a whole: much faster than by value.
-    return bytes(bytes_of(texts)).find(byte) >= 0
 
 
 def nested_text(values: pa.Array, name: str) -> pa.Array:

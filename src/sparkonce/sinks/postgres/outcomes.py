@@ -196,10 +196,6 @@ def server_message(error: Exception) -> str:
     return one_line(f"{code_of(error)} {told or str(error).strip().partition(chr(10))[0]}")
 
 
-def _server_words(error: psycopg.Error) -> str:
-    return "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
-
-
 def finished(error: Exception) -> Finished:
     """Returns the outcome of a commit or an abort that met an error."""
     return FINISHING.finished(code_of(error), str(error), shown=server_message(error))
@@ -235,7 +231,8 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     """
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
-    steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(_server_words(error)) else _STEPS
+    message = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
+    steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(message) else _STEPS
     step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
     if STATEMENT_POOLING in message:
         step = POOL_TRANSACTIONS

@@ -232,7 +232,11 @@ def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
         rules: The rules of GetBucketLifecycleConfiguration.
         prefix: The sink's prefix, empty or ending in ``/``.
     """
-    touching = [rule for rule in rules if rule.get("Status") == "Enabled" and _touches(_prefix(rule), prefix)]
+    touching = [
+        rule
+        for rule in rules
+        if rule.get("Status") == "Enabled" and (prefix.startswith(_prefix(rule)) or _prefix(rule).startswith(prefix))
+    ]
     days = [rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation") for rule in touching]
     abort_after = min((int(one) for one in days if one), default=None)
     notes = [] if abort_after is not None else [_NO_RULE]
@@ -250,7 +254,3 @@ def read_rules(rules: Sequence[Mapping[str, Any]], prefix: str) -> Findings:
 def _prefix(rule: Mapping[str, Any]) -> str:
     inner = rule.get("Filter", {})
     return str(rule.get("Prefix") or inner.get("Prefix") or inner.get("And", {}).get("Prefix") or "")
-
-
-def _touches(ruled: str, own: str) -> bool:
-    return own.startswith(ruled) or ruled.startswith(own)
