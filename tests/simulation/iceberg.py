@@ -123,6 +123,9 @@ class _Loaded:
     def uuid(self) -> str:
         return "table"
 
+    def location(self) -> str:
+        return "s3a://bucket/table"
+
     def properties(self) -> Mapping[str, str]:
         return self._properties
 

@@ -141,6 +141,7 @@ class Kafka(System):
         made._name = self.name
         made._attempt_timeout_s = 10.0
         made._retention = ModelRetention(self, made._client)
+        made._described = None
         made._leaders = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment] # each partition has one
         if self.deletes_rows:
             made.commit = self.watched(made.commit)  # type: ignore[method-assign]
