@@ -33,9 +33,9 @@ class InDoubt:
     """The transactions that are open.
 
     Attributes:
-        transactions: How many are prepared, and not finished.
-        opened_ms: When the oldest was begun, in milliseconds since the epoch; None without one. While slots are being
-            prepared, when the first one may have been begun.
+        transactions: The number of transactions that are prepared and not finished.
+        opened_ms: When the oldest one began, in milliseconds since the epoch; None without one. While slots are
+            being prepared, when the first one may have begun.
     """
 
     transactions: int = 0
@@ -72,12 +72,12 @@ class WatchedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEvent:
-    """Something that an operator may want to know of.
+    """An event that an operator may want to know about.
 
     Attributes:
-        at_ms: When it was, in milliseconds since the epoch.
+        at_ms: When it happened, in milliseconds since the epoch.
         kind: ``started``, ``recovered``, ``healed``, ``swept``; ``stopped`` by an error, or ``ended`` in order.
-        batch: Spark's batch id; None where it is of no batch.
+        batch: Spark's batch id; None for an event that concerns no batch.
         text: A sentence.
         next_step: The operator's next step; empty if there is none.
     """
@@ -95,15 +95,15 @@ class Totals:
 
     Attributes:
         batches: Committed batches.
-        recovered: Those of them that an earlier run had decided.
+        recovered: Committed batches that an earlier run had decided.
         transactions: Committed transactions.
         healed: Transactions that were lost and written again.
-        swept: Transactions that copies or older runs had left open, and that were aborted.
+        swept: Transactions that losing task attempts or older runs had left open, and that were aborted.
         rows: Rows, by sink.
         stops: Runs that an error ended, by its name.
         phase_s: Wall time by phase, in seconds.
         batch_s: Wall time of all batches, in seconds.
-        within: How many batches took at most each of `BATCH_BUCKETS_S`.
+        within: For each bound in `BATCH_BUCKETS_S`, the number of batches that took at most so long.
     """
 
     batches: int = 0
@@ -123,11 +123,11 @@ class WatchedRun(Protocol):
 
     @property
     def state(self) -> State:
-        """The coordinator's."""
+        """The coordinator's state."""
 
     @property
     def swept(self) -> int:
-        """The number of transactions that it has swept."""
+        """The number of transactions that the run has swept."""
 
     @property
     def opened_s(self) -> float | None:
@@ -145,12 +145,12 @@ class Watched:
         query: Spark's query id.
         spark_run: Spark's run id; empty before its first batch.
         name: The query's name; empty without one.
-        state: The coordinator's; None before the first batch. Of a run that has stopped, the last before.
+        state: The coordinator's state; None before the first batch. For a stopped run, the last state before its end.
         batch: The batch at work, or else the last one; None before the first.
         phase: The phase.
-        since_ms: When it entered the phase, in milliseconds since the epoch.
-        phase_age_s: How long it has been in it.
-        last: The last committed batch of this process; None before it.
+        since_ms: When the query entered the phase, in milliseconds since the epoch.
+        phase_age_s: How long the query has been in the phase.
+        last: The last batch that this process committed; None before its first.
         in_doubt: The open transactions, by sink.
         lifetimes_s: How long transactions may live, by sink.
         totals: The counts.
@@ -197,7 +197,7 @@ class Figures:
         self._run: WatchedRun | None = None
         self._seen: State | None = None  # the last one of a run at work: one that has stopped forgets what it had
         self._lifetimes_s: Mapping[str, float] = {}
-        self._is_told = False  # of the run's end
+        self._end_noted = False
         self._batch: int | None = None
         self._last: WatchedBatch | None = None
         self._counts: Counter[str] = Counter()
@@ -214,16 +214,16 @@ class Figures:
 
     @staticmethod
     def known() -> list[Figures]:
-        """Returns those of the queries that this process has started, whether they have ended or not."""
+        """Returns the figures of all queries that this process has started, even if they have ended."""
         return list(_known.values())
 
     def start(self, query: str, name: str = "") -> None:
-        """Takes note that Spark has started the query."""
+        """Notes that Spark has started the query."""
         with self._changed:
             _known[query] = self
             self.query, self.name = query, name
             if self._run is None:  # else its first batch has begun already
-                self.spark_run, self._is_told = "", False
+                self.spark_run, self._end_noted = "", False
                 self._rest(Phase.IDLE)
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun) -> None:
@@ -236,16 +236,16 @@ class Figures:
         """
         with self._changed:
             _known[query] = self
-            self._look()
+            self._update()
             self._swept_before, self._swept = self._swept_before + self._swept, 0
             self.query, self.spark_run, self._run, self._seen = query, spark_run, run, None
-            self._is_told = False
+            self._end_noted = False
             self._events.clear()
             self._rest(Phase.IDLE)
             self._note("started", None, f"Run {spark_run} begins.")
 
     def end_run(self, spark_run: str, failure: str = "") -> None:
-        """Takes note that a run has ended, and lets go of it.
+        """Notes that a run has ended, and forgets it.
 
         Args:
             spark_run: Spark's run id. Nothing is noted if another one has begun since.
@@ -254,13 +254,13 @@ class Figures:
         with self._changed:
             if self.spark_run not in ("", spark_run):
                 return
-            self._look()
+            self._update()
             self._run = None
             if self._seen is not None:
                 self._seen = replace(self._seen, view=LogView())  # which may have the handles of a hundred batches
-            if self._is_told:
+            if self._end_noted:
                 return
-            self._is_told = True
+            self._end_noted = True
             if failure:
                 self._stops["StreamingQueryException"] += 1
                 self._note("stopped", self._batch, failure)
@@ -270,7 +270,7 @@ class Figures:
                 self._rest(Phase.IDLE)
 
     def enter(self, phase: Phase, batch: int) -> None:
-        """Takes note of a phase that begins; IDLE ends a batch."""
+        """Notes a phase that begins; IDLE ends a batch."""
         with self._changed:
             if self._phase in (Phase.IDLE, Phase.STOPPED):
                 self._entered, self._began_ms = [], self.now_ms()
@@ -281,7 +281,7 @@ class Figures:
                 self._seen = self._run.state
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
-        """Takes note of a committed batch, of whose phases it has been told."""
+        """Notes a committed batch, whose phases have been entered."""
         with self._changed:
             self._last = done = WatchedBatch(
                 batch=progress.batch,
@@ -314,18 +314,18 @@ class Figures:
             return done
 
     def stopped(self, batch: int, error: SparkonceError) -> None:
-        """Takes note that an error has ended the run."""
+        """Notes that an error has ended the run."""
         with self._changed:
-            self._look()
+            self._update()
             self._rest(Phase.STOPPED)
-            kind, self._is_told = type(error).__name__, True
+            kind, self._end_noted = type(error).__name__, True
             self._stops[kind] += 1
             self._note("stopped", batch, f"{kind}: {error.message}", error.next_step)
 
     def watched(self) -> Watched:
         """Returns the query as it is now."""
         with self._changed:
-            self._look()
+            self._update()
             seen, writing_since_ms = self._seen, self._writing_since_ms()
             now = Watched(
                 query=self.query,
@@ -366,8 +366,8 @@ class Figures:
         self._phase, self._since_ms, self._since_s = phase, self.now_ms(), self._monotonic_s()
         self._entered, self._began_ms = [], self._since_ms
 
-    def _look(self) -> None:
-        """Reads the run's state. An error that nobody told of has ended one that is stopped."""
+    def _update(self) -> None:
+        """Reads the run's state. A run that has stopped was ended by an error, even if none was reported."""
         if self._run is None:
             return
         state, swept = self._run.state, self._run.swept
@@ -391,7 +391,7 @@ class Figures:
 
 
 def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tuple[str, int]]:
-    """Returns the phases with the milliseconds that they took; one that follows itself is one."""
+    """Returns the phases with their milliseconds. Consecutive entries of the same phase are merged."""
     found: list[tuple[str, float]] = []
     ends = [at_s for _, at_s in entered[1:]] + [until_s]
     for (phase, at_s), end_s in zip(entered, ends, strict=True):
