@@ -77,8 +77,9 @@ TRACES_ATTEMPTS = 12
 
 _ASK_AGAIN_S = 0.25
 
-_METADATA_VALID_S = 1.0
-"""The time for which the leaders found before a decision count at the commit, which follows it within milliseconds."""
+_METADATA_VALID_S = 0.25
+"""The time for which the leaders found before a decision count at the commit, which follows it within milliseconds. A
+shorter time would ask twice where the decision log is slow; a longer one would miss a leader that goes away."""
 
 _EXPIRATION = "transactional.id.expiration.ms"
 
