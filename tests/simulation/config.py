@@ -13,13 +13,6 @@ a gateway that answers as versitygw does."""
 STAGED = ("rabbitmq-stream", "rabbitmq-queue", "pravega", "delta", "iceberg")
 """Sinks whose rows wait in the checkpoint until their batch is decided; the tables are merged into."""
 
-READING = ("rabbitmq-source",)
-"""A query that reads a queue, and whose sinks do what they should. Not deterministic: messages are acknowledged as soon
-as they are kept, and not when their batch is finished."""
-
-REFUSING = ("files", "s3", "s3-gateway", "postgres")
-"""Sinks that, in worlds with `Config.letters`, refuse rows, or take those that another one has refused."""
-
 _HOURS_S = 7_200
 
 COMMIT_DEADLINE_S = 1.5
@@ -68,8 +61,6 @@ class Config:
         sweeps_beside: Whether a run sweeps its losers by a thread of its own, as `ExactlyOnce` has it.
         ahead_s: By how much executors' clocks are ahead of the servers' and the driver's; behind if less than 0.
         long_batches: Whether a batch may take as long as transactions live, of sinks whose transactions time out.
-        letters: Whether the first of two sinks refuses rows, which the second one takes. In worlds that are not
-            deterministic each execution refuses other ones of the same rows.
         halves: Whether batches begin and end in processes of their own, as formats have it.
         operators: How often somebody resolves what the query has left open.
     """
@@ -90,7 +81,6 @@ class Config:
     sweeps_beside: bool = False
     ahead_s: int = 0
     long_batches: bool = False
-    letters: bool = False
     halves: bool = False
     operators: int = 0
 
@@ -120,11 +110,6 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn
 
 
-def _draw_letters(seed: int) -> Config:
-    sinks = tuple(random.Random(seed).sample(REFUSING, 2))
-    return replace(draw(seed), sinks=sinks, slots=2, letters=True, long_batches=False)
-
-
 def _draw_operated(seed: int) -> Config:
     drawn, dice = draw(seed, (*KINDS, *STAGED)), random.Random(seed)
     halves = dice.random() < 0.6
@@ -135,10 +120,7 @@ def _draw_operated(seed: int) -> Config:
 FAMILIES: Mapping[str, Callable[[int], Config]] = {
     "transactions": draw,
     "staged": lambda seed: draw(seed, STAGED),
-    "letters": _draw_letters,
-    "reading": lambda seed: draw(seed, READING),
     "operated": _draw_operated,
 }
-"""Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, of a sink that
-refuses rows beside one that takes them, of a source, and of one sink whose batches are begun and ended apart, or whose
-query an operator helps."""
+"""Draws worlds: of sinks with transactions of their own, of sinks whose rows wait in the checkpoint, and of one sink
+whose batches are begun and ended apart, or whose query an operator helps."""

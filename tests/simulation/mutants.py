@@ -11,7 +11,7 @@ from unittest import mock
 
 from mutants.operators import wrong
 from mutants.rules import RULES
-from simulation.config import KINDS, READING, REFUSING, STAGED
+from simulation.config import KINDS, STAGED
 from simulation.kafka import Kafka
 from simulation.logstore import ModelStore
 
@@ -180,24 +180,6 @@ MUTANTS = [
         ("iceberg",),
         ("Iceberg: neither labels nor notes tell that a table has rows", 0),
         ("Iceberg: a merge takes the place of what others have committed since", 481),
-    ),
-    *_mutants(
-        "letters",
-        REFUSING,
-        ("dead letters: what is refused is dropped", 0),
-        ("dead letters: what is refused is written, too", 0),
-        ("dead letters: they are written again whenever a batch is healed", 299),
-        ("dead letters: the evidence of a slot does not tell which rows it took", 151),
-    ),
-    *_mutants(
-        "reading",
-        READING,
-        ("RabbitMQ source: messages are acknowledged before they are kept", 0),
-        ("RabbitMQ source: a receiver that starts does not know what was kept before", 0),
-        ("RabbitMQ source: the ids of segments that are deleted are not kept", 0),
-        ("RabbitMQ source: a segment that may stand is forgotten with its connection", 116),
-        ("RabbitMQ source: a batch that others have finished is planned", 0),
-        ("RabbitMQ source: a number that another receiver has taken is taken for one's own", 0),
     ),
     *_mutants(
         "operated",

@@ -60,7 +60,6 @@ _MAY_FAIL = _NOT_ANSWERED_WELL | {
     "slow",
     "long batch",
     "twins",
-    "limit",
 }
 """What can make a task fail."""
 _MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | _PUTS_GO_WRONG | {"server restarted", "connection ended", "slow call"}
@@ -120,7 +119,7 @@ class Oracle:
         where = (batch, slot, sink)
         for row in self._rows.get(key, (slot,)):
             times = self.visible[batch, row, sink] = self.visible.get((batch, row, sink), 0) + 1
-            if times > 1 or (self._simulation.config.letters and self._times(batch, row) > 1):
+            if times > 1:
                 self.broken(Violation.TWICE, batch, row, sink)
         if parts != 2:
             self.broken(Violation.TORN, where)
@@ -167,18 +166,9 @@ class Oracle:
                 if key in self.undone - self.void:
                     self.broken(Violation.UNDONE, key)
 
-    def _times(self, batch: int, row: int) -> int:
-        """Counts how often a row is visible, in whatever sink."""
-        return sum(self.visible.get((batch, row, sink), 0) for sink in self._simulation.config.sinks)
-
     def done(self, batch: int) -> None:
         """A run has told Spark that the batch is committed."""
         config = self._simulation.config
-        if config.letters:
-            for row in range(config.slots):
-                if self._times(batch, row) != 1:
-                    self.broken(Violation.MISSING, batch, row)
-            return
         for sink in config.sinks:
             for slot in range(config.slots):
                 if self.visible.get((batch, slot, sink), 0) != 1:
@@ -210,10 +200,7 @@ class Oracle:
         for batch in range(last):
             self.done(batch)
         config = self._simulation.config
-        for row in range(config.slots) if lost and config.letters else ():
-            if self._times(last, row) + sum(where[:2] == (last, row) for where in lost) != 1:
-                self.broken(Violation.MISSING, last, row)
-        for sink in config.sinks if lost and not config.letters else ():
+        for sink in config.sinks if lost else ():
             for slot in range(config.slots):
                 where = (last, slot, sink)
                 if self.visible.get(where, 0) != (where not in lost):

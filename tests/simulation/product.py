@@ -23,7 +23,6 @@ from simulation import (
     postgres,
     pravega,
     producers,
-    queue_server,
     rabbitmq,
     s3,
     spark,
@@ -198,9 +197,7 @@ def _run() -> str:
 
 _CLOCK = _Clock()
 _SINKS = "sparkonce.sinks"
-_RUNS_HERE = tuple(
-    f"sparkonce.{name}" for name in ("driver.", "executor", "log.", "sinks.", "sources.rabbitmq.", "spark.pravega.")
-)
+_RUNS_HERE = tuple(f"sparkonce.{name}" for name in ("driver.", "executor", "log.", "sinks.", "spark.pravega."))
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     ("sparkonce.driver.run", "threading", SimpleNamespace(RLock=Lock)),
     (f"{_SINKS}.rabbitmq.publishing", "threading", SimpleNamespace(RLock=Lock)),
@@ -230,7 +227,6 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *((f"{_SINKS}.files.s3.{module}", name, value) for module, name, value in s3.REPLACED),
     *((f"{_SINKS}.write_ahead.{module}", name, value) for module, name, value in staged.REPLACED),
     *((f"{_SINKS}.rabbitmq.{module}", name, value) for module, name, value in rabbitmq.REPLACED),
-    *((f"sparkonce.sources.rabbitmq.queue.{module}", name, value) for module, name, value in queue_server.REPLACED),
     *(("sparkonce.spark.pravega.client", name, value) for name, value in pravega.REPLACED),
     *((f"sparkonce.sinks.tables.{module}", name, value) for module, name, value in tables.REPLACED),
     *(("sparkonce.sinks.tables.iceberg", name, value) for name, value in iceberg.REPLACED),

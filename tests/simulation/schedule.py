@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from simulation import queue_source
-from simulation.config import READING, Config
+from simulation.config import Config
 from simulation.delta import Delta
 from simulation.dice import Dice
 from simulation.engine import MOST_TURNS, Broken, Simulation
 from simulation.files import Files
 from simulation.iceberg import Iceberg
 from simulation.kafka import Kafka
-from simulation.letters import LettersCopy
 from simulation.logstore import ModelStore
 from simulation.mariadb import MariaDB
 from simulation.oracle import Oracle, Place, Violation
@@ -22,7 +20,7 @@ from simulation.pravega import Pravega
 from simulation.product import under_way
 from simulation.rabbitmq import Queue, Stream
 from simulation.s3 import S3
-from simulation.spark import Cluster, Copy
+from simulation.spark import Cluster
 from simulation.systems import System
 from sparkonce.errors import SparkonceError
 from sparkonce.log import DecisionLog
@@ -44,8 +42,6 @@ SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
 }
 
 _AFTERMATH_TURNS = 200
-_Cluster = Cluster | queue_source.Query
-_Oracle = Oracle | queue_source.Oracle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +66,9 @@ def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
     who stood still wake up, and late requests arrive.
     """
     simulation = Simulation(config, dice, [] if tell else None)
-    oracle, cluster = _reading(simulation) if config.sinks == READING else _writing(simulation)
+    built = {name: SYSTEMS[name](simulation, name) for name in config.sinks}
+    oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
+    cluster = Cluster(simulation, built, DecisionLog(ModelStore(simulation)))
     simulation.events += _events(simulation, cluster)
     with under_way(simulation):
         try:
@@ -86,20 +84,7 @@ def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
     return Outcome(violation=oracle.violation, requests=simulation.requests, told=tuple(simulation.told or ()))
 
 
-def _writing(simulation: Simulation) -> tuple[Oracle, Cluster]:
-    config = simulation.config
-    built = {name: SYSTEMS[name](simulation, name) for name in config.sinks}
-    oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
-    log = DecisionLog(ModelStore(simulation))
-    return oracle, Cluster(simulation, built, log, LettersCopy if config.letters else Copy)
-
-
-def _reading(simulation: Simulation) -> tuple[queue_source.Oracle, queue_source.Query]:
-    oracle = simulation.oracle = queue_source.Oracle(simulation)
-    return oracle, queue_source.Query(simulation, oracle)
-
-
-def _play(simulation: Simulation, cluster: _Cluster, oracle: _Oracle) -> None:
+def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
     cluster.start_run()
     simulation.go_on(MOST_TURNS, simulation.config.events)
     while simulation.flights and simulation.dice.pick(2):
@@ -125,7 +110,7 @@ def _play(simulation: Simulation, cluster: _Cluster, oracle: _Oracle) -> None:
     oracle.all_done(batches, lost)
 
 
-def _left_in_peace(simulation: Simulation, cluster: _Cluster, oracle: _Oracle, batches: int) -> frozenset[Place]:
+def _left_in_peace(simulation: Simulation, cluster: Cluster, oracle: Oracle, batches: int) -> frozenset[Place]:
     """A fresh run finishes every batch, or finds that rows are lost for good."""
     try:
         cluster.run(99, batches)
@@ -137,7 +122,7 @@ def _left_in_peace(simulation: Simulation, cluster: _Cluster, oracle: _Oracle, b
     return frozenset()
 
 
-def _events(simulation: Simulation, cluster: _Cluster) -> list[Callable[[], Callable[[], None] | None]]:
+def _events(simulation: Simulation, cluster: Cluster) -> list[Callable[[], Callable[[], None] | None]]:
     faults, dice = simulation.config.faults, simulation.dice
 
     def start() -> Callable[[], None] | None:
@@ -147,7 +132,7 @@ def _events(simulation: Simulation, cluster: _Cluster) -> list[Callable[[], Call
         return cluster.start_run if not alive or "overlap" in faults else None
 
     def operate() -> Callable[[], None] | None:
-        may = isinstance(cluster, Cluster) and cluster.operators < simulation.config.operators
+        may = cluster.operators < simulation.config.operators
         return cluster.start_operator if may and simulation.oracle.has_claims else None
 
     def land() -> Callable[[], None] | None:

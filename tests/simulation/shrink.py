@@ -54,7 +54,7 @@ def _smaller(config: Config, decisions: tuple[int, ...]) -> Iterator[_World]:
     for at, number in enumerate(decisions):
         if number > 1:
             yield config, (*decisions[:at], number - 1, *decisions[at + 1 :])
-    if len(config.sinks) > 1 and not config.letters:
+    if len(config.sinks) > 1:
         for sink in config.sinks:
             yield replace(config, sinks=tuple(one for one in config.sinks if one != sink)), decisions
     for name in ("slots", "batches", "runs"):

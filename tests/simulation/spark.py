@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from simulation.config import COMMIT_DEADLINE_S
@@ -23,7 +22,6 @@ from sparkonce.protocol.view import Claim
 from sparkonce.sink import Owner
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.task import SlotWritten
-from sparkonce.spark.work import SparkWork
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
@@ -112,20 +110,12 @@ class Cluster:
         simulation: The schedule.
         systems: By the name of the sink.
         log: The decision log.
-        kind_of_copy: Makes a copy of a task.
     """
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        systems: Mapping[str, System],
-        log: DecisionLog,
-        kind_of_copy: Callable[[Stage, int, int], Copy],
-    ) -> None:
+    def __init__(self, simulation: Simulation, systems: Mapping[str, System], log: DecisionLog) -> None:
         self.simulation = simulation
         self.systems = systems
         self.log = log
-        self.kind_of_copy = kind_of_copy
         self.sinks = {name: system.sink() for name, system in systems.items()}
         self.early = [name for name, system in systems.items() if system.opens_early]
         self.committed = -1
@@ -335,7 +325,6 @@ class Work:
             simulation.wait(lambda: stage.is_over)
         if computed is None:
             self._let_go_by(takes_s)
-        stage.check_refused()
         if stage.loser_possible or stage.failure is not None:
             for owner in sinks.values():
                 simulation.oracle.may_have_lost(owner.token)
@@ -381,7 +370,6 @@ class Stage:
         cluster.executions += 1
         self.execution = cluster.executions
         self.spread = self._spread()
-        self.max_refused = self._limit()
         self.won: dict[int, list[Handle]] = {}
         self.failure: PrepareError | None = None
         self.loser_possible = False
@@ -401,27 +389,6 @@ class Stage:
             simulation.note("spread")
         return spread
 
-    def _limit(self) -> int:
-        """Returns the number of rows of the batch that may be refused, as its run was started with."""
-        config, simulation = self.cluster.simulation.config, self.cluster.simulation
-        if not config.letters or simulation.peace:
-            return config.slots
-        limit = config.slots - simulation.dice.pick(config.slots + 1)
-        if limit < config.slots:
-            simulation.note("limit")
-        return limit
-
-    def check_refused(self) -> None:
-        """The product's own check of a whole batch, where rows may be refused."""
-        config = self.cluster.simulation.config
-        if config.letters and self.failure is None:
-            whose: Any = SimpleNamespace(_batch=self.batch, _max_refused=self.max_refused)
-            handles = [handle for some in self.won.values() for handle in some]
-            try:
-                SparkWork._check_refused(whose, handles, [config.sinks[-1]])
-            except PrepareError as error:
-                self.failure = error
-
     @property
     def is_over(self) -> bool:
         return self.failure is not None or len(self.won) == len(self.spread)
@@ -433,7 +400,7 @@ class Stage:
         self.loser_possible |= attempt > 1
         cluster.copies += 1
         number = cluster.copies
-        copy = cluster.kind_of_copy(self, slot, number)
+        copy = Copy(self, slot, number)
         if simulation.peace:
             self.copies.append(copy.run)
         else:
@@ -487,7 +454,7 @@ class Copy:
         if slot not in stage.won:
             simulation.say("has prepared")
             for handle, rows in written:
-                if handle.transaction and (self.version or simulation.config.spreads or simulation.config.letters):
+                if handle.transaction and (self.version or simulation.config.spreads):
                     simulation.oracle.prepared(handle, self.version, rows)
             stage.won[slot] = [handle for handle, _ in written]
 

@@ -9,7 +9,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from simulation import queue_server, queue_source
 from simulation.config import Config
 from simulation.dice import Given
 from simulation.engine import Broken, Simulation
@@ -178,27 +177,3 @@ def test_pravega_answers_as_its_sheet_says() -> None:
     one = simulation("pravega")
     pravega = Pravega(one, "pravega")
     assert transaction_answers(PravegaWriter(pravega), pravega.status) == list(TRANSACTIONS)
-
-
-def test_messages_on_a_connection_that_is_gone_are_ready_again() -> None:
-    one = simulation("rabbitmq-source")
-    query = queue_source.Query(one, queue_source.Oracle(one))
-    turns = 2
-
-    def deliver(*_: object) -> None:
-        nonlocal turns
-        turns -= 1
-        if not turns:
-            connection.ioloop.stop()
-
-    def opened(channel: queue_server.Connection) -> None:
-        channel.basic_qos(prefetch_count=2)
-        channel.basic_consume("q", deliver, exclusive=False, callback=lambda _: None)
-
-    connection = queue_server.Connection(
-        query.queue, lambda made: made.channel(opened), lambda *_: None, lambda *_: None
-    )
-    connection.ioloop.start()
-    assert list(connection.unacked.values()) == ["m0", "m1"]
-    query.queue.drop(connection)
-    assert (list(query.queue.ready)[:2], query.queue.waiting) == (["m0", "m1"], 0)

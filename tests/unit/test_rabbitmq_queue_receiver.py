@@ -314,6 +314,16 @@ def test_an_older_receiver_stops_and_keeps_nothing_more() -> None:
     assert newer.receiver.end(0, None) == 0
 
 
+def test_a_batch_that_others_have_finished_is_not_planned_again() -> None:
+    store = MemoryStore()
+    World(store, Queue([])).receiver.claim()
+    finish(World(store, Queue([f"m{number}" for number in range(200)])), Watched())
+    started = World(store, Queue([]))
+    started.receiver.claim()
+    with pytest.raises(SupersededError):
+        started.receiver.end(0, None)
+
+
 def test_a_put_that_lands_where_segments_were_deleted_is_noticed() -> None:
     store, queue = MemoryStore(), Queue(NAMES)
     older = World(store, queue)
