@@ -17,7 +17,7 @@ from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.rig.proxy import FaultProxy, RequestFault
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 
-pytestmark = [USES_HDFS, pytest.mark.slow]  # spark/test_hdfs_checkpoint.py runs this client in a query
+pytestmark = [USES_HDFS, pytest.mark.slow]  # verifying/test_stores.py runs this client in a query
 
 TESTS = str(Path(__file__).parents[1])
 

@@ -6,20 +6,19 @@ import secrets
 import shutil
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from typing_extensions import Self
 
-from conformance.checkpoint_suite import CheckpointSuite, raced
-from eventually import LIMIT_S, eventually
+from conformance.checkpoint_suite import raced
+from eventually import eventually
 from jvm import bare_jvm, hadoop_files
 from shared_servers import USES_HDFS
-from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.errors import SparkonceError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, may_pass
 from sparkonce.storage.hdfs import HdfsFiles
@@ -169,11 +168,6 @@ class HdfsPair:
         """The name node that is active, unless it was killed."""
         return self._nodes[0]
 
-    def fail_over(self) -> None:
-        """Makes the active name node the standby, and the standby the active."""
-        self.active.ask("standby")
-        self.take_over()
-
     def take_over(self) -> None:
         """Makes the standby the active, whatever the active does: the journal fences it."""
         self._nodes.reverse()
@@ -205,12 +199,6 @@ class HdfsPair:
             node.kill()
 
 
-TESTS = str(Path(__file__).parents[1])
-EVERY_S = 3.0
-"""The time between two fail-overs: without any, nobody gets anything done."""
-T = TypeVar("T")
-
-
 @pytest.fixture(scope="module")
 def jvm() -> Iterator[Any]:
     with bare_jvm() as started:
@@ -231,111 +219,24 @@ def new_url() -> str:
     return f"{HdfsPair.url}/checkpoints/{secrets.token_hex(6)}"
 
 
-class Patient(CheckpointFiles):
-    """Waits for a store that is away, as a run does."""
-
-    def __init__(self, files: CheckpointFiles) -> None:
-        self.files = files
-
-    def _waited(self, call: Callable[[], T]) -> T:
-        return Outage(LIMIT_S).retry(call, again=is_store_outage)
-
-    @property
-    def location(self) -> str:
-        return self.files.location
-
-    def read(self, path: str) -> bytes | None:
-        return self._waited(lambda: self.files.read(path))
-
-    def names(self, folder: str) -> Sequence[str]:
-        return self._waited(lambda: self.files.names(folder))
-
-    def put(self, path: str, data: bytes) -> Landed | Taken:
-        return self._waited(lambda: self.files.put(path, data))
-
-    def replace(self, path: str, data: bytes) -> None:
-        self._waited(lambda: self.files.replace(path, data))
-
-    def delete(self, paths: Iterable[str]) -> None:
-        given = list(paths)
-        self._waited(lambda: self.files.delete(given))
-
-    def sync(self, folder: str) -> None:
-        self._waited(lambda: self.files.sync(folder))
-
-    def check(self) -> None:
-        self.files.check()
-
-    def inside(self, folder: str) -> Patient:
-        return Patient(self.files.inside(folder))
-
-
 @contextmanager
-def meanwhile(change: Callable[[], object], every_s: float = 0.0) -> Iterator[list[int]]:
+def meanwhile(change: Callable[[], object]) -> Iterator[list[int]]:
     """Makes a change again and again. Gives a list that grows by each."""
     changes: list[int] = []
-    failed: list[BaseException] = []
     over = threading.Event()
 
     def work() -> None:
+        while not over.is_set():
+            change()
+            changes.append(len(changes))
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(work)
         try:
-            while not over.is_set():
-                change()
-                changes.append(len(changes))
-                over.wait(every_s)
-        except BaseException as error:  # noqa: BLE001 - the test gets it
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield changes
-    finally:
-        over.set()
-        thread.join(120)
-    assert not failed, failed
-
-
-class WhileNameNodesChange(CheckpointSuite):
-    """The log's suite, while the active name node becomes the standby, all the time."""
-
-    @pytest.fixture(autouse=True)
-    def _changing(self, pair: HdfsPair) -> Iterator[None]:
-        with meanwhile(pair.fail_over, EVERY_S) as changes:
-            yield
-            eventually(lambda: changes, "a fail-over")
-
-
-class TestHadoop(WhileNameNodesChange):
-    @pytest.fixture
-    def files(self, pair: HdfsPair, jvm: Any) -> CheckpointFiles:
-        self.jvm, self.settings = jvm, pair.settings
-        return Patient(hadoop_files(jvm, new_url(), pair.settings))
-
-    def another(self, files: CheckpointFiles) -> CheckpointFiles:
-        return Patient(hadoop_files(self.jvm, files.location, self.settings))
-
-    def opening(self, files: CheckpointFiles) -> str:
-        return (
-            f"sys.path.insert(0, {TESTS!r})\nfrom conformance.test_checkpoint_hdfs_pair import *\nopened = bare_jvm()\n"
-            f"files = Patient(hadoop_files(opened.__enter__(), {files.location!r}, {self.settings!r}))"
-        )
-
-
-class TestNative(WhileNameNodesChange):
-    @pytest.fixture
-    def files(self, pair: HdfsPair) -> CheckpointFiles:
-        self.settings = pair.settings
-        return Patient(HdfsFiles(new_url(), pair.settings))
-
-    def another(self, files: CheckpointFiles) -> CheckpointFiles:
-        return Patient(HdfsFiles(files.location, self.settings))
-
-    def opening(self, files: CheckpointFiles) -> str:
-        return (
-            f"sys.path.insert(0, {TESTS!r})\nfrom conformance.test_checkpoint_hdfs_pair import *\n"
-            f"files = Patient(HdfsFiles({files.location!r}, {self.settings!r}))"
-        )
+            yield changes
+        finally:
+            over.set()
+        changing.result(120)
 
 
 def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from sparkonce.errors import PreflightError
 from sparkonce_lab.kafka import (
@@ -18,7 +18,7 @@ from sparkonce_lab.kafka import (
     read_committed,
     read_uncommitted,
 )
-from sparkonce_lab.rig.kafka import Cluster, resolve, spark_kafka_jars
+from sparkonce_lab.rig.kafka import Cluster, spark_kafka_jars
 from sparkonce_lab.rig.kafka import cluster as cluster_module
 from sparkonce_lab.rig.kafka.class_archive import archive_flags, kafka_archive
 from sparkonce_lab.rig.kafka.jars import artifact_name, spark_jars_folder
@@ -48,29 +48,6 @@ def transactional(cluster, transactional_id, **settings):
     )
     producer.init_transactions(30)
     return producer
-
-
-@pytest.mark.slow
-def test_data_survives_a_crash_and_an_orderly_restart_on_the_same_port(one):
-    broker, before = one.brokers[0], one.bootstrap
-    create_topic(one.bootstrap, "survives", 2)
-    produce(one.bootstrap, "survives", [{"value": b"1", "partition": 0}, {"value": b"2", "partition": 1}])
-    broker.kill()
-    assert broker.pid is None
-    broker.start()
-    produce(one.bootstrap, "survives", [{"value": b"3", "partition": 1}])
-    broker.restart()
-    assert one.bootstrap == before
-    assert values(read_committed(one.bootstrap, "survives")) == [b"1", b"2", b"3"]
-
-
-@pytest.mark.slow
-def test_a_broker_that_does_not_end_in_order_is_killed(one):
-    broker = one.brokers[0]
-    broker.pause()
-    assert not broker.stop(0.1)
-    assert broker.pid is None
-    broker.start()
 
 
 def test_a_paused_broker_answers_nothing_until_it_is_resumed(one):
@@ -144,81 +121,12 @@ def test_topics_are_not_made_by_accident_and_errors_come_through(one):
     assert read_committed(one.bootstrap, "small") == []
 
 
-@pytest.mark.slow
-def test_three_nodes_go_on_without_one_of_them():
-    with Cluster(nodes=3) as cluster:
-        create_topic(cluster.bootstrap, "replicated", 3)
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-        # The broker that is asked may learn of the topic later than the one that made it.
-        give_up_at = time.monotonic() + 30
-        partitions = []
-        while len(partitions) < 3 and time.monotonic() < give_up_at:
-            topic = admin.list_topics("replicated", timeout=30).topics["replicated"]
-            partitions = list(topic.partitions.values())
-        assert [sorted(partition.replicas) for partition in partitions] == [[0, 1, 2]] * 3
-        produce(cluster.bootstrap, "replicated", [{"value": b"%d" % n, "partition": n} for n in range(3)])
-
-        cluster.brokers[0].kill()
-        # Idempotent, and so repeated without doubles until new leaders are elected.
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
-        for partition in range(3):
-            producer.produce("replicated", b"after", partition=partition)
-        assert producer.flush(60) == 0
-
-        cluster.brokers[0].start()
-        cluster.wait_ready()
-        assert values(read_committed(cluster.bootstrap, "replicated")) == [
-            b"0",
-            b"after",
-            b"1",
-            b"after",
-            b"2",
-            b"after",
-        ]
-
-
-@pytest.mark.slow
-def test_users_and_permissions_can_be_set_up():
-    module = "org.apache.kafka.common.security"
-    settings = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
-        "listener.name.sasl.plain.sasl.jaas.config": f'{module}.plain.PlainLoginModule required user_bob="bobs";',
-        "listener.name.sasl.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
-    }
-    users = ["SCRAM-SHA-256=[name=alice,password=hers]"]
-    with Cluster(listeners={"SASL": "SASL_PLAINTEXT"}, overrides=settings, add_scram=users) as cluster:
-        create_topic(cluster.bootstrap, "secret")  # by the plain listener, whose user may do everything
-        for mechanism, user, password in (("PLAIN", "bob", "bobs"), ("SCRAM-SHA-256", "alice", "hers")):
-            admin = AdminClient(
-                {
-                    "bootstrap.servers": cluster.bootstrap_of("SASL"),
-                    "security.protocol": "SASL_PLAINTEXT",
-                    "sasl.mechanism": mechanism,
-                    "sasl.username": user,
-                    "sasl.password": password,
-                    "log_level": 0,
-                }
-            )
-            assert "secret" not in admin.list_topics(timeout=30).topics
-            with pytest.raises(KafkaException) as caught:
-                admin.create_topics([NewTopic("mine", 1)])["mine"].result(30)
-            assert caught.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-
-
 def test_a_broker_that_cannot_start_shows_its_log_and_leaves_nothing():
     cluster = Cluster(overrides={"authorizer.class.name": "no.such.Authorizer"})
     with pytest.raises(PreflightError, match=r"no\.such\.Authorizer"):
         cluster.start()
     assert cluster.brokers[0].pid is None
     assert not cluster.folder.exists()
-
-
-@pytest.mark.slow
-def test_a_version_that_does_not_exist_is_named():
-    with pytest.raises(PreflightError, match=r"kafka_2\.13;4\.3\.99: not found"):
-        resolve(["org.apache.kafka:kafka_2.13:4.3.99"])
 
 
 def test_spark_is_given_the_connector_and_nothing_that_it_has():

@@ -48,22 +48,6 @@ def settled(witness: Witness, topic: str, state: str, *handles: Handle) -> list[
 
 
 @pytest.mark.slow
-def test_first_and_second_commits_after_a_crash(cluster: Cluster, witness: Witness, committer: KafkaCommitter) -> None:
-    topic = witness.create_topic()
-    prepared = witness.prepare_all(topic, ["a", "b", "c", "d"])
-    handles = [one.handle for one in prepared]
-    assert until_final(committer.commit, handles[:2]) == [Outcome.COMMITTED] * 2
-    # A lone broker that crashes before its markers are written may drop them when it is back (KAFKA-20734).
-    witness.await_state("CompleteCommit", *handles[:2])
-    witness.close()  # or it would try to connect all the time, and leave the sockets to the garbage collector
-    cluster.brokers[0].kill()
-    assert {one.outcome for one in committer.commit(handles)} == {Outcome.RETRY}
-    cluster.brokers[0].start()
-    assert until_final(committer.commit, handles) == [Outcome.COMMITTED] * 4
-    assert settled(witness, topic, "CompleteCommit", *handles) == ["a", "b", "c", "d"]
-
-
-@pytest.mark.slow
 def test_an_abort_and_a_sweep_after_an_orderly_restart(
     cluster: Cluster, witness: Witness, committer: KafkaCommitter, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,34 +113,3 @@ def test_only_what_has_left_may_arrive_late(cluster: Cluster, committer: KafkaCo
         cluster.brokers[0].start()
     assert (refused.code, refused.never_sent) == (None, True)
     eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
-
-
-@pytest.mark.slow
-def test_coordinators_that_move_are_found_again() -> None:
-    with Cluster(nodes=3) as three:
-        witness = Witness(three.bootstrap)
-        topic = witness.create_topic(partitions=1, replicas=3)
-        settings = {"bootstrap.servers": three.bootstrap}
-        with closing(KafkaCommitter(settings, "kafka", attempt_timeout_s=5.0)) as committer:
-            values = [f"{number}" for number in range(8)]
-            handles = [one.handle for one in witness.prepare_all(topic, values)]
-            # Learns where each coordinator is, of which every broker has some.
-            assert set(until_final(committer.commit, handles[:4])) == {Outcome.COMMITTED}
-            for broker in three.brokers:
-                broker.kill()
-                assert set(until_final(committer.commit, handles)) == {Outcome.COMMITTED}
-                broker.start()
-            # Every broker tells of the ids that it coordinates.
-            token = Token(0, "0" * 8)
-            names = [
-                str(TransactionalId(prefix="p", query="0" * 12, token=token, worker=f"{number:012x}", lane=0))
-                for number in range(8)
-            ]
-            other = witness.create_topic()
-            more = [witness.prepare(other, transactional_id=name).handle for name in names]
-            assert set(until_final(committer.commit, more)) == {Outcome.COMMITTED}
-            for _ in range(10):  # also if any broker is the one that is asked first
-                with closing(KafkaCommitter(settings, "kafka")) as fresh:
-                    traces = fresh.list_traces("0" * 12, {"prefix": "p"})
-                assert {trace.committed for trace in traces} == {handle.transaction for handle in more}
-        assert settled(witness, topic, "CompleteCommit", *handles) == values

@@ -37,21 +37,8 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 __all__ = ["bucket", "s3"]
 
 DROP = "DROP TABLE innocent"
-NAMES = {
-    "double quotes": f't"; {DROP}; --',
-    "single quotes": f"t'; {DROP}; --",
-    "backticks": f"t`; {DROP}; --",
-    "a bracket": f"t); {DROP}; --",
-    "backslashes": f"t\\'; {DROP}; \\",
-    "placeholders": "50%s %(x)s {} {0} $1 :x ? %%",
-    "dots and spaces": "a.b. c",
-    "a comment": "a/*b*/ -- c # d",
-    "a reserved word": "select",
-    "more than one script": "Größe 数 שם",
-    "a line break": "a\nb\tc",
-}
 EVERYTHING = f"t\"'`\\); {DROP}; -- %s %% {{}} $1 /*\n數"
-"""All of these in one, so that not every build runs each of them through every mode."""
+"""Quotes of each kind, escapes, placeholders, comments, other scripts and a line break in one name."""
 
 LONGEST = "é" * 31 + "x"
 """63 bytes, PostgreSQL's limit."""
@@ -67,10 +54,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def each(longest: str) -> pytest.MarkDecorator:
-    """All signs in one name, in every mode; the longest name, and in the second tier each sign for itself, in one."""
+    """All signs in one name, in every mode; the longest name in one."""
     every = [pytest.param(EVERYTHING, mode, id=f"everything-{mode}") for mode in MODES]
-    slow = [pytest.param(odd, "two_phase", id=words, marks=pytest.mark.slow) for words, odd in NAMES.items()]
-    return pytest.mark.parametrize(("odd", "mode"), [*every, pytest.param(longest, "upsert", id="the longest"), *slow])
+    return pytest.mark.parametrize(("odd", "mode"), [*every, pytest.param(longest, "upsert", id="the longest")])
 
 
 def live(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 
-from browser import CHROMIUM, Browser
 from eventually import eventually
 from integration.kafka_witness import Prepared, Witness, new_name
-from page_scene import PageScene, many, now_ms, served
+from page_scene import PageScene, many, now_ms
 from sparkonce.operate.systems import OperatorFile, read_file
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.storage.local import LocalFiles
@@ -111,23 +109,3 @@ def test_another_applications_transaction_in_a_querys_topic_is_shown_and_an_alar
     finally:
         watcher.close()
         billing.producer.abort_transaction()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
-@pytest.mark.xdist_group("browser of the live page")
-def test_a_browser_shows_the_lag_beside_the_end(held: Held, tmp_path: Path) -> None:
-    with served(held.scene, file=held.file) as server, closing(Browser(tmp_path / "profile")) as browser:
-        browser.open(server.url)
-        rows = "[...document.querySelectorAll('#held-rows tr')].map(r => [...r.cells].map(c => c.textContent))"
-        expected = [f"{held.topic}-0", "0", "3", "3", "", held.name(held.mine)]
-        browser.until(rows, lambda found: expected in found)
-        assert "Offsets are not rows" in browser.run("document.getElementById('held').textContent")
-        opened = "[...document.querySelectorAll('#open-rows tr')].map(r => [...r.cells].map(c => c.textContent))"
-        (row,) = [row for row in browser.run(opened) if row[5] == held.name(held.mine)]
-        assert (row[0], row[2], row[3], row[4]) == ("kafka", "under way", "totals", f"{held.topic}-0")
-        assert "of 1 min" in row[1]
-        titles = "[...document.querySelectorAll('#alarm-list h3')].map(one => one.lastChild.textContent)"
-        browser.until(titles, lambda found: "gone: the system does not answer" in found)
-        assert "kafka: nobody knows what is to come of a transaction" in browser.run(titles)
-        assert browser.said == [], json.dumps(browser.said)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
-from hdfs_native import Client
 from typer.testing import CliRunner
 
 from object_files import object_files
 from redis_servers import Everywhere, cluster
 from s3_bucket import Bucket
-from shared_servers import USES_HDFS, hdfs_server, needs_redis, s3_server
+from shared_servers import needs_redis, s3_server
 from small_job import SmallJob
 from sparkonce.cli.main import app
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce.storage.files import CheckpointFiles
-from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce_lab.rig.servers.redis import RedisCluster
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
@@ -34,17 +29,6 @@ pytestmark = needs_redis
 
 SLOTS = 2
 __all__ = ["cluster"]
-
-
-class Place(Protocol):
-    """A store with a checkpoint, and with the folder that a sink writes to."""
-
-    checkpoint: CheckpointFiles
-    path: str
-    options: dict[str, Any]
-
-    def visible(self) -> list[int]:
-        """Reads the files that every reader sees, past sparkonce."""
 
 
 class OnS3:
@@ -60,26 +44,10 @@ class OnS3:
         return sorted(self.bucket.numbers("key"))
 
 
-class OnHdfs:
-    def __init__(self, _: pytest.MonkeyPatch) -> None:
-        server = hdfs_server()
-        self.client, self.folder = Client(server.url), f"/resolved-{secrets.token_hex(6)}"
-        self.checkpoint = HdfsFiles(f"{server.url}{self.folder}/checkpoint")
-        self.path, self.options = f"{server.url}{self.folder}/out", dict[str, Any]()
-
-    def visible(self) -> list[int]:
-        found: list[int] = []
-        for status in self.client.list_status(f"{self.folder}/out", recursive=True):
-            if status.path.endswith(".parquet") and "/." not in status.path:
-                content = self.client.read(status.path).read()
-                found += pq.read_table(pa.BufferReader(content)).column("key").to_pylist()
-        return sorted(found)
-
-
 class Scene(NamedTuple):
     """A query that writes to both, and the operator's file."""
 
-    place: Place
+    place: OnS3
     job: SmallJob
     redis: Everywhere
     config: Path
@@ -106,15 +74,13 @@ class Scene(NamedTuple):
         return self.place.visible(), sorted(int(key) for key in self.redis.data())
 
 
-@pytest.fixture(params=["s3", pytest.param("hdfs", marks=[USES_HDFS, pytest.mark.slow])])
-def scene(
-    request: pytest.FixtureRequest, cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Scene:
-    place: Place = {"s3": OnS3, "hdfs": OnHdfs}[request.param](monkeypatch)
+@pytest.fixture
+def scene(cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    place = OnS3(monkeypatch)
 
     def sinks() -> Sequence[TwoPhaseCommitSink]:
         return [
-            FilesSink(place.path, name="out", store_options=place.options or None),
+            FilesSink(place.path, name="out", store_options=place.options),
             RedisSink(cluster.url, cluster=True, name="cache"),
         ]
 

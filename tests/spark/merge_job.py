@@ -11,16 +11,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from eventually import eventually
 from one_run import prepare
 from spark.harness import new_name
-from spark.table_job import KilledError, TableJob, killed
+from spark.table_job import TableJob
 from sparkonce import DeltaSink, IcebergSink
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.sinks.tables.delta import _DeltaTable
 from sparkonce.sinks.tables.iceberg import _IcebergTable
 from sparkonce.sinks.tables.sink import TableSink
-from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 
 COLUMNS = "id bigint, n bigint, word string"
 ARROW = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("word", pa.string())])
@@ -81,20 +79,6 @@ class MergeJob(TableJob):
 
     def numbers(self) -> list[int]:
         return [row[0] for row in self.rows()]
-
-    def commit_unnoticed_sometime(self, handle: Handle) -> None:
-        """As `commit_unnoticed`, once no other writer is in the way."""
-
-        def died() -> bool:
-            with pytest.MonkeyPatch.context() as broken:
-                broken.setattr(WriteAheadFolder, "note_done", killed)
-                try:
-                    self.commit(handle)
-                except KilledError:
-                    return True
-            return False
-
-        eventually(died, "the driver has died in its commit")
 
     def prepared(
         self, rows: Sequence[tuple[Any, ...]], batch: int = 0, slot: int = 0, schema: pa.Schema = ARROW

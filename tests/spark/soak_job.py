@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkonce.protocol.state import Phase
-    from sparkonce.sink import SinkWriter, WriterContext
 
 ROWS, SLOTS = 4, 2
 """Of each batch."""
@@ -54,7 +53,6 @@ class Soak:
         conninfo: PostgreSQL's.
         files: The folder.
         measure: After which batches it measures itself. It ends with the last.
-        mutant: What is broken of sparkonce.
     """
 
     spark: Mapping[str, Any]
@@ -62,7 +60,6 @@ class Soak:
     conninfo: str
     files: str
     measure: Sequence[int]
-    mutant: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -76,7 +73,6 @@ def main(text: str) -> None:
     soak = Soak(**json.loads(text))
     config = Config.of_json(json.dumps({**soak.spark, "spark": _LITTLE}))
     spark = session(config)
-    kafka = MUTANTS[soak.mutant]() if soak.mutant else KafkaSink
     records_read = count_records_read()
     last = threading.Event()
 
@@ -89,7 +85,7 @@ def main(text: str) -> None:
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", SLOTS)
     rows = source.load().selectExpr("cast(value as string) as key", "cast(value as string) as value")
     sinks = (
-        kafka({"bootstrap.servers": config.bootstrap}, topic=soak.topic),
+        KafkaSink({"bootstrap.servers": config.bootstrap}, topic=soak.topic),
         PostgresSink(soak.conninfo, table="soaked"),
         FilesSink(soak.files),
     )
@@ -163,39 +159,6 @@ def heap(jvm: Any) -> int:
         held = runtime.totalMemory() - runtime.freeMemory()
     return held
 
-
-# --- broken on purpose ------------------------------------------------------------------------------------------------
-
-
-class NewIds(KafkaSink):
-    """Takes a new transactional id for each transaction, in the workers."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        from sparkonce.protocol.ownership import HELD, LanePool
-
-        LanePool.lend = lambda pool, _: (LanePool((*pool.lanes, HELD)), len(pool.lanes))  # type: ignore[method-assign]
-        return super().writer(context)
-
-
-def _keeps_all_decisions() -> type[KafkaSink]:
-    from sparkonce.protocol import horizon
-    from sparkonce.protocol.view import LogView
-
-    horizon.KEEP_BATCHES = 1_000_000
-    LogView.without_handles = lambda view: view  # type: ignore[method-assign]
-    return KafkaSink
-
-
-def _takes_new_ids() -> type[KafkaSink]:
-    from spark import soak_job  # under this name workers find it, too
-
-    return soak_job.NewIds
-
-
-MUTANTS: dict[str, Callable[[], type[KafkaSink]]] = {
-    "the driver keeps all decisions, with their handles": _keeps_all_decisions,
-    "no transactional id is used again, so that all coordinators are remembered": _takes_new_ids,
-}
 
 if __name__ == "__main__":
     main(sys.argv[1])

@@ -19,7 +19,7 @@ from eventually import eventually
 from shared_servers import needs_postgres
 from spark.harness import AnyJob
 from spark.processes import path_of_tests
-from spark.soak_job import MUTANTS, ROWS, SLOTS, Soak
+from spark.soak_job import ROWS, SLOTS, Soak
 from sparkonce.files import read_manifests
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
 from sparkonce_lab.rig.child import Child
@@ -61,11 +61,10 @@ Figures = Mapping[str, int]
 class Soaked(AnyJob):
     """A query with little to do, that goes on."""
 
-    def __init__(self, kafka: Cluster, postgres: PostgresSystem, folder: Path, mutant: str = "") -> None:
+    def __init__(self, kafka: Cluster, postgres: PostgresSystem, folder: Path) -> None:
         super().__init__(kafka.bootstrap, folder, sources=0)
         self._postgres = postgres
         self._files = folder / "files"
-        self._mutant = mutant
         postgres.ask("CREATE TABLE soaked (key text, value text)")
 
     def run(self, measure: Sequence[int]) -> Iterator[Figures]:
@@ -77,7 +76,6 @@ class Soaked(AnyJob):
             conninfo=self._postgres.server.conninfo(),
             files=str(self._files),
             measure=measure,
-            mutant=self._mutant,
         )
         child = Child(
             [soak.to_json()],
@@ -149,19 +147,3 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
         job.check_rows()
     assert grown(found[0], found[-1]) == []
     assert 0 < again["records_read"] <= LEFT_BY_A_START
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("mutant", "wanted"),
-    [("", set()), *zip(MUTANTS, ({"python_bytes", "log_files", "log_bytes"}, {"transactional_ids"}), strict=True)],
-)
-def test_what_grows_is_seen(
-    kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None], mutant: str, wanted: set[str]
-) -> None:
-    with Soaked(kafka, postgres, tmp_path / "job", mutant) as job:
-        found = list(job.run((300, 800)))
-        told(say, found)
-    more = grown(*found)
-    assert wanted <= set(more)
-    assert bool(wanted) == bool(more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -47,11 +47,6 @@ def nodes(source: ast.AST) -> tuple[ast.AST, ...]:
 def lines(path: Path, found: Iterable[tuple[int, str]]) -> list[str]:
     """Each with its file, as an editor opens it."""
     return [f"{path.relative_to(ROOT)}:{line}: {wrong}" for line, wrong in found]
-
-
-def offenders(paths: Iterable[Path], check: Callable[[Path], Found]) -> Iterator[str]:
-    """Returns what a check finds in each of these files."""
-    return (one for path in paths for one in lines(path, check(path)))
 
 
 def nobody(does: Iterable[str], otherwise: str) -> None:
