@@ -111,15 +111,6 @@ class ClusterJob(Job):
 ROWS, ROWS_PER_BATCH = 600, 200
 LIMIT_S = 400.0
 
-COME_AND_GO = {
-    "spark.dynamicAllocation.enabled": "true",
-    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-    "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
-    "spark.dynamicAllocation.executorIdleTimeout": "1s",
-    "spark.dynamicAllocation.minExecutors": "0",
-    "spark.dynamicAllocation.maxExecutors": "3",
-}
-
 
 def test_an_executor_is_lost_and_the_driver_moves(
     kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path
@@ -142,8 +133,16 @@ def test_an_executor_is_lost_and_the_driver_moves(
 
 
 def test_executors_come_and_go(kafka: Cluster, spark_cluster: Standalone, shared: Path, tmp_path: Path) -> None:
+    come_and_go = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
+        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.maxExecutors": "3",
+    }
     with ClusterJob(
-        kafka.bootstrap, tmp_path, spark_cluster, shared, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, spark=COME_AND_GO
+        kafka.bootstrap, tmp_path, spark_cluster, shared, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, spark=come_and_go
     ) as job:
         idle = [hold_at(Phase.IDLE.name, job, lambda batch, n=n: batch == n) for n in (0, 1)]
         before = spark_cluster.ever_started()

@@ -215,41 +215,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsPair]:
         yield opened
 
 
-def new_url() -> str:
-    return f"{HdfsPair.url}/checkpoints/{secrets.token_hex(6)}"
-
-
-@contextmanager
-def meanwhile(change: Callable[[], object]) -> Iterator[list[int]]:
-    """Makes a change again and again. Gives a list that grows by each."""
-    changes: list[int] = []
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.is_set():
-            change()
-            changes.append(len(changes))
-
-    with ThreadPoolExecutor(1) as pool:
-        changing = pool.submit(work)
-        try:
-            yield changes
-        finally:
-            over.set()
-        changing.result(120)
-
-
-def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:
-    """Asks until there is an answer."""
-
-    def ask() -> list[bytes | None]:
-        with suppress(OSError):
-            return [files.read(name)]
-        return []
-
-    return eventually(ask, f"{name} can be asked for")[0]
-
-
 def killed(pair: HdfsPair) -> None:
     pair.active.kill()
     pair.take_over()
@@ -268,6 +233,39 @@ def frozen(pair: HdfsPair) -> None:
 @pytest.mark.parametrize("how", [killed, frozen])
 def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Callable[[HdfsPair], None]) -> None:
     """Whoever was told that its put landed finds it, and nobody else was told so."""
+
+    def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:
+        """Asks until there is an answer."""
+
+        def ask() -> list[bytes | None]:
+            with suppress(OSError):
+                return [files.read(name)]
+            return []
+
+        return eventually(ask, f"{name} can be asked for")[0]
+
+    @contextmanager
+    def meanwhile(change: Callable[[], object]) -> Iterator[list[int]]:
+        """Makes a change again and again. Gives a list that grows by each."""
+        changes: list[int] = []
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.is_set():
+                change()
+                changes.append(len(changes))
+
+        with ThreadPoolExecutor(1) as pool:
+            changing = pool.submit(work)
+            try:
+                yield changes
+            finally:
+                over.set()
+            changing.result(120)
+
+    def new_url() -> str:
+        return f"{HdfsPair.url}/checkpoints/{secrets.token_hex(6)}"
+
     url = new_url()
     racers: list[CheckpointFiles] = [
         *(hadoop_files(jvm, url, pair.settings) for _ in range(2)),

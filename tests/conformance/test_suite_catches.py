@@ -378,11 +378,6 @@ class TracesWhatIsPrepared(_Committer):
         return [*super().list_traces(query, facts), *open_too]
 
 
-class RemembersNothing(_Committer):
-    def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        return SinkCommitter.list_traces(self, query, facts)
-
-
 @breaks("traces_say_which_batch_they_are_of")
 class TracesTheBatchBefore(_Committer):
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
@@ -592,5 +587,9 @@ def test_what_a_suite_does_not_give_is_not_collected(given: dict[str, object], c
 
 
 def test_a_system_that_remembers_nothing_has_to_say_so() -> None:
+    class RemembersNothing(_Committer):
+        def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
+            return SinkCommitter.list_traces(self, query, facts)
+
     said = verdict(suite_over(RemembersNothing), "test_traces_of_one_query_only")
     assert said.endswith("list_traces gives none: set leaves_traces = False")

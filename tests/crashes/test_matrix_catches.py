@@ -77,13 +77,6 @@ class RaisesWhatTheClientRaises(FolderCommitter):
         raise ConnectionError(reason)
 
 
-class RefusesToStartAgain(FolderCommitter):
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        if len(owners) > 1:
-            raise PreflightError("Once is enough.")
-        return super().list_lingering(owners)
-
-
 CAUGHT = [
     (ShowsAtPrepare, Cell(PREPARED, KILL), "early"),
     (ShowsAtPrepare, Cell(Phase.DECIDING.name, KILL), "early"),
@@ -125,16 +118,15 @@ def test_a_late_request_that_changes_something_is_told_from_others(started: Star
     assert "doubled: 4" in verdict.violations
 
 
-class EndsConnections(Target):
-    """Once the next run has recovered."""
-
-    def state(self) -> object:
-        self.inject(Fault.SERVER_KILLED)
-        self.lift(Fault.SERVER_KILLED)
-        return super().state()
-
-
 def test_a_late_request_that_is_not_delivered_is_none(started: StartedTargets) -> None:
+    class EndsConnections(Target):
+        """Once the next run has recovered."""
+
+        def state(self) -> object:
+            self.inject(Fault.SERVER_KILLED)
+            self.lift(Fault.SERVER_KILLED)
+            return super().state()
+
     verdict = started.strike(toy(kind=EndsConnections), Cell(COMMIT, LATE))
     assert verdict.late is Late.ENDED
     assert "found its connection ended" in verdict.missed
@@ -147,5 +139,11 @@ def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
 
 
 def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
+    class RefusesToStartAgain(FolderCommitter):
+        def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+            if len(owners) > 1:
+                raise PreflightError("Once is enough.")
+            return super().list_lingering(owners)
+
     with pytest.raises(DoesNotRecover, match="Once is enough"):
         started.strike(broken(RefusesToStartAgain), Cell(PREPARED, KILL))

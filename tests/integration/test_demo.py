@@ -47,13 +47,6 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(folder: Path) -> None:
-    give_up_at = time.monotonic() + WAIT_S
-    while left := processes_of(folder):
-        assert time.monotonic() < give_up_at, left
-        time.sleep(0.2)
-
-
 def run(folder: Path, *options: str) -> dict[str, Any]:
     demo = start(folder, *options)
     out, errors = demo.communicate(timeout=500)
@@ -104,6 +97,12 @@ def test_sparks_own_sink_doubles_rows_under_the_same_kills(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    def wait_until_gone(folder: Path) -> None:
+        give_up_at = time.monotonic() + WAIT_S
+        while left := processes_of(folder):
+            assert time.monotonic() < give_up_at, left
+            time.sleep(0.2)
+
     demo = start(tmp_path, "--no-compare")
     assert demo.stderr is not None
     for line in demo.stderr:

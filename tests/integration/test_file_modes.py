@@ -31,20 +31,19 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def take(batch: Any, token: Any) -> None:
-    batch.read_all()
-
-
 def rows(batch: int, slot: int) -> pa.RecordBatch:
     return pa.record_batch({"day": [f"{batch}"], "id": pa.array([slot], pa.int64())})
 
 
-def modes(folder: Path) -> dict[Path, int]:
-    return {path: stat.S_IMODE(path.lstat().st_mode) for path in [folder, *folder.rglob("*")]}
-
-
 def test_a_query_opens_nothing_wider_than_it_must(tmp_path: Path, umask: int) -> None:
     """A run is killed while rows wait and files are held back, so that those are seen too."""
+
+    def modes(folder: Path) -> dict[Path, int]:
+        return {path: stat.S_IMODE(path.lstat().st_mode) for path in [folder, *folder.rglob("*")]}
+
+    def take(batch: Any, token: Any) -> None:
+        batch.read_all()
+
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
 
     def sinks() -> list[TwoPhaseCommitSink]:

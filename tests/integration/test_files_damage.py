@@ -69,6 +69,10 @@ def test_a_file_that_is_damaged_and_published_is_not_called_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]
 ) -> None:
     """Readers may have read it when it was whole. It has both names, as after a kill."""
+
+    def _killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     root = tmp_path / "out"
     life = Life(FilesSink(root, partition_by=partition_by))
     handle = life.prepare(PARTS)
@@ -83,10 +87,6 @@ def test_a_file_that_is_damaged_and_published_is_not_called_lost(
     for path in published(root):
         path.unlink()
     assert life.commit(handle) == [Outcome.LOST], "its files were moved away, as the page says"
-
-
-def _killed(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("partition_by", [(), ("p",)])

@@ -93,6 +93,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_port_that_nobody_listens_on() -> None:
+    def unused_port() -> int:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return int(free.getsockname()[1])
+
     assert_waited_for(HdfsFiles(f"hdfs://127.0.0.1:{unused_port()}/a"))
 
 
@@ -109,12 +114,6 @@ def assert_waited_for(files: HdfsFiles) -> None:
     with pytest.raises(ConfigurationError, match="No answer within 1 s") as refused:
         files.check()
     assert f"checkpoint={files.location!r}" in str(refused.value)
-
-
-def unused_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.parametrize("more", [{}, {"dfs.ha.namenodes.no-such": "nn1"}], ids=["unknown", "without addresses"])

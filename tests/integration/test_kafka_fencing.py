@@ -69,10 +69,6 @@ def until() -> float:
     return time.monotonic() + LIMIT_S
 
 
-def described(client: TransactionClient, prepared: Prepared) -> Description | BrokerAnswer:
-    return client.describe_transactions([transaction_of(prepared.handle)], deadline_s=until())[0]
-
-
 @pytest.mark.parametrize("partition", [0, 1], ids=["a partition it wrote to", "a new partition"])
 def test_a_zombie_cannot_publish_after_the_sweep(witness: Witness, committer: KafkaCommitter, partition: int) -> None:
     topic = witness.create_topic()
@@ -115,6 +111,9 @@ def test_an_abort_that_keeps_the_epoch_would_let_it_publish(
 def test_what_its_writer_has_aborted_is_fenced_all_the_same(
     witness: Witness, committer: KafkaCommitter, client: TransactionClient
 ) -> None:
+    def described(client: TransactionClient, prepared: Prepared) -> Description | BrokerAnswer:
+        return client.describe_transactions([transaction_of(prepared.handle)], deadline_s=until())[0]
+
     topic = witness.create_topic()
     prepared = witness.prepare(topic, "half")
     prepared.producer.abort_transaction(LIMIT_S)

@@ -31,14 +31,6 @@ def witness() -> Iterator[Witness]:
         yield Witness(cluster.bootstrap)
 
 
-def rows(batch: int, slot: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": [f"{batch}.{slot}.{number}" for number in range(3)]})
-
-
-def batches(*numbers: int) -> list[str]:
-    return [f"{number}.{slot}.{place}" for number in numbers for slot in range(2) for place in range(3)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed_at", "visible", "timeout_ms"),
@@ -50,6 +42,12 @@ def batches(*numbers: int) -> list[str]:
 def test_an_outcome_that_the_broker_has_forgotten_stays_unknown(
     witness: Witness, tmp_path: Path, killed_at: Phase, visible: tuple[int, ...], timeout_ms: int
 ) -> None:
+    def batches(*numbers: int) -> list[str]:
+        return [f"{number}.{slot}.{place}" for number in numbers for slot in range(2) for place in range(3)]
+
+    def rows(batch: int, slot: int) -> pa.RecordBatch:
+        return pa.record_batch({"value": [f"{batch}.{slot}.{number}" for number in range(3)]})
+
     topic = witness.create_topic()
     settings = {"bootstrap.servers": witness.bootstrap, "transaction.timeout.ms": timeout_ms}
     job = SmallJob(tmp_path, lambda: [KafkaSink(settings, topic=topic)], rows, deadline_s=0.5)

@@ -26,7 +26,6 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = pytest.mark.kafka
 
 QUERY = "0123456789ab"
-USED_TO_MORE_S = 3600.0
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +68,8 @@ def end(prepared: Prepared) -> None:
 def test_who_hides_a_committed_batch_is_named_once(
     witness: Witness, topic: str, look: Callable[..., list[str]], tmp_path: Path
 ) -> None:
+    used_to_more_s = 3600.0
+
     def rows(batch: int, slot: int) -> pa.RecordBatch:
         return pa.record_batch({"value": [f"{batch}.{slot}"], "partition": pa.array([0], pa.int32())})
 
@@ -77,7 +78,7 @@ def test_who_hides_a_committed_batch_is_named_once(
     other = witness.prepare(topic, "theirs")
     job.run(0)
     assert witness.committed(topic) == []
-    assert look(USED_TO_MORE_S) == []
+    assert look(used_to_more_s) == []
     (said,) = look()
     name, number = other.handle["transactional_id"], other.handle["producer_id"]
     assert f"Transaction {name!r} of another application (producer id {number}) has been open since 2" in said

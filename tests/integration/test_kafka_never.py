@@ -25,7 +25,6 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = pytest.mark.kafka
 
 QUERY = "0123456789ab"
-A_MONTH_S = 30 * 86_400  # more than 2**31 ms, which is how long older brokers wait
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +47,6 @@ def sink_on(cluster: Cluster, topic: str, timeout: object = None) -> tuple[Kafka
     chosen = {} if timeout is None else {"transaction.timeout.ms": timeout}
     sink = KafkaSink({"bootstrap.servers": cluster.bootstrap, **chosen}, topic=topic)
     return sink, sink.preflight(QUERY, None)
-
-
-def prepare(cluster: Cluster, topic: str, timeout: object) -> Handle:
-    sink, facts = sink_on(cluster, topic, timeout)
-    run = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
-    return one_run.prepare(sink, pa.record_batch({"value": [str(timeout)]}), run=run)
-
-
-def restart_later(cluster: Cluster, seconds: int, library: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not."""
-    (node,) = cluster.brokers
-    node.stop()
-    for name, value in FakeClock(library, folder / "clock", seconds).env().items():
-        if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
-            patch.setenv(name, value)
-    node.start()
 
 
 def test_never_is_said_to_users_and_readers(
@@ -95,13 +78,28 @@ def test_never_needs_brokers_that_allow_it(broker: Cluster) -> None:
 def test_a_month_later_it_can_still_be_committed(
     cluster: Cluster, witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def restart_later(cluster: Cluster, seconds: int, library: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        """Its clock is ahead from then on, and this process's, whose libraries are loaded already, is not."""
+        (node,) = cluster.brokers
+        node.stop()
+        for name, value in FakeClock(library, folder / "clock", seconds).env().items():
+            if name != "FAKETIME_DONT_FAKE_MONOTONIC":  # see `let_java_start`
+                patch.setenv(name, value)
+        node.start()
+
+    def prepare(cluster: Cluster, topic: str, timeout: object) -> Handle:
+        sink, facts = sink_on(cluster, topic, timeout)
+        run = Owner(query=QUERY, token=Token(1, secrets.token_hex(4)), facts=facts)
+        return one_run.prepare(sink, pa.record_batch({"value": [str(timeout)]}), run=run)
+
+    a_month_s = 30 * 86_400  # more than 2**31 ms, which is how long older brokers wait
     library = find_faketime()
     assert library is not None
     never, hour = witness.create_topic(), witness.create_topic()
     lasting, bounded = prepare(cluster, never, "never"), prepare(cluster, hour, 3_600_000)
     witness.await_state("Ongoing", lasting, bounded)
     witness.close()  # it opens itself again
-    restart_later(cluster, A_MONTH_S, library, tmp_path, monkeypatch)
+    restart_later(cluster, a_month_s, library, tmp_path, monkeypatch)
     witness.await_state("CompleteAbort", bounded)
     witness.await_state("Ongoing", lasting)
     with closing(KafkaCommitter({"bootstrap.servers": cluster.bootstrap}, "kafka")) as committer:

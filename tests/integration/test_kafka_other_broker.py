@@ -26,13 +26,7 @@ pytestmark = pytest.mark.kafka
 log = logging.getLogger(__name__)
 
 BATCHES, SLOTS, ROWS = 7, 2, 5
-KILLED_AT = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING)
 STARTS = 20
-
-
-def rows(batch: int, slot: int) -> pa.RecordBatch:
-    start = (batch * SLOTS + slot) * ROWS
-    return pa.record_batch({"value": [str(number) for number in range(start, start + ROWS)]})
 
 
 SLOW = pytest.mark.slow
@@ -57,6 +51,18 @@ def test_each_row_is_there_once_whatever_is_refused(
     pytestconfig: pytest.Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def kill(job: SmallJob, batch: int, phase: Phase) -> None:
+        """A run that dies there, if it comes there."""
+        try:
+            job.kill(batch, phase)
+        except (SparkonceError, AssertionError) as error:
+            log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
+
+    def rows(batch: int, slot: int) -> pa.RecordBatch:
+        start = (batch * SLOTS + slot) * ROWS
+        return pa.record_batch({"value": [str(number) for number in range(start, start + ROWS)]})
+
+    killed_at = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING)
     # There is no second driver that the next claim would depose: many starts in a row wait minutes otherwise.
     monkeypatch.setattr(put, "LONGEST_BACK_OFF_S", 0.0)
     seed = int(pytestconfig.getoption("--seed"))
@@ -72,7 +78,7 @@ def test_each_row_is_there_once_whatever_is_refused(
         )
         for batch in range(BATCHES):
             if dice.randrange(2):
-                kill(job, batch, dice.choice(KILLED_AT))
+                kill(job, batch, dice.choice(killed_at))
             run(job, batch)
         refused = kafka.rest()
         log.warning("refused: %s", refused)
@@ -80,14 +86,6 @@ def test_each_row_is_there_once_whatever_is_refused(
         assert found == Counter(range(BATCHES * SLOTS * ROWS))
         assert list_transactions(kafka.bootstrap, states=["Ongoing"]) == {}
         assert refused
-
-
-def kill(job: SmallJob, batch: int, phase: Phase) -> None:
-    """A run that dies there, if it comes there."""
-    try:
-        job.kill(batch, phase)
-    except (SparkonceError, AssertionError) as error:
-        log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
 
 
 def run(job: SmallJob, batch: int) -> None:

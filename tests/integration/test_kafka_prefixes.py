@@ -51,14 +51,6 @@ def scene(witness: Witness, tmp_path: Path) -> Scene:
     return Scene(witness, tmp_path / "checkpoint")
 
 
-def filled(odd: str) -> str:
-    """As many of these as there is room for, and the prefix is nobody else's."""
-    name = new_name()
-    left = PREFIX_LIMIT_BYTES - len(name)
-    text = odd * (left // len(odd.encode()))
-    return name + text + "x" * (left - len(text.encode()))
-
-
 @pytest.mark.parametrize(
     "odd",
     [
@@ -67,6 +59,13 @@ def filled(odd: str) -> str:
     ],
 )
 def test_the_longest_and_oddest_prefix(scene: Scene, tmp_path: Path, odd: str) -> None:
+    def filled(odd: str) -> str:
+        """As many of these as there is room for, and the prefix is nobody else's."""
+        name = new_name()
+        left = PREFIX_LIMIT_BYTES - len(name)
+        text = odd * (left // len(odd.encode()))
+        return name + text + "x" * (left - len(text.encode()))
+
     scene.prefix = filled(odd)
     assert len(scene.prefix.encode()) == PREFIX_LIMIT_BYTES
     scene.job.run(0)

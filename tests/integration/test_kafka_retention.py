@@ -103,6 +103,10 @@ def test_what_is_deleted_of_a_decided_batch_is_written_again(
 
 def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes later need not see that rows are gone: the log says that these handles are void."""
+
+    def _dies(*_: object) -> Sequence[Any]:
+        raise KeyboardInterrupt
+
     job.job.kill(0, Phase.FINISHING)
     job.delete_rows(1)
     with monkeypatch.context() as patched:
@@ -113,10 +117,6 @@ def test_a_run_that_dies_before_the_abort_leaves_it_to_the_next(job: Job, monkey
     monkeypatch.setattr(committer.RetentionCheck, "find_damaged", lambda *_: (set(), {}))
     job.job.run(0, 1)
     job.await_seen(job.expected(2))
-
-
-def _dies(*_: object) -> Sequence[Any]:
-    raise KeyboardInterrupt
 
 
 def test_rows_that_cannot_be_made_again_stop_the_query(job: Job) -> None:

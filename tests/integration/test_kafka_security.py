@@ -140,15 +140,6 @@ def add_scram_user(witness: Witness, user: str, mechanism: str) -> None:
     allow(witness, user, ResourceType.TRANSACTIONAL_ID, "id-", AclOperation.WRITE)
 
 
-def unsecured_token(_: str) -> tuple[str, float]:
-    now_s = time.time()
-
-    def part(value: dict[str, object]) -> str:
-        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
-
-    return f"{part({'alg': 'none'})}.{part({'sub': 'token', 'iat': now_s, 'exp': now_s + 600})}.", now_s + 600
-
-
 def commits(witness: Witness, topic: str, settings: Settings) -> list[Outcome]:
     prepared = witness.prepare(topic)
     with closing(KafkaCommitter(settings, "kafka")) as committer:
@@ -167,6 +158,14 @@ def test_sasl_scram(witness: Witness, topic: str, sasl: Callable[..., Settings])
 
 
 def test_sasl_oauthbearer(witness: Witness, topic: str, sasl: Callable[..., Settings]) -> None:
+    def unsecured_token(_: str) -> tuple[str, float]:
+        now_s = time.time()
+
+        def part(value: dict[str, object]) -> str:
+            return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+        return f"{part({'alg': 'none'})}.{part({'sub': 'token', 'iat': now_s, 'exp': now_s + 600})}.", now_s + 600
+
     settings = {**sasl("OAUTHBEARER", ""), "oauth_cb": unsecured_token}
     assert commits(witness, topic, settings) == [Outcome.COMMITTED]
     assert check(settings, topic)["prefix"] == "orders"
@@ -542,6 +541,9 @@ def test_a_password_is_shown_nowhere(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def no_token(_: str) -> tuple[str, float]:
+        return CANARY, time.time() + 600
+
     rights = Rights(witness, cluster, keys, "canary")
     rights.give(*rights.least)
     add_login(witness, rights.user, CANARY)
@@ -568,7 +570,3 @@ def test_a_password_is_shown_nowhere(
     assert not [words for words in told if CANARY in words]
     del raised
     gc.collect()
-
-
-def no_token(_: str) -> tuple[str, float]:
-    return CANARY, time.time() + 600

@@ -174,28 +174,26 @@ def test_the_topic_column_sends_each_row_to_its_topic_in_order(kafka: Kafka, own
         assert [int(value or b"") for value in kafka.values(topic)] == list(range(number, 3_000, 3))
 
 
-JAVA_MURMUR2 = {
-    # From org.apache.kafka.common.utils.UtilsTest.testMurmur2.
-    b"21": -973932308,
-    b"foobar": -790332482,
-    b"a-little-bit-long-string": -985981536,
-    b"a-little-bit-longer-string": -1486304829,
-    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
-    b"abc": 479470107,
-}
-
-
 @pytest.mark.parametrize("timestamp", [None, 10**15], ids=["by batch", "by row"])
 def test_keys_go_to_the_partitions_that_java_clients_give_them(
     kafka: Kafka, owner: Owner, timestamp: int | None
 ) -> None:
+    java_murmur2 = {
+        # From org.apache.kafka.common.utils.UtilsTest.testMurmur2.
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"a-little-bit-longer-string": -1486304829,
+        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        b"abc": 479470107,
+    }
     topic = kafka.create_topic(partitions=13)
-    keys = pa.array(list(JAVA_MURMUR2), pa.binary())
+    keys = pa.array(list(java_murmur2), pa.binary())
     timestamps = pa.array([timestamp] * 6, pa.timestamp("us", "UTC"))
     rows = pa.record_batch({"key": keys, "value": keys, "timestamp": timestamps})
     kafka.commit(prepare(KafkaSink(kafka.settings, topic=topic), owner, rows))
     found = {record.key: record.partition for record in kafka.read(topic)}
-    assert found == {key: (value & 0x7FFFFFFF) % 13 for key, value in JAVA_MURMUR2.items()}
+    assert found == {key: (value & 0x7FFFFFFF) % 13 for key, value in java_murmur2.items()}
 
 
 @pytest.mark.parametrize(
@@ -396,26 +394,25 @@ def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka: Kafka, owne
     writer.abort()
 
 
-class ToldElsewhere:
-    """A producer of whose fatal error another thread's call was told, at the moment when this one's call ran."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-
-    def __len__(self) -> int:
-        return 1
-
-    def flush(self, timeout: float) -> None:
-        raise SystemError("<built-in method flush> returned NULL without setting an exception")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._producer, name)
-
-
 @both_ways
 def test_a_fatal_error_that_another_thread_was_told_of_is_named(
     kafka: Kafka, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class ToldElsewhere:
+        """A producer of whose fatal error another thread's call was told, at the moment when this one's call ran."""
+
+        def __init__(self, producer: Producer) -> None:
+            self._producer = producer
+
+        def __len__(self) -> int:
+            return 1
+
+        def flush(self, timeout: float) -> None:
+            raise SystemError("<built-in method flush> returned NULL without setting an exception")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._producer, name)
+
     monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # or the keeper would be told
     topic = kafka.create_topic()
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)

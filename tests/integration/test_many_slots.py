@@ -19,27 +19,23 @@ from sparkonce_lab.kafka import list_transactions
 
 pytestmark = pytest.mark.kafka
 
-PARTITIONS = 4
-
-
-class KilledHalfway(ForwardingCommitter):
-    def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        super().commit(handles[: len(handles) // 2])
-        raise Killed("half-way through the commits")
-
-
-class HalfwaySink(KafkaSink):
-    def committer(self) -> SinkCommitter:
-        return KilledHalfway(super().committer())
-
-
-def rows(batch: int, slot: int) -> pa.RecordBatch:
-    return pa.record_batch({"value": [f"{batch}.{slot:04}"]})
-
 
 @pytest.mark.parametrize("slots", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_slots_are_swept_committed_and_taken_over(witness: Witness, tmp_path: Path, slots: int) -> None:
-    topic = witness.create_topic(PARTITIONS)
+    def rows(batch: int, slot: int) -> pa.RecordBatch:
+        return pa.record_batch({"value": [f"{batch}.{slot:04}"]})
+
+    class KilledHalfway(ForwardingCommitter):
+        def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
+            super().commit(handles[: len(handles) // 2])
+            raise Killed("half-way through the commits")
+
+    class HalfwaySink(KafkaSink):
+        def committer(self) -> SinkCommitter:
+            return KilledHalfway(super().committer())
+
+    partitions = 4
+    topic = witness.create_topic(partitions)
     settings = {"bootstrap.servers": witness.bootstrap}
 
     def job(sink: type[KafkaSink]) -> SmallJob:

@@ -43,12 +43,6 @@ def scene(mariadb: MySQLSystem, request: pytest.FixtureRequest) -> Iterator[Scen
         yield made
 
 
-def refusal(connection: Any, statement: str) -> int:
-    with pytest.raises(pymysql.err.MySQLError) as caught, connection.cursor() as cursor:
-        cursor.execute(statement)
-    return int(caught.value.args[0])
-
-
 # --- XA --------------------------------------------------------------------------------------------------------------
 
 
@@ -56,6 +50,11 @@ def refusal(connection: Any, statement: str) -> int:
 def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refusal(connection: Any, statement: str) -> int:
+        with pytest.raises(pymysql.err.MySQLError) as caught, connection.cursor() as cursor:
+            cursor.execute(statement)
+        return int(caught.value.args[0])
+
     monkeypatch.setattr("sparkonce.sinks.mysql.connection.Connection.end", lambda self: None)
     writer = scene.open(0)
     handle = scene.handle(writer.prepare(), rows=2)
@@ -70,23 +69,21 @@ def test_nota_proves_nothing_while_the_connection_that_prepared_is_open(
     assert visible(mariadb) == [0, 1]
 
 
-XAER_NOTA = 1397
-"""The answer about a branch whose connection is still open."""
-
-
 @TWO_PHASE
 @pytest.mark.parametrize("rolled_back", [True, False])
 def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
     scene: Scene, mariadb: MySQLSystem, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
 ) -> None:
     """On MySQL, XA_RECOVER_ADMIN that was taken away after the start: what else would tell lost from held?"""
+    # The answer about a branch whose connection is still open.
+    xaer_nota = 1397
     handle = scene.prepare(1)
 
     def is_ended() -> bool:
         try:
             mariadb.ask(f"XA {'ROLLBACK' if rolled_back else 'COMMIT'} {Xid.of(name_of(handle))}")
         except pymysql.err.OperationalError as error:
-            if error.args[0] != XAER_NOTA:
+            if error.args[0] != xaer_nota:
                 raise
             return False
         return True
@@ -105,6 +102,12 @@ def test_without_the_right_to_list_what_is_prepared_nothing_is_lost(
 @TWO_PHASE
 def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSystem) -> None:
     """MariaDB forgets a branch that is finished before InnoDB knows that its connection has ended."""
+
+    def reset_connection(connection: Any) -> None:
+        """COM_RESET_CONNECTION: the server lets go of the branch, and InnoDB does not."""
+        connection._execute_command(0x1F, b"")
+        connection._read_ok_packet()
+
     name = TransactionName(
         prefix=scene.facts["prefix"], query=scene.query, token=scene.owner.token, batch=0, slot=0, copy="0" * 12
     )
@@ -131,12 +134,6 @@ def test_an_ok_that_did_nothing_is_not_believed(scene: Scene, mariadb: MySQLSyst
     mariadb.restart()
     assert scene.commit(handle, by=scene.new_committer()) == COMMITTED
     assert visible(mariadb) == [5]
-
-
-def reset_connection(connection: Any) -> None:
-    """COM_RESET_CONNECTION: the server lets go of the branch, and InnoDB does not."""
-    connection._execute_command(0x1F, b"")
-    connection._read_ok_packet()
 
 
 @TWO_PHASE

@@ -47,6 +47,13 @@ def listed(scene: Scene, mariadb: MySQLSystem) -> list[MySQLOrphan]:
 
 
 def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, mariadb: MySQLSystem) -> None:
+    def connection_of(mariadb: MySQLSystem, *, slot: int) -> int:
+        """Which writes it, by its marker, which nobody has committed."""
+        with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+            cursor.execute("SELECT connection FROM sparkonce_commits WHERE slot = %s", [slot])
+            return int(cursor.fetchone()[0])
+
     handle = two_phase.prepare(0, batch=4, slot=2)
     name = name_of(handle)
     writer = two_phase.open(10, batch=4, slot=3)
@@ -61,14 +68,6 @@ def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, maria
     writer.abort()
     assert two_phase.commit(handle) == [Outcome.COMMITTED]
     assert listed(two_phase, mariadb) == []
-
-
-def connection_of(mariadb: MySQLSystem, *, slot: int) -> int:
-    """Which writes it, by its marker, which nobody has committed."""
-    with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-        cursor.execute("SELECT connection FROM sparkonce_commits WHERE slot = %s", [slot])
-        return int(cursor.fetchone()[0])
 
 
 def test_staging_tables_are_listed_until_they_are_dropped(staged: Scene, mariadb: MySQLSystem) -> None:

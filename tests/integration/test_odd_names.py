@@ -94,16 +94,15 @@ SELECT n.nspname::text, c.relname::text, c.relkind::text FROM pg_catalog.pg_clas
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY 1, 2
 """
-OURS = {"sparkonce_commits", "sparkonce_commits_pkey", "sparkonce_commits_by_batch"}
-
-
-def identifiers(*names: str) -> list[sql.Identifier]:
-    return [sql.Identifier(name) for name in names]
 
 
 @needs_postgres
 @each(LONGEST)
 def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: str) -> None:
+    def identifiers(*names: str) -> list[sql.Identifier]:
+        return [sql.Identifier(name) for name in names]
+
+    ours = {"sparkonce_commits", "sparkonce_commits_pkey", "sparkonce_commits_by_batch"}
     postgres.schema = odd
     key, other = odd, odd[:-1] + "2"
     schema, table, column, second = identifiers(odd, odd, key, other)
@@ -128,7 +127,7 @@ def test_postgresql(postgres: PostgresSystem, tmp_path: Path, odd: str, mode: st
     live(tmp_path, make, [key, other], look)
     found = postgres.ask(sql.SQL("SELECT {}, {} FROM {}.{} ORDER BY 1").format(column, second, schema, table))
     assert found == [(number, number) for number in numbers()]
-    assert [one for one in postgres.ask(OBJECTS) if one[1] not in OURS] == before
+    assert [one for one in postgres.ask(OBJECTS) if one[1] not in ours] == before
     assert postgres.ask("SELECT id FROM innocent") == [(1,)]
     assert (postgres.prepared(), postgres.stages()) == ([], [])
     wanted = {"two_phase": "prepared", "staged": "staged", "upsert": "staged"}
@@ -145,11 +144,9 @@ def test_a_name_that_postgresql_would_cut_off_is_refused() -> None:
 # --- MariaDB --------------------------------------------------------------------------------------------------------
 
 
-TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES ORDER BY 1, 2"
-
-
 @each(LONGEST_OF_MARIADB)
 def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> None:
+    tables = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.tables ORDER BY 1, 2"
     key, other, database = odd, odd[:-1] + "2", odd
     mariadb.ask(f"DROP DATABASE IF EXISTS {quote(database)}")
     inside = new_mariadb(database=database)
@@ -157,7 +154,7 @@ def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> N
     inside.ask("INSERT INTO innocent VALUES (1)")
     columns = f"{quote(key)} bigint PRIMARY KEY, {quote(other)} bigint NOT NULL"
     inside.ask(f"CREATE TABLE {quote(odd)} ({columns}) ENGINE=InnoDB")
-    before, of_others = inside.ask(TABLES), inside.prepared()
+    before, of_others = inside.ask(tables), inside.prepared()
     kinds: list[str] = []
 
     def make() -> TwoPhaseCommitSink:
@@ -172,7 +169,7 @@ def test_mariadb(mariadb: MySQLSystem, tmp_path: Path, odd: str, mode: str) -> N
     found = inside.ask(f"SELECT {quote(key)}, {quote(other)} FROM {quote(odd)} ORDER BY 1")  # noqa: S608 - quoted
     assert found == [(number, number) for number in numbers()]
     ours = {"sparkonce_commits", "sparkonce_servers"}
-    assert [one for one in inside.ask(TABLES) if not (one[0] == database and one[1] in ours)] == before
+    assert [one for one in inside.ask(tables) if not (one[0] == database and one[1] in ours)] == before
     assert inside.ask("SELECT id FROM innocent") == [(1,)]
     assert (inside.stages(), inside.prepared()) == ([], of_others)
     wanted = {"two_phase": "prepared", "staged": "staged", "upsert": "staged"}

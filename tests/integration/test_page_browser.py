@@ -63,11 +63,10 @@ def shown(browser: Browser) -> dict[str, str]:
     return found
 
 
-def focused(browser: Browser) -> str:
-    return str(browser.run("document.activeElement.id || document.activeElement.textContent"))
-
-
 def test_a_user_looks_at_batches_with_mouse_and_keyboard(browser: Browser, scene: PageScene) -> None:
+    def focused(browser: Browser) -> str:
+        return str(browser.run("document.activeElement.id || document.activeElement.textContent"))
+
     scene.write(many(10_000, now_ms() - 1000))
     with served(scene) as server, showing(browser, server):
         # All batches are there, and the newest are shown.

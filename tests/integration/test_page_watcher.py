@@ -219,24 +219,21 @@ def test_of_two_copies_of_a_query_the_newest_log_counts(scene: PageScene, tmp_pa
         assert max(state.queries, key=lambda query: query.log_end).location == "new"
 
 
-def look_at(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
-    ms = [now_ms()]
-    return WatchedCheckpoint("totals", files or LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition()), ms
-
-
-def shown_batches(one: WatchedCheckpoint) -> list[tuple[str, int]]:
-    found = one.newer(0)
-    return [(found["runs"][each[1]], each[2]) for each in found["batches"]]
-
-
-def begin_anew(scene: PageScene, batches: int) -> PageScene:
-    shutil.rmtree(scene.path)
-    made = PageScene(scene.path)
-    made.write(many(batches, now_ms()))
-    return made
-
-
 def test_another_query_in_the_folder_replaces_what_was_shown(scene: PageScene) -> None:
+    def begin_anew(scene: PageScene, batches: int) -> PageScene:
+        shutil.rmtree(scene.path)
+        made = PageScene(scene.path)
+        made.write(many(batches, now_ms()))
+        return made
+
+    def shown_batches(one: WatchedCheckpoint) -> list[tuple[str, int]]:
+        found = one.newer(0)
+        return [(found["runs"][each[1]], each[2]) for each in found["batches"]]
+
+    def look_at(scene: PageScene, files: LocalFiles | None = None) -> tuple[WatchedCheckpoint, list[int]]:
+        ms = [now_ms()]
+        return WatchedCheckpoint("totals", files or LocalFiles(scene.path), 1, lambda: ms[0], threading.Condition()), ms
+
     one, ms = look_at(scene)
     one.poll()
     assert shown_batches(one) == [(scene.run, number) for number in range(5)]

@@ -32,7 +32,6 @@ def postgres(postgres: PostgresSystem) -> PostgresSystem:
 ROWS = pa.record_batch({"id": [1, 2], "k": [1, 1]})
 
 FOREIGN, UNLOGGED = "part is a foreign table", "part is unlogged"
-MEND = "ALTER TABLE t DETACH PARTITION part; CREATE TABLE good PARTITION OF t FOR VALUES IN (1)"
 either = pytest.mark.parametrize("why", [FOREIGN, UNLOGGED])
 
 
@@ -102,6 +101,7 @@ def test_a_partition_that_comes_before_the_decision(postgres: PostgresSystem) ->
 
 def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> None:
     """The batch waits, also over a crash of the server, and is committed once the partition is another."""
+    mend = "ALTER TABLE t DETACH PARTITION part; CREATE TABLE good PARTITION OF t FOR VALUES IN (1)"
     given = new_sink(postgres)
     handle = prepare(given, ROWS)
     attach(postgres, FOREIGN)
@@ -109,7 +109,7 @@ def test_a_partition_that_comes_after_the_decision(postgres: PostgresSystem) -> 
         (found,) = finish(given, handle)
         assert (found.outcome, f"public.{FOREIGN}" in found.reason) == (Outcome.UNKNOWN, True)
         assert (ids(postgres), ids(postgres, "remote"), len(postgres.stages())) == ([], [], 1)
-    postgres.ask(MEND)
+    postgres.ask(mend)
     assert outcomes(finish(given, handle)) == [Outcome.COMMITTED]
     postgres.restart()
     assert (ids(postgres), ids(postgres, "remote"), postgres.stages()) == ([1, 2], [], [])

@@ -316,6 +316,16 @@ def test_a_server_that_is_away_is_asked_again(postgres: PostgresSystem, commit: 
 def test_a_server_that_stands_still_is_not_waited_for_beyond_the_deadline(
     postgres: PostgresSystem, commit: str
 ) -> None:
+    def resume(pid: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    stopped: list[int] = []
+
+    def stop(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+
     given = sink(postgres, commit=commit)
     handle = prepare(given, rows(1))
     given.limits = Limits(commit_s=0.5, answer_s=0.5)
@@ -351,9 +361,6 @@ def test_a_connection_that_comes_back_after_the_others_were_closed_is_closed(pos
     assert idle.closed
 
 
-stopped: list[int] = []
-
-
 def sessions(postgres: PostgresSystem) -> list[int]:
     return [
         pid
@@ -361,16 +368,6 @@ def sessions(postgres: PostgresSystem) -> list[int]:
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()",
         )
     ]
-
-
-def stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    stopped.append(pid)
-
-
-def resume(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
 
 
 @both

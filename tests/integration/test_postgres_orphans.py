@@ -36,6 +36,15 @@ def postgres(postgres: PostgresSystem) -> PostgresSystem:
 
 
 def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres: PostgresSystem) -> None:
+    def _until_waits(postgres: PostgresSystem) -> None:
+        give_up_at = time.monotonic() + 30
+        while not postgres.ask("SELECT 1 FROM pg_locks WHERE NOT granted"):
+            assert time.monotonic() < give_up_at
+
+    def _lock(connection: psycopg.Connection[Any]) -> None:
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            connection.execute('ALTER TABLE "odd.Name" ADD x int')
+
     first, second = sink(postgres, commit="two_phase"), sink(postgres, name="second")
     held, staged = prepare(first, ROWS, batch=4, slot=2), prepare(second, ROWS, batch=5)
     writer = open_writer(second, ROWS)
@@ -61,17 +70,6 @@ def test_all_that_is_open_is_listed_with_age_locks_and_who_waits(postgres: Postg
     assert found["session"].query == QUERY
     finish(first, held, commit=False)
     finish(second, staged, commit=False)
-
-
-def _lock(connection: psycopg.Connection[Any]) -> None:
-    with pytest.raises(psycopg.errors.QueryCanceled):
-        connection.execute('ALTER TABLE "odd.Name" ADD x int')
-
-
-def _until_waits(postgres: PostgresSystem) -> None:
-    give_up_at = time.monotonic() + 30
-    while not postgres.ask("SELECT 1 FROM pg_locks WHERE NOT granted"):
-        assert time.monotonic() < give_up_at
 
 
 def test_the_command_lists_and_changes_nothing(postgres: PostgresSystem) -> None:
@@ -113,6 +111,13 @@ def test_what_the_page_says_takes_orphans_of_a_query_away_that_is_gone_for_good(
 
 def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(postgres: PostgresSystem, tmp_path: Path) -> None:
     """In any table of the database. Asked of the files: VACUUM gives their end back when nothing in it is needed."""
+
+    def vacuumed(postgres: PostgresSystem) -> int:
+        """The size of the other table, in bytes, after VACUUM."""
+        postgres.ask("VACUUM other")
+        ((size,),) = postgres.ask("SELECT pg_relation_size('other')")
+        return int(size)
+
     postgres.ask("CREATE TABLE other WITH (autovacuum_enabled = false) AS SELECT generate_series(1, 20000) AS number")
     job = SmallJob(tmp_path, lambda: [sink(postgres, commit="two_phase")], lambda *_: ROWS, slots=1)
     job.kill(0, Phase.DECIDING)
@@ -128,10 +133,3 @@ def test_an_orphan_holds_vacuum_back_until_the_query_is_started_again(postgres: 
     assert orphan not in postgres.prepared()
     assert vacuumed(postgres) == 0
     assert postgres.ask('SELECT count(*) FROM "odd.Name"') == [(ROWS.num_rows,)]
-
-
-def vacuumed(postgres: PostgresSystem) -> int:
-    """The size of the other table, in bytes, after VACUUM."""
-    postgres.ask("VACUUM other")
-    ((size,),) = postgres.ask("SELECT pg_relation_size('other')")
-    return int(size)

@@ -28,7 +28,6 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 pytestmark = needs_postgres
 
 ROWS = pa.record_batch({"id": [1, 2], "text": ["a", "b"]})
-SECRET = "s3cr3t-w0rd"  # noqa: S105 - a test's
 
 
 @pytest.fixture(scope="module")
@@ -416,19 +415,20 @@ def test_synchronous_commit_off_is_put_right(postgres: PostgresSystem) -> None:
 
 
 def test_secrets_are_shown_nowhere(postgres: PostgresSystem, caplog: pytest.LogCaptureFixture) -> None:
+    secret = "s3cr3t-w0rd"  # noqa: S105 - a test's
     caplog.set_level(logging.DEBUG)
     given = PostgresSink(
-        {"host": "127.0.0.1", "port": postgres.server.port + 1, "password": SECRET, "user": "u"}, table="t"
+        {"host": "127.0.0.1", "port": postgres.server.port + 1, "password": secret, "user": "u"}, table="t"
     )
     with pytest.raises(PreflightError, match="cannot be reached") as raised:
         given.preflight(QUERY, None)
     with pytest.raises(ConfigurationError) as unreadable:
-        PostgresSink(f"postgresql://u:{SECRET}@[", table="t")
+        PostgresSink(f"postgresql://u:{secret}@[", table="t")
     with pytest.raises(ConfigurationError) as misspelt:
-        PostgresSink(f"passwort={SECRET} host=x", table="t")
+        PostgresSink(f"passwort={secret} host=x", table="t")
     with pytest.raises(ConfigurationError, match="a setting that it does not know") as mapped:
-        PostgresSink({"passwrd": SECRET, "host": "x"}, table="t")
-    working = PostgresSink(postgres.server.conninfo() + f" password={SECRET}", table="t")
+        PostgresSink({"passwrd": secret, "host": "x"}, table="t")
+    working = PostgresSink(postgres.server.conninfo() + f" password={secret}", table="t")
     handle = prepare(working, ROWS)
     told = [
         str(raised.value),
@@ -440,7 +440,7 @@ def test_secrets_are_shown_nowhere(postgres: PostgresSystem, caplog: pytest.LogC
         repr(handle),
     ]
     told += [str(finish(working, handle)), caplog.text, repr(working.preflight(QUERY, None)), repr(vars(working))]
-    assert not [text for text in told if SECRET in text]
+    assert not [text for text in told if secret in text]
 
 
 @pytest.mark.parametrize(

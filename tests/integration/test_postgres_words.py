@@ -24,16 +24,8 @@ def postgres(postgres: PostgresSystem) -> PostgresSystem:
     return postgres
 
 
-CARD = "4111-1111-1111-1111"
-FORGED = f"{CARD}\n2026-11-23 sparkonce batch=99 committed\x1b[31m"
-
-
 def rows(*texts: str) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(range(len(texts)), pa.int64()), "text": list(texts)})
-
-
-def told(log: pytest.LogCaptureFixture, level: int) -> str:
-    return "\n".join(record.getMessage() for record in log.records if record.levelno >= level)
 
 
 REFUSING = {
@@ -50,20 +42,25 @@ REFUSING = {
 def test_what_a_row_holds_is_told_at_debug_only_and_forges_no_line(
     postgres: PostgresSystem, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
+    def told(log: pytest.LogCaptureFixture, level: int) -> str:
+        return "\n".join(record.getMessage() for record in log.records if record.levelno >= level)
+
+    card = "4111-1111-1111-1111"
+    forged = f"{card}\n2026-11-23 sparkonce batch=99 committed\x1b[31m"
     postgres.ask(change)
     caplog.set_level(logging.DEBUG)
     for commit in ("two_phase", "staged"):
         given = new_sink(postgres, commit=commit)
         try:
-            (found,) = finish(given, prepare(given, rows(FORGED, FORGED)))
+            (found,) = finish(given, prepare(given, rows(forged, forged)))
             assert found.outcome is Outcome.UNKNOWN
             said = found.reason
         except PrepareError as error:
             said = str(error)
         assert re.search(REFUSING[change], said)
         assert "sparkonce_" not in said
-        assert CARD not in said + told(caplog, logging.INFO)
+        assert card not in said + told(caplog, logging.INFO)
         assert said.isprintable()
     assert "\x1b" not in told(caplog, logging.DEBUG)
     assert all(record.getMessage().isprintable() for record in caplog.records)
-    assert (CARD in told(caplog, logging.DEBUG)) is ("t ADD" in change)
+    assert (card in told(caplog, logging.DEBUG)) is ("t ADD" in change)

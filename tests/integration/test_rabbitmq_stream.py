@@ -34,9 +34,6 @@ from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
 
 pytestmark = USES_RABBIT
 
-TINY = {"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000}
-"""Arguments of a stream that soon forgets its first messages."""
-
 
 @pytest.fixture
 def rabbit(tmp_path: Path) -> RabbitStreamSystem:
@@ -56,20 +53,6 @@ def end_of(rabbit: RabbitStreamSystem, stream: str) -> int:
     """Returns the offset behind a stream's last message."""
     with closing(StreamAsker(rabbit.settings(), patience_s=30)) as asker:
         return asker.ends((stream,))[stream].get("offset", 0)
-
-
-def publish_packed(rabbit: RabbitStreamSystem, stream: str, messages: list[bytes]) -> None:
-    """Publishes messages as one compressed batch, and waits until they are there."""
-
-    async def publish() -> None:
-        login = {"username": "guest", "password": "guest"}
-        async with Producer(HOST, rabbit.rabbit.stream_port, **login) as producer:
-            packed = [RawMessage(one) for one in messages]
-            await producer.send_sub_entry(stream, packed, compression_type=CompressionType.Gzip)
-
-    end = end_of(rabbit, stream) + len(messages)
-    asyncio.run(publish())
-    eventually(lambda: end_of(rabbit, stream) == end, "the batch is there")
 
 
 def numbered(first: int, end: int, size: int = 0) -> list[bytes]:
@@ -102,6 +85,19 @@ def all_batches(asker: StreamAsker, start: Places, most: int) -> Iterator[tuple[
 def test_batches_of_any_limit_read_each_message_once_and_again_the_same(
     rabbit: RabbitStreamSystem, asker: StreamAsker
 ) -> None:
+    def publish_packed(rabbit: RabbitStreamSystem, stream: str, messages: list[bytes]) -> None:
+        """Publishes messages as one compressed batch, and waits until they are there."""
+
+        async def publish() -> None:
+            login = {"username": "guest", "password": "guest"}
+            async with Producer(HOST, rabbit.rabbit.stream_port, **login) as producer:
+                packed = [RawMessage(one) for one in messages]
+                await producer.send_sub_entry(stream, packed, compression_type=CompressionType.Gzip)
+
+        end = end_of(rabbit, stream) + len(messages)
+        asyncio.run(publish())
+        eventually(lambda: end_of(rabbit, stream) == end, "the batch is there")
+
     stream = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 700), at_once=64)
     publish_packed(rabbit, stream, numbered(700, 750))
@@ -144,25 +140,26 @@ def test_a_stored_offset_is_that_of_the_last_message(rabbit: RabbitStreamSystem,
     eventually(lambda: asker._connection(stream).query_offset(stream, "job") == 9, "the offset is stored")
 
 
-def truncated(rabbit: RabbitStreamSystem, stream: str, beyond: int) -> int:
-    """Publishes until retention has deleted messages up to an offset, and returns the first that is left."""
-    asker = StreamAsker(rabbit.settings(), patience_s=30)
-
-    def first() -> int:
-        rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
-        return asker.begin(stream, "earliest")["offset"]
-
-    try:
-        eventually(lambda: first() > beyond, "retention deletes messages")
-        return asker.begin(stream, "earliest")["offset"]
-    finally:
-        asker.close()
-
-
 def test_messages_that_retention_has_deleted_stop_the_reader_by_name(
     rabbit: RabbitStreamSystem, asker: StreamAsker
 ) -> None:
-    stream = rabbit.client.create(**TINY)
+    def truncated(rabbit: RabbitStreamSystem, stream: str, beyond: int) -> int:
+        """Publishes until retention has deleted messages up to an offset, and returns the first that is left."""
+        asker = StreamAsker(rabbit.settings(), patience_s=30)
+
+        def first() -> int:
+            rabbit.client.publish(stream, numbered(0, 20, size=500), at_once=10)
+            return asker.begin(stream, "earliest")["offset"]
+
+        try:
+            eventually(lambda: first() > beyond, "retention deletes messages")
+            return asker.begin(stream, "earliest")["offset"]
+        finally:
+            asker.close()
+
+    # Arguments of a stream that soon forgets its first messages.
+    tiny = {"max-length-bytes": 20_000, "stream-max-segment-size-bytes": 5_000}
+    stream = rabbit.client.create(**tiny)
     rabbit.client.publish(stream, numbered(0, 40), at_once=10)
     start = plan(asker, {stream: asker.begin(stream, "earliest")}, 25)
     rabbit.client.publish(stream, numbered(40, 80), at_once=10)
@@ -207,6 +204,9 @@ def test_a_stream_that_was_made_again_is_refused(rabbit: RabbitStreamSystem, ask
 
 
 def test_a_query_begins_where_it_is_told(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:
+    def written(asker: StreamAsker, stream: str) -> datetime:
+        return datetime.fromtimestamp((asker.ends((stream,))[stream]["at"] + 1) / 1000, timezone.utc)
+
     stream = rabbit.client.create()
     empty = rabbit.client.create()
     rabbit.client.publish(stream, numbered(0, 30))
@@ -227,10 +227,6 @@ def test_a_query_begins_where_it_is_told(rabbit: RabbitStreamSystem, asker: Stre
     assert [asker.begin(empty, given)["offset"] for given in ("earliest", "latest", between, 0)] == [0, 0, 0, 0]
     with pytest.raises(PreflightError, match="has messages 0 to 49"):
         asker.begin(stream, 51)
-
-
-def written(asker: StreamAsker, stream: str) -> datetime:
-    return datetime.fromtimestamp((asker.ends((stream,))[stream]["at"] + 1) / 1000, timezone.utc)
 
 
 def test_a_super_stream_is_its_streams(rabbit: RabbitStreamSystem, asker: StreamAsker) -> None:

@@ -144,18 +144,6 @@ def test_a_ledger_that_went_back_is_not_taken_for_a_loss(query: Query, everywher
 # --- staged rows that end on some nodes, and memory that ends on one -------------------------------------------------
 
 
-def end_staged_rows(everywhere: Everywhere, handle: Handle, *nodes: int) -> None:
-    """As their time to live ends."""
-    name = str(handle[names.TRANSACTION]).encode()
-    for node in nodes:
-        client = everywhere.clients[node]
-        staged = [key for key in client.scan_iter(count=1_000) if key.endswith(name)]
-        assert staged
-        for key in staged:
-            client.pexpire(key, 1)
-        eventually(lambda client=client, staged=staged: not any(map(client.exists, staged)), "they have ended")
-
-
 @pytest.fixture
 def late(query: Query, cluster: RedisCluster) -> Iterator[SinkCommitter]:
     """A committer for which staged rows that are older than a second may have ended."""
@@ -187,6 +175,18 @@ def test_a_batch_that_has_ended_on_one_node_is_lost_whole(
     query: Query, late: SinkCommitter, everywhere: Everywhere
 ) -> None:
     """The ledger's node has run since it was prepared: no commit has ever begun, so none of it is applied."""
+
+    def end_staged_rows(everywhere: Everywhere, handle: Handle, *nodes: int) -> None:
+        """As their time to live ends."""
+        name = str(handle[names.TRANSACTION]).encode()
+        for node in nodes:
+            client = everywhere.clients[node]
+            staged = [key for key in client.scan_iter(count=1_000) if key.endswith(name)]
+            assert staged
+            for key in staged:
+                client.pexpire(key, 1)
+            eventually(lambda client=client, staged=staged: not any(map(client.exists, staged)), "they have ended")
+
     handle = query.prepare(rows())
     end_staged_rows(everywhere, handle, 1)
     assert query.commit(handle) == [Outcome.UNKNOWN]

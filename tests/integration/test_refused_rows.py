@@ -25,11 +25,6 @@ TABLES = (
     "INSERT INTO known VALUES (1), (2), (3), (4), (5), (7), (8)",
     "CREATE TABLE t (number bigint NOT NULL UNIQUE REFERENCES known, word varchar(4), CHECK (number <> 4))",
 )
-RAISES = (
-    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.number = 7 THEN RAISE EXCEPTION "
-    "'no sevens'; END IF; RETURN NEW; END $$",
-    "CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()",
-)
 
 
 def offer(sink: TwoPhaseCommitSink, run: Owner) -> tuple[Refused, Handle]:
@@ -45,7 +40,12 @@ def offer(sink: TwoPhaseCommitSink, run: Owner) -> tuple[Refused, Handle]:
 
 @needs_postgres
 def test_postgres_refuses_rows_by_every_rule_of_the_table(postgres: PostgresSystem) -> None:
-    for statement in (*TABLES, *RAISES):
+    raises = (
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.number = 7 THEN RAISE EXCEPTION "
+        "'no sevens'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()",
+    )
+    for statement in (*TABLES, *raises):
         postgres.ask(statement)
     sink = PostgresSink(postgres.server.conninfo(), table="t", commit="two_phase")
     told, handle = offer(sink, owner(sink))

@@ -101,12 +101,11 @@ def scene(cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Scene(place, job, redis, config)
 
 
-def wanted(batches: int) -> tuple[list[int], list[int]]:
-    numbers = [10 * batch + slot for batch in range(batches) for slot in range(SLOTS)]
-    return numbers, numbers
-
-
 def test_both_end_as_the_log_in_the_store_says(scene: Scene) -> None:
+    def wanted(batches: int) -> tuple[list[int], list[int]]:
+        numbers = [10 * batch + slot for batch in range(batches) for slot in range(SLOTS)]
+        return numbers, numbers
+
     scene.job.run(0)
     scene.die_at(Phase.FINISHING, 1)
     assert scene.verdicts() == {("out", "commit"), ("cache", "commit")}

@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import pickle
 import secrets
-import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AclOperation, ResourceType, ScramCredentialInfo, ScramMechanism
-from confluent_kafka.admin import UserScramCredentialUpsertion as Upsertion
 from psycopg import sql
 
-from integration.kafka_witness import LIMIT_S, Witness, new_name
-from integration.test_kafka_security import allow, leaves_sockets
 from object_files import object_files
 from redis_servers import witness as witness_of
 from s3_bucket import Bucket
-from secured import CLIENT, make_certificate, make_keys, secured_cluster
 from shared_servers import needs_postgres, needs_redis, new_postgres, redis_server, s3_server
 from small_job import SmallJob
 from sparkonce.errors import (
@@ -39,16 +29,11 @@ from sparkonce.errors import (
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.sink import FilesSink
-from sparkonce.sinks.kafka.pooled_producer import INITIALISE_LIMIT_S, PooledProducer
-from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.connection import close_all
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.storage.objects import ObjectFiles
-from sparkonce.storage.opening import PlainSettings
-from sparkonce.storage.opening import object_files as files_by_settings
-from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.servers.postgres import PostgresServer
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.systems.mysql import MySQLSystem
@@ -144,11 +129,6 @@ def test_a_password_of_postgresql_that_was_given_needs_a_start(
     password = NEW
     job.run(1)
     assert login.visible() == batches(0, 1)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 # --- MariaDB ---------------------------------------------------------------------------------------------------------
@@ -267,88 +247,6 @@ def test_a_provider_of_logins_for_redis_is_asked_at_each_connection(redis_login:
     assert redis_login.cuts > 0
 
 
-# --- Kafka -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_keys(tmp_path_factory.mktemp("keys"))
-
-
-@pytest.fixture(scope="module")
-def cluster(keys: Path) -> Iterator[Cluster]:
-    with secured_cluster(keys) as started:
-        yield started
-
-
-@pytest.fixture
-def witness(cluster: Cluster) -> Witness:
-    return Witness(cluster.bootstrap)
-
-
-def set_password(witness: Witness, user: str, password: str) -> None:
-    change = Upsertion(user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode())
-    for done in witness.admin.alter_user_scram_credentials([change]).values():
-        done.result(LIMIT_S)
-
-
-@pytest.mark.slow
-@pytest.mark.kafka
-@leaves_sockets
-def test_a_password_of_kafka_counts_for_new_connections_and_needs_a_start(
-    cluster: Cluster, witness: Witness, tmp_path: Path
-) -> None:
-    user, topic, password = new_name("etl"), witness.create_topic(), OLD
-    set_password(witness, user, OLD)
-    for kind, name in ((ResourceType.TOPIC, topic), (ResourceType.TRANSACTIONAL_ID, "sparkonce")):
-        allow(witness, user, kind, name, AclOperation.WRITE)
-
-    def settings() -> dict[str, str]:
-        login = {"sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": user, "sasl.password": password}
-        return {"bootstrap.servers": cluster.bootstrap_of("SASL"), "security.protocol": "sasl_plaintext", **login}
-
-    job = job_of(tmp_path, lambda: KafkaSink(settings(), topic=topic))
-    # After the writes: the driver's connection is there, and commits.
-    run(job, lambda: set_password(witness, user, NEW), Phase.VALIDATING)
-    assert witness.committed(topic) == batches(0, 1)
-    producer = PooledProducer(settings(), transactional_id=new_name("sparkonce"))
-    with pytest.raises(PrepareError, match="SASL authentication error"):
-        producer.initialise(INITIALISE_LIMIT_S)
-    with pytest.raises(PreflightError, match="did not answer"):
-        job.run(2)
-    password = NEW
-    job.run(2)
-    assert witness.committed(topic) == batches(0, 1, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.kafka
-def test_a_certificate_for_kafka_is_read_by_each_new_producer_and_connection(
-    cluster: Cluster, witness: Witness, keys: Path, tmp_path: Path
-) -> None:
-    topic, pair = witness.create_topic(), _made(tmp_path / "pair")
-
-    def renew() -> None:
-        make_certificate(keys, "client", CLIENT)
-        for name in ("client.pem", "client.key"):
-            shutil.copy(keys / name, pair / name)
-
-    files = {"certificate": pair / "client.pem", "key": pair / "client.key", "ca": keys / "ca.pem"}
-    place = {"bootstrap.servers": cluster.bootstrap_of("TLS"), "security.protocol": "ssl"}
-    settings = {**place, **{f"ssl.{name}.location": str(file) for name, file in files.items()}}
-    renew()
-    job = job_of(tmp_path, lambda: KafkaSink(settings, topic=topic))
-    run(job, renew)
-    (pair / "client.pem").write_text("half of a certificate")
-    with pytest.raises(PrepareError, match=r"ssl\.certificate\.location failed"):
-        PooledProducer(settings, transactional_id=new_name("sparkonce"))
-    with pytest.raises(ConfigurationError, match=r"ssl\.certificate\.location"):
-        job.run(2)
-    renew()
-    job.run(2)
-    assert witness.committed(topic) == batches(0, 1, 2)
-
-
 # --- S3 --------------------------------------------------------------------------------------------------------------
 
 PROCESS = """
@@ -420,12 +318,6 @@ def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Pat
 PLACE = "checkpoints/totals"
 
 
-def log_with(keys: Keys, user: int) -> ObjectFiles:
-    """The checkpoint's folder, by the keys that one of the users has been given."""
-    access, secret = keys.users[user]
-    return object_files(keys.bucket, PLACE, access_key_id=access, secret_access_key=secret)
-
-
 @pytest.mark.parametrize(
     ("phase", "refused", "seen"),
     [
@@ -437,6 +329,12 @@ def test_keys_of_the_checkpoint_that_were_given_need_a_start(
     rotated: Keys, tmp_path: Path, phase: Phase, refused: int, seen: tuple[int, ...]
 ) -> None:
     """Commits what is decided all the same: it is the next decision that the store refuses."""
+
+    def log_with(keys: Keys, user: int) -> ObjectFiles:
+        """The checkpoint's folder, by the keys that one of the users has been given."""
+        access, secret = keys.users[user]
+        return object_files(keys.bucket, PLACE, access_key_id=access, secret_access_key=secret)
+
     out = tmp_path / "out"
     job = job_of(tmp_path, lambda: FilesSink(out, format="text"))
     job.files_of_checkpoint = log_with(rotated, 0)
@@ -462,70 +360,3 @@ def test_keys_of_the_checkpoint_that_were_given_need_a_start(
 
 def lines_of(folder: Path) -> list[str]:
     return sorted(line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
-
-
-class MachineRole(BaseHTTPRequestHandler):
-    """The metadata service of a machine, which gives the keys of a role until soon, and counts how often.
-
-    The client keeps keys until five minutes before their end, and asks anew from then on.
-    """
-
-    file: Path
-    given: Counter[str]
-
-    def do_PUT(self) -> None:
-        self._answer("a token for the service")
-
-    def do_GET(self) -> None:
-        if self.path.endswith("/security-credentials/"):
-            return self._answer("role")
-        keys = json.loads(self.file.read_text())
-        self.given[keys["AccessKeyId"]] += 1
-        soon = datetime.now(timezone.utc) + timedelta(minutes=4)
-        return self._answer(json.dumps({"Code": "Success", "Token": "", "Expiration": soon.isoformat(), **keys}))
-
-    def _answer(self, text: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-
-@pytest.fixture
-def role(rotated: Keys, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[MachineRole]]:
-    kind = type("Role", (MachineRole,), {"file": rotated.given, "given": Counter()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.delenv(name, raising=False)
-        yield kind
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.slow
-def test_keys_of_a_machines_role_are_asked_for_again_for_the_checkpoint(
-    rotated: Keys, role: type[MachineRole], tmp_path: Path
-) -> None:
-    """Both keys work until the run has been given the new ones: so does a role, whose old keys live to their end."""
-    settings = {"endpoint": rotated.bucket.server.url, "endpoint.region": "us-east-1", "path.style.access": "true"}
-    given = PlainSettings({f"fs.s3a.{name}": value for name, value in settings.items()})
-    job = job_of(tmp_path, lambda: FilesSink(tmp_path / "out", format="text"))
-    job.files_of_checkpoint = files_by_settings(f"s3a://{rotated.bucket.name}/{PLACE}", given)
-    _, (new, _) = rotated.users
-
-    def listen(entered: Phase, batch: int) -> None:
-        if (entered, batch) == (Phase.WRITING, 1):
-            rotated.allow(0, 1)
-            rotated.give(1)
-        if (entered, batch) == (Phase.WRITING, 10):
-            assert role.given[new] > 0
-            rotated.allow(1)
-
-    job.run(*range(20), listener=listen)
-    assert lines_of(tmp_path / "out") == batches(*range(20))

@@ -255,25 +255,24 @@ def test_credentials_of_the_environment_are_found(bucket: Bucket, monkeypatch: p
     assert S3Store(f"s3://{bucket.name}/out", settings).check()["bucket"] == bucket.name
 
 
-class TlsServer(S3Server):
-    """The same behind TLS."""
-
-    keys: Path
-
-    def command(self) -> Sequence[str]:
-        program, *rest = super().command()
-        return [program, "--cert", str(self.keys / "broker.pem"), "--key", str(self.keys / "broker.key"), *rest]
-
-    @property
-    def url(self) -> str:
-        return f"https://{self.address}"
-
-    def is_up(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
 def test_a_certificate_is_verified(tmp_path: Path, s3: S3Server) -> None:
+    class TlsServer(S3Server):
+        """The same behind TLS."""
+
+        keys: Path
+
+        def command(self) -> Sequence[str]:
+            program, *rest = super().command()
+            return [program, "--cert", str(self.keys / "broker.pem"), "--key", str(self.keys / "broker.key"), *rest]
+
+        @property
+        def url(self) -> str:
+            return f"https://{self.address}"
+
+        def is_up(self) -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
     server = TlsServer(tmp_path / "s3")
     server.keys = make_keys(tmp_path)
     with server:

@@ -66,6 +66,10 @@ def test_an_option_that_is_not_one_is_named(bucket: Bucket) -> None:
 
 
 def test_no_secret_is_in_a_handle_or_the_facts(bucket: Bucket) -> None:
+    def _context(facts: Any) -> WriterContext:
+        owner = Owner(query=QUERY, token=Token(1, "00112233"), facts=facts)
+        return WriterContext(owner=owner, batch=0, slot=0, copy="1.1.0")
+
     sink = new_sink(bucket)
     facts = sink.preflight(QUERY, None)
     writer = sink.writer(_context(facts))
@@ -78,8 +82,3 @@ def test_no_secret_is_in_a_handle_or_the_facts(bucket: Bucket) -> None:
     (finished,) = committer.commit([Handle(sink="files", slot=0, rows=2, transaction=transaction_fields(fields))])
     committer.close()
     assert finished.outcome is Outcome.COMMITTED
-
-
-def _context(facts: Any) -> WriterContext:
-    owner = Owner(query=QUERY, token=Token(1, "00112233"), facts=facts)
-    return WriterContext(owner=owner, batch=0, slot=0, copy="1.1.0")

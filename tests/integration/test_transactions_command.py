@@ -82,12 +82,6 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["transactions", *map(str, words)])
 
 
-def listed(scene: Scene, *more: str | Path) -> dict[str, Any]:
-    kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
-    found = json.loads(run("list", *kafka, "--query", QUERY, "--format", "json", *more).stdout)
-    return {one["name"]: one for one in found}
-
-
 def test_a_transaction_is_described_with_what_it_blocks(scene: Scene) -> None:
     first, second = scene.open(OLDER, "a", "b"), scene.open(NEWEST, "c")
     kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
@@ -188,6 +182,11 @@ def test_a_folder_that_is_not_there_is_not_taken_for_an_empty_one(tmp_path: Path
 
 
 def test_what_is_decided_is_committed_and_the_rest_aborted(scene: Scene) -> None:
+    def listed(scene: Scene, *more: str | Path) -> dict[str, Any]:
+        kafka = ("--system", "kafka", "--settings", f"bootstrap.servers={scene.witness.bootstrap}")
+        found = json.loads(run("list", *kafka, "--query", QUERY, "--format", "json", *more).stdout)
+        return {one["name"]: one for one in found}
+
     left, decided, undecided = scene.open(OLDER, "left"), scene.open(NEWEST, "decided"), scene.open(NEWEST, "open")
     scene.decide(decided)
     names = [one.handle["transactional_id"] for one in (left, decided, undecided)]
@@ -297,12 +296,11 @@ def test_a_copy_resolves_nothing_unless_somebody_confirms_that_the_checkpoint_wa
     assert scene.read() == ["decided"]
 
 
-def doctor(scene: Scene, *more: str | Path) -> dict[str, Any]:
-    words = ["doctor", *map(str, more), "--config", str(scene.config), "--format", "json"]
-    return {one["name"]: one for one in json.loads(CliRunner().invoke(app, words).stdout)}
-
-
 def test_the_doctor_makes_the_checks_of_a_start_and_names_what_to_do(scene: Scene) -> None:
+    def doctor(scene: Scene, *more: str | Path) -> dict[str, Any]:
+        words = ["doctor", *map(str, more), "--config", str(scene.config), "--format", "json"]
+        return {one["name"]: one for one in json.loads(CliRunner().invoke(app, words).stdout)}
+
     found = doctor(scene, scene.checkpoint)
     assert all(one["ok"] for one in found.values()), found
     assert {"Java", "pyspark", "next start", "system kafka", "sink kafka"} <= found.keys()

@@ -35,8 +35,6 @@ from unit.driver_world import World
 
 NEITHER = Applies.NEITHER
 PERS = ["slot", "batch"]
-NEVER_BEGUN = ("before", "started")
-"""Where no driver can have called the function."""
 
 Injury = Callable[[WriteAheadSink, Sequence[Handle]], None]
 
@@ -78,11 +76,13 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str, point: str, injury: str
 ) -> None:
     """Lost rows are written again: those that may have been applied would be there twice."""
+    # Where no driver can have called the function.
+    never_begun = ("before", "started")
     sink, handles = stage(tmp_path, per)
     kill_in_commit(monkeypatch, tmp_path, NEITHER, handles, point, per=per, folder=tmp_path / "rows")
     {"rows": delete_rows, "markers": delete_rows_and_markers, "folder": put_back(tmp_path)}[injury](sink, handles)
     answers = commit(sink, *handles)
-    if point in NEVER_BEGUN:
+    if point in never_begun:
         assert answers == [Outcome.LOST] * 2
         assert target_of(tmp_path, NEITHER).calls() == []
     elif injury == "rows" and point in ("noted", "deleted"):
@@ -91,7 +91,7 @@ def test_only_rows_that_no_commit_has_begun_with_are_lost(
     else:
         assert answers == [Outcome.UNKNOWN] * 2
     aborted = {answer.outcome for answer in sink.committer().abort(handles)}
-    assert (Outcome.ABORTED in aborted) == (point in NEVER_BEGUN)
+    assert (Outcome.ABORTED in aborted) == (point in never_begun)
 
 
 @pytest.mark.parametrize("per", PERS)
@@ -158,20 +158,19 @@ def test_rows_that_a_commit_has_begun_with_are_not_given_up(tmp_path: Path, monk
     assert sorted(target_of(tmp_path, NEITHER).visible()) == sorted(numbers(0, [0, 1]))
 
 
-class Query(World):
-    """A query that writes to nothing but this sink."""
-
-    def __init__(self, root: Path, per: str) -> None:
-        super().__init__(root / "checkpoint")
-        self.root, self.per = root, per
-        self.apply: Callable[..., object] = target_of(root, NEITHER)
-
-    def sinks(self) -> Any:
-        return {"write-ahead": sink_of(self.root, NEITHER, self.apply, per=self.per)}
-
-
 @pytest.mark.parametrize("per", PERS)
 def test_a_query_stops_rather_than_write_rows_again_that_may_be_there(tmp_path: Path, per: str) -> None:
+    class Query(World):
+        """A query that writes to nothing but this sink."""
+
+        def __init__(self, root: Path, per: str) -> None:
+            super().__init__(root / "checkpoint")
+            self.root, self.per = root, per
+            self.apply: Callable[..., object] = target_of(root, NEITHER)
+
+        def sinks(self) -> Any:
+            return {"write-ahead": sink_of(self.root, NEITHER, self.apply, per=self.per)}
+
     target, query = target_of(tmp_path, NEITHER), Query(tmp_path, per)
 
     def interrupted(rows: Any, token: ApplyToken) -> None:

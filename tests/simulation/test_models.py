@@ -48,14 +48,13 @@ def let(one: Simulation, run: Callable[[], None]) -> None:
         one.kill(party)
 
 
-def raising(error: Exception) -> Callable[[], None]:
-    def apply() -> None:
-        raise error
-
-    return apply
-
-
 def test_a_fault_of_a_model_is_never_taken_for_an_answer_and_a_refusal_may_be_one() -> None:
+    def raising(error: Exception) -> Callable[[], None]:
+        def apply() -> None:
+            raise error
+
+        return apply
+
     one = simulation("postgres")
     Postgres(one, "postgres")
     with pytest.raises(psycopg.Error):

@@ -10,13 +10,12 @@ from mutants.table import slow_if_seen
 from simulation.campaign import explain, walk
 from simulation.mutants import MUTANTS, Mutant
 
-WITHIN = 20_000
-
 
 @pytest.mark.parametrize("mutant", slow_if_seen("simulation", MUTANTS))
 def test_a_wrong_rule_is_found_and_made_small(mutant: Mutant, say: Callable[[str], None]) -> None:
-    count = walk(range(mutant.first_seed, mutant.first_seed + WITHIN), mutant)
-    assert count.failed is not None, f"not found in {WITHIN:,} schedules"
+    within = 20_000
+    count = walk(range(mutant.first_seed, mutant.first_seed + within), mutant)
+    assert count.failed is not None, f"not found in {within:,} schedules"
     outcome = explain(count.failed, mutant, most_tries=20)
     assert outcome.violation is not None
     say(f"| {mutant.name} | {count.failed:,} | {outcome.violation.value} |")

@@ -23,8 +23,6 @@ ROWS, ROWS_PER_BATCH, SLOTS = 3_000, 1_000, 4
 BATCH, TIMEOUT_MS = 1, 10_000
 MERGING = "spark.sql.adaptive.coalescePartitions.enabled"
 SPLIT, MERGED = ({"spark.sql.adaptive.enabled": "true", MERGING: value} for value in ("false", "true"))
-MERGED_SLOTS = SLOTS if pyspark.__version__.startswith("4.0.") else 1
-"""Spark 4.0 turns adaptive execution off in streaming queries."""
 
 LOST = ("whole", "part")
 """Jobs whose transactions the broker is to abort before the next run, all of the one, and a half of the other."""
@@ -35,22 +33,6 @@ WITH_CONNECTOR = ("4.0.0", "4.1.1", "4.2.0")
 SOURCES = ["files", *(["kafka"] if pyspark.__version__ in WITH_CONNECTOR else [])]
 
 
-def new_job(broker: Cluster, folder: Path, source: str, *, is_lost: bool) -> Job:
-    return Job(
-        broker.bootstrap,
-        folder,
-        rows=ROWS,
-        again=False,
-        rows_per_batch=ROWS_PER_BATCH,
-        slots=SLOTS,
-        plan="spark.plans:shuffled",
-        files=str(folder / "input") if source == "files" else "",
-        settings={"transaction.timeout.ms": TIMEOUT_MS} if is_lost else {},
-        sql=SPLIT,
-        points=(HALFWAY,),
-    )
-
-
 def slots(job: Job, batch: int) -> int:
     decision = job.log().decision(batch)
     assert decision is not None
@@ -59,6 +41,23 @@ def slots(job: Job, batch: int) -> int:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, broker: Cluster, tmp_path: Path) -> None:
+    def new_job(broker: Cluster, folder: Path, source: str, *, is_lost: bool) -> Job:
+        return Job(
+            broker.bootstrap,
+            folder,
+            rows=ROWS,
+            again=False,
+            rows_per_batch=ROWS_PER_BATCH,
+            slots=SLOTS,
+            plan="spark.plans:shuffled",
+            files=str(folder / "input") if source == "files" else "",
+            settings={"transaction.timeout.ms": TIMEOUT_MS} if is_lost else {},
+            sql=SPLIT,
+            points=(HALFWAY,),
+        )
+
+    # Spark 4.0 turns adaptive execution off in streaming queries.
+    merged_slots = SLOTS if pyspark.__version__.startswith("4.0.") else 1
     names = ("undecided", "decided", "half", *LOST)
     points = dict(zip(names, ("DECIDING", "FINISHING", HALFWAY, "FINISHING", HALFWAY), strict=True))
     with ExitStack() as stack:
@@ -75,7 +74,7 @@ def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, br
             job.await_aborted()
         start_together(lost, tmp_path / "late.log", sql=MERGED).join()
         part = jobs["part"]
-        if MERGED_SLOTS != SLOTS:
+        if merged_slots != SLOTS:
             refused = part.gate.last(REFUSED)
             assert refused is not None
             assert refused.told["kind"] == "TransactionLostError"
@@ -84,7 +83,7 @@ def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source: str, br
         assert part.gate.at(ENDED, failed="")
 
         assert {name: str(job.judge()) for name, job in jobs.items() if not job.judge().is_exactly_once} == {}
-        assert [slots(jobs["decided"], batch) for batch in (0, BATCH, BATCH + 1)] == [SLOTS, SLOTS, MERGED_SLOTS]
-        assert [slots(jobs["undecided"], batch) for batch in (0, BATCH, BATCH + 1)] == [SLOTS, *[MERGED_SLOTS] * 2]
-        assert slots(jobs["whole"], BATCH) == MERGED_SLOTS
+        assert [slots(jobs["decided"], batch) for batch in (0, BATCH, BATCH + 1)] == [SLOTS, SLOTS, merged_slots]
+        assert [slots(jobs["undecided"], batch) for batch in (0, BATCH, BATCH + 1)] == [SLOTS, *[merged_slots] * 2]
+        assert slots(jobs["whole"], BATCH) == merged_slots
         assert slots(part, BATCH) == SLOTS

@@ -144,32 +144,32 @@ TIME_VALUES = {
     "ms": datetime(2020, 2, 29, 1, 2, 3, 4000, timezone.utc),
     "us": datetime(1960, 1, 1, 0, 0, 0, 7, timezone.utc),
 }
-EVERYTHING = record(
-    ("union", ["null", "int", "string"]),
-    ("enum", SUIT),
-    ("fixed", {"type": "fixed", "name": "F", "size": 3}),
-    ("decimal", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}),
-    ("lines", {"type": "array", "items": LINE}),
-    ("by_name", {"type": "map", "values": "com.example.Line"}),
-    *TIMES,
-)
-EVERY_VALUE = {
-    "union": "text",
-    "enum": "HEARTS",
-    "fixed": b"abc",
-    "decimal": Decimal("-12.34"),
-    "lines": [{"sku": "a", "n": 1}],
-    "by_name": {"k": {"sku": "b", "n": 2}},
-    **TIME_VALUES,
-}
 
 
 def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
-    schema_id = server.register(subject, EVERYTHING)
-    df = rows(spark, framed(schema_id, EVERYTHING, EVERY_VALUE))
-    bare = df.select(from_avro(F.expr("substring(value, 6)"), json.dumps(EVERYTHING)).alias("it")).first()
+    every_value = {
+        "union": "text",
+        "enum": "HEARTS",
+        "fixed": b"abc",
+        "decimal": Decimal("-12.34"),
+        "lines": [{"sku": "a", "n": 1}],
+        "by_name": {"k": {"sku": "b", "n": 2}},
+        **TIME_VALUES,
+    }
+    everything = record(
+        ("union", ["null", "int", "string"]),
+        ("enum", SUIT),
+        ("fixed", {"type": "fixed", "name": "F", "size": 3}),
+        ("decimal", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}),
+        ("lines", {"type": "array", "items": LINE}),
+        ("by_name", {"type": "map", "values": "com.example.Line"}),
+        *TIMES,
+    )
+    schema_id = server.register(subject, everything)
+    df = rows(spark, framed(schema_id, everything, every_value))
+    bare = df.select(from_avro(F.expr("substring(value, 6)"), json.dumps(everything)).alias("it")).first()
     assert decoded(df, subject, registry) == [plain(bare["it"])]  # type: ignore[index]
     assert plain(bare["it"])["decimal"] == Decimal("-12.34")  # type: ignore[index]
 
@@ -269,34 +269,32 @@ def test_an_id_that_the_plan_does_not_know_is_never_a_bad_record_unasked(
         df.select(column).collect()
 
 
-RESOLVED = [
-    # Of each field its name, the writer's type, the reader's, and a value.
-    ("wider", "int", "double", 3),
-    ("wide", "float", "double", 0.1),
-    ("maybe", ["null", "int"], ["null", "long"], 4),
-    ("now_maybe", "int", ["null", "int"], 4),
-    ("text", "string", "bytes", "é"),
-    ("bytes", "bytes", "string", b"b"),
-    ("enum", SUIT, {**SUIT, "symbols": ["HEARTS", "CLUBS"]}, "HEARTS"),
-    ("inner", {"type": "map", "values": LINE}, {"type": "map", "values": {**LINE, "fields": LINE["fields"][1:]}},
-     {"k": {"sku": "a", "n": 1}}),
-    *((name, kind, kind, TIME_VALUES[name]) for name, kind in TIMES),
-]  # fmt: skip
-
-
 def test_a_later_schema_gives_what_it_gives_when_it_is_known(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
     """The worker's way against Java's own."""
+    resolved = [
+        # Of each field its name, the writer's type, the reader's, and a value.
+        ("wider", "int", "double", 3),
+        ("wide", "float", "double", 0.1),
+        ("maybe", ["null", "int"], ["null", "long"], 4),
+        ("now_maybe", "int", ["null", "int"], 4),
+        ("text", "string", "bytes", "é"),
+        ("bytes", "bytes", "string", b"b"),
+        ("enum", SUIT, {**SUIT, "symbols": ["HEARTS", "CLUBS"]}, "HEARTS"),
+        ("inner", {"type": "map", "values": LINE}, {"type": "map", "values": {**LINE, "fields": LINE["fields"][1:]}},
+         {"k": {"sku": "a", "n": 1}}),
+        *((name, kind, kind, TIME_VALUES[name]) for name, kind in TIMES),
+    ]  # fmt: skip
     box = {"type": "array", "items": record(("s", "string"), ("n", "int"), name="Box")}
-    writer = record(*((name, kind) for name, kind, _, _ in RESOLVED), ("gone", "string"))
+    writer = record(*((name, kind) for name, kind, _, _ in resolved), ("gone", "string"))
     reader = record(
-        *((name, kind) for name, _, kind, _ in RESOLVED), ("list", box, [{"s": "é", "n": 1}]), ("new", "string", "ü")
+        *((name, kind) for name, _, kind, _ in resolved), ("list", box, [{"s": "é", "n": 1}]), ("new", "string", "ü")
     )
     server.set_compatibility("NONE", subject)
     server.register(subject, reader)
     before = from_registry_avro("value", subject=subject, registry=registry, reader=1, later_ids="ask")
-    value = {**{name: one for name, _, _, one in RESOLVED}, "gone": "g"}
+    value = {**{name: one for name, _, _, one in resolved}, "gone": "g"}
     schema_id = server.register(subject, writer)
     df = rows(spark, framed(schema_id, writer, value))
     late = [plain(row["it"]) for row in df.select(before.alias("it")).collect()]
@@ -407,35 +405,6 @@ def test_what_confluents_serialiser_writes_is_read_and_the_other_way_round(
         (ours,) = df.select(again.alias("r")).select(encode.alias("value")).collect()
         assert bytes(ours["value"]) == theirs
         assert AvroDeserializer(client)(bytes(ours["value"]), context) == value
-
-
-@pytest.mark.slow
-def test_a_type_of_sparks_is_registered_under_each_strategy(
-    spark: SparkSession, server: RegistryServer, registry: SchemaRegistry
-) -> None:
-    topic = new_name("orders")
-    df = spark.range(3).select(F.struct("id", F.col("id").cast("string").alias("text")).alias("r"))
-    name = f"com.example.{topic.replace('-', '_')}"
-    client = SchemaRegistryClient({"url": server.url})
-    for strategy, subject in (
-        ("topic-name", f"{topic}-key"),
-        ("record-name", name),
-        ("topic-record-name", f"{topic}-{name}"),
-    ):
-        column = to_registry_avro(
-            "r",
-            topic=topic,
-            field="key",
-            strategy=strategy,
-            schema=df.schema["r"].dataType,
-            record_name=name,
-            registry=registry,
-        )
-        values = [row["v"] for row in df.select(column.alias("v")).collect()]
-        read = AvroDeserializer(client)
-        context = SerializationContext(topic, MessageField.KEY)
-        assert [read(bytes(one), context) for one in values] == [{"id": n, "text": str(n)} for n in range(3)]
-        assert client.get_latest_version(subject).schema_id == int.from_bytes(values[0][1:5], "big")
 
 
 def test_encoding_refuses_what_the_registry_refuses(

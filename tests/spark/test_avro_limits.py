@@ -47,17 +47,21 @@ print(json.dumps(found))
 """
 
 
-def run(folder: Path, limits: str) -> subprocess.CompletedProcess[str]:
-    job = folder / "job.py"
-    job.write_text(JOB)
-    flags = f"{jvm_flags()} -Djava.io.tmpdir={folder} {limits}"
-    arguments = [",".join(map(str, spark_avro_jars())), flags, str(folder)]
-    return subprocess.run(
-        [sys.executable, str(job), *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder
-    )
-
-
 def test_with_avros_limits_a_length_that_no_record_has_is_a_dead_letter(tmp_path: Path) -> None:
+    def run(folder: Path, limits: str) -> subprocess.CompletedProcess[str]:
+        job = folder / "job.py"
+        job.write_text(JOB)
+        flags = f"{jvm_flags()} -Djava.io.tmpdir={folder} {limits}"
+        arguments = [",".join(map(str, spark_avro_jars())), flags, str(folder)]
+        return subprocess.run(
+            [sys.executable, str(job), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            cwd=folder,
+        )
+
     done = run(tmp_path, "LIMITS")
     assert done.returncode == 0, done.stderr
     reasons = json.loads(done.stdout.strip().splitlines()[-1])

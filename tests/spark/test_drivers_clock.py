@@ -17,7 +17,6 @@ from startup import jvm_flags
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-_DAY_S = 86_400
 
 _PROGRAM = """
 import json, sys, time
@@ -40,6 +39,7 @@ spark.stop()
 
 @pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
 def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
+    day_s = 86_400
     library = find_faketime()
     assert library is not None
     config = QueryConfig(
@@ -58,7 +58,7 @@ def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
         env={
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
-            **FakeClock(library, tmp_path / "clock", _DAY_S).env(),
+            **FakeClock(library, tmp_path / "clock", day_s).env(),
         },
         stdout=subprocess.PIPE,
         text=True,
@@ -66,5 +66,5 @@ def test_only_the_drivers_clock_is_another(tmp_path: Path) -> None:
         timeout=300,
     )
     said = json.loads(done.stdout.splitlines()[-1])
-    ahead = {name: s - before > _DAY_S / 2 for name, s in said.items()}
+    ahead = {name: s - before > day_s / 2 for name, s in said.items()}
     assert ahead == {"driver": True, "jvm": True, "worker": False}

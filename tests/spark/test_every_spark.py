@@ -24,69 +24,68 @@ from striking.points import HALFWAY, PREPARED
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-ROUNDS = (
-    # Each query's two kills stand one below the other.
-    (Phase.WRITING.name, PREPARED, Phase.FINISHING.name, Phase.DECIDING.name),
-    (Phase.IDLE.name, HALFWAY, Phase.REPLAYING.name, Phase.SWEEPING_OWN.name),
-)
 ROWS, ROWS_PER_BATCH = 1_600, 400
 
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
-NEWEST = {
-    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
-    "RocksDBStateStoreProvider",
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-    "spark.sql.streaming.stateStore.rowChecksum.enabled": "true",
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
-    "spark.sql.streaming.offsetLog.formatVersion": "2",
-}
-"""Formats that some version does not write by itself. A version takes no notice of what it does not know."""
-
-
-def new_job(broker: Cluster, folder: Path, *, stateful: bool) -> Job:
-    return Job(
-        broker.bootstrap,
-        folder,
-        rows=ROWS,
-        again=stateful,
-        rows_per_batch=ROWS_PER_BATCH,
-        slots=2,
-        files=str(folder / "input"),
-        plan=f"spark.plans:{'distinct' if stateful else 'stateless'}",
-        sql=NEWEST if stateful else {},
-        points=(PREPARED, HALFWAY),
-    )
 
 
 def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
+    def check_formats(checkpoint: Path) -> None:
+        """Sees that Spark has written what it was told to."""
+        batch = max(int(one.name) for one in (checkpoint / "commits").iterdir() if one.name.isdigit())
+        offsets, commits = ((checkpoint / log / str(batch)).read_text()[:3] for log in ("offsets", "commits"))
+        assert commits == "v2\n"
+        assert offsets == ("v2\n" if SPARK >= (4, 2) else "v1\n")
+        state = {path.suffix for path in (checkpoint / "state").rglob("[0-9]*_*.changelog*")}
+        assert ".changelog" in state
+        assert (".crc" in state) == (SPARK >= (4, 1))
+
+    # Formats that some version does not write by itself. A version takes no notice of what it does not know.
+    newest = {
+        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+        "RocksDBStateStoreProvider",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+        "spark.sql.streaming.stateStore.rowChecksum.enabled": "true",
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
+        "spark.sql.streaming.offsetLog.formatVersion": "2",
+    }
+
+    def new_job(broker: Cluster, folder: Path, *, stateful: bool) -> Job:
+        return Job(
+            broker.bootstrap,
+            folder,
+            rows=ROWS,
+            again=stateful,
+            rows_per_batch=ROWS_PER_BATCH,
+            slots=2,
+            files=str(folder / "input"),
+            plan=f"spark.plans:{'distinct' if stateful else 'stateless'}",
+            sql=newest if stateful else {},
+            points=(PREPARED, HALFWAY),
+        )
+
+    rounds = (
+        # Each query's two kills stand one below the other.
+        (Phase.WRITING.name, PREPARED, Phase.FINISHING.name, Phase.DECIDING.name),
+        (Phase.IDLE.name, HALFWAY, Phase.REPLAYING.name, Phase.SWEEPING_OWN.name),
+    )
     sights: list[Sight] = []
     with ExitStack() as stack:
         jobs = [
             stack.enter_context(new_job(broker, tmp_path / f"job-{number}", stateful=number % 2 == 0))
-            for number in range(len(ROUNDS[0]))
+            for number in range(len(rounds[0]))
         ]
-        for number, points in enumerate(ROUNDS):
+        for number, points in enumerate(rounds):
             cells = {job: (point, {}) for job, point in zip(jobs, points, strict=True)}
             sights += strike(cells, tmp_path / f"{number}.log", read=False).values()
         start_together(jobs, tmp_path / "last.log").finish()
         verdicts = [job.judge() for job in jobs]
         assert [str(verdict) for verdict in verdicts if not verdict.is_exactly_once] == []
-        check_points(sights, [point for points in ROUNDS for point in points])
+        check_points(sights, [point for points in rounds for point in points])
         say(f"Spark {pyspark.__version__}: {len(sights)} kills; {'; '.join(map(str, verdicts))}")
         for job in jobs[::2]:
             check_formats(job.checkpoint)
-
-
-def check_formats(checkpoint: Path) -> None:
-    """Sees that Spark has written what it was told to."""
-    batch = max(int(one.name) for one in (checkpoint / "commits").iterdir() if one.name.isdigit())
-    offsets, commits = ((checkpoint / log / str(batch)).read_text()[:3] for log in ("offsets", "commits"))
-    assert commits == "v2\n"
-    assert offsets == ("v2\n" if SPARK >= (4, 2) else "v1\n")
-    state = {path.suffix for path in (checkpoint / "state").rglob("[0-9]*_*.changelog*")}
-    assert ".changelog" in state
-    assert (".crc" in state) == (SPARK >= (4, 1))
 
 
 @pytest.mark.skipif(SPARK < (4, 2), reason="PySpark has no real-time trigger before 4.2")

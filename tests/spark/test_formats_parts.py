@@ -92,8 +92,6 @@ def test_numbers_behind_an_address_are_numbers() -> None:
     assert found == where | {"connect_timeout": 5, "ssl_disabled": True, "ssl_ca": "7"}
 
 
-GOLDEN = [4559136617318129230, -2449691984421237062, 7566449170750377504, -8526136431942586326]
-
 ROWS = pa.record_batch(
     {
         "text": ["a", "b", None, ""],
@@ -109,12 +107,13 @@ ROWS = pa.record_batch(
 
 
 def test_a_fingerprint_is_of_the_values_alone() -> None:
+    golden = [4559136617318129230, -2449691984421237062, 7566449170750377504, -8526136431942586326]
     whole = fingerprints(ROWS, ROWS.schema.names).to_pylist()
     assert len(set(whole)) == ROWS.num_rows
     one_by_one = [fingerprints(ROWS.slice(row, 1), ROWS.schema.names)[0].as_py() for row in range(ROWS.num_rows)]
     assert one_by_one == whole
     # The same in every version: a decided batch may be compared with a replay of a later one.
-    assert whole == GOLDEN
+    assert whole == golden
 
 
 @pytest.mark.parametrize("name", ROWS.schema.names)

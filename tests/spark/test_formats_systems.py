@@ -36,25 +36,24 @@ SYSTEMS: Mapping[str, Callable[[Path], System]] = {
 SLOW = ("postgres, staged", "mysql, two_phase", "files, s3")
 
 
-def options_of(arguments: dict[str, Any]) -> dict[str, str]:
-    """Returns a sink's arguments as the options of its format."""
-    if "conninfo" in arguments:
-        to = conninfo_to_dict(arguments.pop("conninfo"))
-        arguments["url"] = f"jdbc:postgresql://{to['host']}:{to['port']}/{to['dbname']}?connect_timeout=10"
-        arguments |= {"user": to["user"], "dbtable": f"{arguments.pop('schema')}.{arguments.pop('table')}"}
-    elif "settings" in arguments:
-        to = arguments.pop("settings")
-        arguments["url"] = f"jdbc:mariadb://{to['host']}:{to['port']}/{to['database']}?ssl_disabled=true"
-        arguments |= {"user": to["user"], "password": to["password"], "dbtable": arguments.pop("table")}
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
-
-
 @pytest.mark.parametrize(
     "case", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in SYSTEMS]
 )
 def test_a_job_that_is_killed_after_its_decision_writes_each_row_once(
     spark: SparkSession, tmp_path: Path, case: str
 ) -> None:
+    def options_of(arguments: dict[str, Any]) -> dict[str, str]:
+        """Returns a sink's arguments as the options of its format."""
+        if "conninfo" in arguments:
+            to = conninfo_to_dict(arguments.pop("conninfo"))
+            arguments["url"] = f"jdbc:postgresql://{to['host']}:{to['port']}/{to['dbname']}?connect_timeout=10"
+            arguments |= {"user": to["user"], "dbtable": f"{arguments.pop('schema')}.{arguments.pop('table')}"}
+        elif "settings" in arguments:
+            to = arguments.pop("settings")
+            arguments["url"] = f"jdbc:mariadb://{to['host']}:{to['port']}/{to['database']}?ssl_disabled=true"
+            arguments |= {"user": to["user"], "password": to["password"], "dbtable": arguments.pop("table")}
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+
     register(spark)
     rows = spark.range(90, numPartitions=2).selectExpr("id number", "1 amount")
     with SYSTEMS[case](tmp_path / "out").placed(tmp_path, "number bigint", "amount int") as system:

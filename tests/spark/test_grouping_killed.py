@@ -24,32 +24,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 ROWS, ROWS_PER_BATCH, ROWS_PER_SLOT = 3_000, 1_000, 600
 SLOTS = 2
 """Of each batch but the first, which has as many as there are partitions."""
-MANY = 6
-"""More partitions than Spark may list in another order after a restart, see `sparkonce.spark.grouping`."""
 BATCH = 1
 SOON_MS, LATE_MS = 10_000, 600_000
-
-
-def new_job(kafka: Cluster, folder: Path, plan: str, slots: int, timeout_ms: int) -> Job:
-    return Job(
-        kafka.bootstrap,
-        folder,
-        rows=ROWS,
-        rows_per_batch=ROWS_PER_BATCH,
-        again=False,
-        plan=plan,
-        slots=slots,
-        settings={"transaction.timeout.ms": timeout_ms},
-        query={"rows_per_slot": ROWS_PER_SLOT},
-        points=(HALFWAY,),
-    )
-
-
-def widen(job: Job) -> None:
-    """Gives the source more partitions. They stay empty."""
-    admin = AdminClient({"bootstrap.servers": job.bootstrap})
-    (source,) = job.config.sources
-    admin.create_partitions([NewPartitions(source, MANY)])[source].result(LIMIT_S)
 
 
 def handles(job: Job) -> tuple[Handle, ...]:
@@ -59,13 +35,36 @@ def handles(job: Job) -> tuple[Handle, ...]:
 
 
 def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, tmp_path: Path) -> None:
+    # More partitions than Spark may list in another order after a restart, see `sparkonce.spark.grouping`.
+    many = 6
+
+    def widen(job: Job) -> None:
+        """Gives the source more partitions. They stay empty."""
+        admin = AdminClient({"bootstrap.servers": job.bootstrap})
+        (source,) = job.config.sources
+        admin.create_partitions([NewPartitions(source, many)])[source].result(LIMIT_S)
+
+    def new_job(kafka: Cluster, folder: Path, plan: str, slots: int, timeout_ms: int) -> Job:
+        return Job(
+            kafka.bootstrap,
+            folder,
+            rows=ROWS,
+            rows_per_batch=ROWS_PER_BATCH,
+            again=False,
+            plan=plan,
+            slots=slots,
+            settings={"transaction.timeout.ms": timeout_ms},
+            query={"rows_per_slot": ROWS_PER_SLOT},
+            points=(HALFWAY,),
+        )
+
     stateless, stateful = "spark.plans:stateless", "spark.plans:distinct"
     with ExitStack() as stack:
         lost, shuffled, ungrouped, undecided, decided = jobs = [
             stack.enter_context(new_job(kafka, tmp_path / name, plan, slots, timeout_ms))
             for name, plan, slots, timeout_ms in (
                 ("lost", stateless, SLOTS, SOON_MS),
-                ("shuffled", stateful, MANY, SOON_MS),
+                ("shuffled", stateful, many, SOON_MS),
                 ("ungrouped", stateless, SLOTS, SOON_MS),
                 ("undecided", stateless, SLOTS, LATE_MS),
                 ("decided", stateless, SLOTS, LATE_MS),

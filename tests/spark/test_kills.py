@@ -49,7 +49,6 @@ KILLS: Sequence[tuple[Cell, Cell]] = (
 )
 STATEFUL = range(4, len(KILLS))
 """These queries drop duplicates: a batch that is written again must meet the state that it met before."""
-NOT_DECIDED = (WRITTEN, PREPARED, "WRITING", "DECIDING")
 DECIDED = ("FINISHING", HALFWAY, BEFORE_CONCLUDE, "SWEEPING_OWN", "RAISING_FLOOR", "TIDYING", "IDLE")
 
 LOST_TIMEOUT_MS = 10_000
@@ -135,6 +134,7 @@ def written(decision: Decision) -> list[Handle]:
 
 @pytest.mark.parametrize("number", range(len(KILLS)), ids=lambda number: "-".join(point for point, _ in KILLS[number]))
 def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed: Killed, number: int) -> None:
+    not_decided = (WRITTEN, PREPARED, "WRITING", "DECIDING")
     job = killed.jobs[number]
     for sight, (point, told) in zip(killed.seen[number], KILLS[number], strict=True):
         assert sight.point == point
@@ -143,7 +143,7 @@ def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed
             early = [row for row in sight.after[kind] if row[1] > sight.decided]
             assert not early, f"{kind} shows rows of a batch that was not decided at {point}: {early[:3]}"
             assert sight.visible[kind] <= sight.after[kind], f"{kind} no longer shows rows that it has shown"
-        if point in NOT_DECIDED:
+        if point in not_decided:
             assert sight.decided < sight.batch
         if point in DECIDED:
             assert sight.decided == sight.batch

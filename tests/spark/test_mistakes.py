@@ -117,27 +117,6 @@ START = [
     Mistake("to(sink).start(rows.selectExpr('value', 'array() as tags'))", "'tags' is array<void>", SchemaError),
 ]
 
-AFTER_START = [
-    Mistake("a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"),
-    Mistake("the same `ExactlyOnce` is started a second time", "runs already, as query", run="twice"),
-    Mistake("a files sink's folder is deleted, and the checkpoint kept", "was deleted", PreflightError, run="output"),
-    Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", "did not answer within", PreflightError),
-    Mistake("to(sink).start(read_kafka(spark, settings, topics='missing'))", "does not exist", PreflightError),
-    Mistake("to(sink).start(read_kafka(spark, settings, topics=four_partitions))", "has 4 partitions", PreflightError),
-    Mistake(
-        "to(sink).start(rows.dropDuplicates(['key']))  # 200 shuffle partitions", "200 slots", Warning, run="slots"
-    ),
-    Mistake("to(sink).start(counted, output_mode='complete')", "writes the whole result again", Warning),
-    Mistake(
-        "`max_offsets_per_trigger=None` on a topic with a backlog, here a small one",
-        "rows. At",
-        Warning,
-        run="much",
-    ),
-    Mistake("the folder `sparkonce` in the checkpoint is deleted", "remembers more", StaleLogError, run="log"),
-    Mistake("the checkpoint is deleted, and topic and prefix are kept", "This query is new", Warning, run="deleted"),
-]
-"""What cannot be seen in the arguments: the servers, the plan and the folders would have to be asked."""
 
 RUNNING = [
     Mistake("a query whose `foreachBatch(once)` has no option `checkpointLocation`", "has no option", run="none"),
@@ -354,8 +333,37 @@ def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
+    # What cannot be seen in the arguments: the servers, the plan and the folders would have to be asked.
+    after_start = [
+        Mistake(
+            "a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"
+        ),
+        Mistake("the same `ExactlyOnce` is started a second time", "runs already, as query", run="twice"),
+        Mistake(
+            "a files sink's folder is deleted, and the checkpoint kept", "was deleted", PreflightError, run="output"
+        ),
+        Mistake("to(sink).start(read_kafka(spark, nowhere, topics='t'))", "did not answer within", PreflightError),
+        Mistake("to(sink).start(read_kafka(spark, settings, topics='missing'))", "does not exist", PreflightError),
+        Mistake(
+            "to(sink).start(read_kafka(spark, settings, topics=four_partitions))", "has 4 partitions", PreflightError
+        ),
+        Mistake(
+            "to(sink).start(rows.dropDuplicates(['key']))  # 200 shuffle partitions", "200 slots", Warning, run="slots"
+        ),
+        Mistake("to(sink).start(counted, output_mode='complete')", "writes the whole result again", Warning),
+        Mistake(
+            "`max_offsets_per_trigger=None` on a topic with a backlog, here a small one",
+            "rows. At",
+            Warning,
+            run="much",
+        ),
+        Mistake("the folder `sparkonce` in the checkpoint is deleted", "remembers more", StaleLogError, run="log"),
+        Mistake(
+            "the checkpoint is deleted, and topic and prefix are kept", "This query is new", Warning, run="deleted"
+        ),
+    ]
     rows = []
-    for one in AFTER_START:
+    for one in after_start:
         rows.append((one, said(one, names, getattr(place, one.run) if one.run else None)))
         while place.queries:
             stopped(place.queries.pop())

@@ -95,10 +95,6 @@ class ObjectJob(StoreJob):
         }
 
 
-def why_it_ended(job: Job, run: Run) -> str:
-    return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))
-
-
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
     with ObjectJob(kafka, tmp_path / "job") as job:
@@ -124,6 +120,10 @@ def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: st
 
     S3A renames by copying, so Spark's own logs do not keep two drivers apart.
     """
+
+    def why_it_ended(job: Job, run: Run) -> str:
+        return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))
+
     with ObjectJob(kafka, tmp_path / "job") as job:
         held = hold_at(phase, job, batch=0 if phase == "CLAIMING" else 1)
         first = job.start()

@@ -36,7 +36,6 @@ FIRST = {(Phase.DECIDING, "json"), (Phase.FINISHING, "json")}
 UNDECIDED = (Phase.WRITING, Phase.DECIDING)
 """Nothing that Spark has written of the batch is durable yet."""
 STATE = "org.apache.spark.sql.execution.streaming.state"
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
 class Disk:
@@ -140,6 +139,7 @@ def test_offsets_of_kafka_and_state_survive_a_power_cut(
     phase: Phase, state: str | None, spark: SparkSession, kafka: Cluster, disk: Disk
 ) -> None:
     """Each batch repeats the key of the one before: only its state knows that it was there."""
+    provider = "spark.sql.streaming.stateStore.providerClass"
     source = new_name("source")
     create_topic(kafka.bootstrap, source, 1)
     checkpoint, target = disk.folder / "checkpoint", disk.folder / "target"
@@ -158,10 +158,10 @@ def test_offsets_of_kafka_and_state_survive_a_power_cut(
 
     send(*range(BATCHES))
     if state:
-        spark.conf.set(PROVIDER, f"{STATE}.{state}")
+        spark.conf.set(provider, f"{STATE}.{state}")
     try:
         cut_and_start_again(disk, phase, start, lambda: send(BATCHES))
     finally:
-        spark.conf.unset(PROVIDER)
+        spark.conf.unset(provider)
     found = Counter(int(row.id) for row in spark.read.json(str(target)).collect())
     assert found == Counter(range(-1 if state else 0, BATCHES + 1))

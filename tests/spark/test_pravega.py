@@ -7,7 +7,6 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -183,21 +182,6 @@ def test_a_transaction_that_another_one_aborts_while_it_is_written(
     assert [one.outcome for one in paused.commit([handle])] == [Outcome.RETRY]
     assert [one.outcome for one in paused.commit([handle])] == [Outcome.ALREADY_COMMITTED]
     assert job.numbers() == [0]
-
-
-@pytest.mark.slow
-def test_two_drivers_at_once_without_locks(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
-    handles = [job.prepare(slot=slot) for slot in range(2)]
-    committers = [job.run_of_its_own() for _ in range(2)]
-    for _ in range(8):
-        with ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(lambda one: one.commit(handles), committers))
-        assert {one.outcome for some in answers for one in some} <= COMMITTED | {Outcome.RETRY}, answers
-        if {one.outcome for some in answers for one in some} <= COMMITTED:
-            break
-    assert {one.outcome for some in answers for one in some} <= COMMITTED, answers
-    assert job.numbers() == [0, 10]
 
 
 def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> None:

@@ -83,15 +83,14 @@ class Reading:
         return Counter(one for path in whole_batches(self.out) for one in pq.read_table(path).column(0).to_pylist())
 
 
-def numbered(first: int, end: int) -> list[str]:
-    return [f"m{number}" for number in range(first, end)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", pytest.param("quorum", marks=pytest.mark.slow)])
 def test_each_message_is_there_once_after_a_crash_and_the_queue_is_empty(
     spark: SparkSession, rabbit: RabbitQueueSystem, tmp_path: Path, kind: str
 ) -> None:
+    def numbered(first: int, end: int) -> list[str]:
+        return [f"m{number}" for number in range(first, end)]
+
     queue = rabbit.declare(kind)
     rabbit.publish(queue, numbered(0, 100))
     reading = Reading(spark, rabbit, tmp_path, queue=queue, max_rows_per_batch=40)

@@ -19,7 +19,6 @@ from tryout.bulk import make_orders
 
 pytestmark = [*(mark for mark in MARKS if mark.name != "kafka"), USES_RABBIT]
 LIMIT_S = 500
-PHASES = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
 
 
 class Query:
@@ -51,8 +50,9 @@ class Query:
 
 
 def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path) -> None:
+    phases = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
     query = Query(spark, tmp_path)
-    for phase in PHASES:
+    for phase in phases:
         query.run(phase)
     query.run()
     assert sorted(query.rabbit.visible()) == query.sent

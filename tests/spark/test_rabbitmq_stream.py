@@ -190,6 +190,10 @@ def read_values(path: Any) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_ends_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    def found_in(folder: Path) -> int:
+        """Counts the rows of whole batches."""
+        return sum(len(list(read_values(path))) for path in whole_batches(folder))
+
     with RabbitServer(tmp_path / "data") as server:
         own = RabbitStreamSystem(server=server)
         own.start(tmp_path)
@@ -212,11 +216,6 @@ def test_a_server_that_is_killed_and_comes_back_ends_nothing(spark: SparkSession
             stopped(query)
         found = [one for path in whole_batches(out) for one in read_values(path)]
         assert sorted(found, key=int) == [str(number) for number in range(150)]
-
-
-def found_in(folder: Path) -> int:
-    """Counts the rows of whole batches."""
-    return sum(len(list(read_values(path))) for path in whole_batches(folder))
 
 
 def test_explain_knows_the_source(spark: SparkSession, rabbit: RabbitStreamSystem, tmp_path: Path) -> None:

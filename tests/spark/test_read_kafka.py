@@ -160,6 +160,28 @@ def secured(keys: Path) -> Iterator[Cluster]:
 def test_librdkafkas_settings_lead_through_tls_and_logins(
     spark: SparkSession, secured: Cluster, keys: Path, tmp_path: Path
 ) -> None:
+    def allow_reading(bootstrap: str, user: str, topic: str) -> None:
+        from confluent_kafka.admin import (
+            AclBinding,
+            AclOperation,
+            AclPermissionType,
+            AdminClient,
+            ResourcePatternType,
+            ResourceType,
+        )
+
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        kinds = [
+            (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
+            (ResourceType.GROUP, "*", ResourcePatternType.LITERAL),
+        ]
+        bindings = [
+            AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation.READ, AclPermissionType.ALLOW)
+            for kind, name, pattern in kinds
+        ]
+        for answer in admin.create_acls(bindings).values():
+            answer.result(LIMIT_S)
+
     topic = filled_topic(secured.bootstrap)
     tls = {
         "bootstrap.servers": secured.bootstrap_of("TLS"),
@@ -181,26 +203,3 @@ def test_librdkafkas_settings_lead_through_tls_and_logins(
         "sasl.password": PASSWORD,
     }
     assert numbers(read_kafka(spark, login, topics=topic), tmp_path) == list(range(10))
-
-
-def allow_reading(bootstrap: str, user: str, topic: str) -> None:
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclOperation,
-        AclPermissionType,
-        AdminClient,
-        ResourcePatternType,
-        ResourceType,
-    )
-
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    kinds = [
-        (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
-        (ResourceType.GROUP, "*", ResourcePatternType.LITERAL),
-    ]
-    bindings = [
-        AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation.READ, AclPermissionType.ALLOW)
-        for kind, name, pattern in kinds
-    ]
-    for answer in admin.create_acls(bindings).values():
-        answer.result(LIMIT_S)

@@ -25,6 +25,13 @@ LARGE = "00777"
 def test_a_message_too_large_stops_the_query_and_nothing_of_its_batch_is_seen(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
+    def raise_the_limit(bootstrap: str, topic: str) -> None:
+        entry = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        for answer in admin.incremental_alter_configs([resource]).values():
+            answer.result(30)
+
     stream = Stream(spark, kafka, tmp_path, IDS, target_config={"max.message.bytes": "20000"})
 
     def with_one_large_row(rows: DataFrame) -> DataFrame:
@@ -43,14 +50,6 @@ def test_a_message_too_large_stops_the_query_and_nothing_of_its_batch_is_seen(
     # A task that was killed with the batch may have opened a transaction after the last sweep: sweep after each batch.
     stream.run(with_one_large_row, sweep_every_s=0)
     assert stream.keys() == IDS
-
-
-def raise_the_limit(bootstrap: str, topic: str) -> None:
-    entry = ConfigEntry("max.message.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for answer in admin.incremental_alter_configs([resource]).values():
-        answer.result(30)
 
 
 @pytest.mark.slow
@@ -83,20 +82,20 @@ def test_a_topic_of_one_row_that_is_missing_stops_the_query(
     assert stream.transactions("Ongoing") == {}
 
 
-REJECTS = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
 SPECULATION = "spark.speculation"
 
 
 def test_speculation_beside_an_at_most_once_sink_is_refused(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
+    rejects = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
     stream = Stream(spark, kafka, tmp_path, IDS)
-    spark.conf.set(REJECTS, "false")  # or Spark lets nobody change what a context is started with
+    spark.conf.set(rejects, "false")  # or Spark lets nobody change what a context is started with
     spark.conf.set(SPECULATION, "true")
     try:
         with pytest.raises(ConfigurationError, match=r"spark\.speculation=true, and sinks \['kafka'\]"):
             stream.run(sink={"guarantee": Guarantee.AT_MOST_ONCE})
     finally:
         spark.conf.unset(SPECULATION)
-        spark.conf.unset(REJECTS)
+        spark.conf.unset(rejects)
     assert stream.keys() == []

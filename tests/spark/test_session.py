@@ -39,14 +39,14 @@ def test_a_file_url_leads_spark_and_the_log_to_one_folder(spark: SparkSession, t
 SLOTS = 3
 
 
-def visible(root: Path) -> list[int]:
-    return sorted(int(line) for file in (root / "committed").iterdir() for line in file.read_text().split())
-
-
 def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PySpark takes the end of a connection for the end of the rows: the last handles are missing."""
+
+    def visible(root: Path) -> list[int]:
+        return sorted(int(line) for file in (root / "committed").iterdir() for line in file.read_text().split())
+
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "0.json").write_text("".join(f'{{"number": {number}}}\n' for number in range(30)))
     rows = spark.readStream.schema("number bigint").json(str(tmp_path / "source")).repartition(SLOTS)

@@ -25,6 +25,9 @@ HEADERS = "array<struct<key:string,value:binary>>"
 
 @pytest.mark.slow
 def test_more_and_fewer_slots_after_each_restart(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    def spread_over(slots: int):  # type: ignore[no-untyped-def]
+        return lambda rows: rows.repartition(slots, "key")
+
     stream = Stream(spark, kafka, tmp_path, IDS)
     lingering: set[str] = set()
     # The one run dies with prepared transactions, the next with decided ones: each time others must finish them.
@@ -66,10 +69,6 @@ def by_key(rows: DataFrame) -> DataFrame:
     return rows.repartition("key")
 
 
-def spread_over(slots: int):  # type: ignore[no-untyped-def]
-    return lambda rows: rows.repartition(slots, "key")
-
-
 @pytest.mark.slow
 def test_slots_and_batches_without_rows(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS)
@@ -107,6 +106,23 @@ def test_a_decided_batch_without_rows_is_done_after_a_crash(
 def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
+    def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:
+        """What `rich` makes of a number, said once more without Spark."""
+        text = IDS[number].encode()
+        headers: tuple[tuple[str, bytes | None], ...] = ()
+        if number % 4 == 1:
+            headers = (("id", text), ("empty", None))
+        if number % 4 == 2:
+            headers = (("id", text),)
+        return (
+            odd if number % 2 else even,
+            number % partitions,
+            text if number % 3 else None,
+            text if number % 5 else None,
+            headers,
+            number + 1_000_000,
+        )
+
     stream = Stream(spark, kafka, tmp_path, IDS)
     other = new_name("other")
     create_topic(kafka.bootstrap, other, stream.partitions)
@@ -161,21 +177,3 @@ def test_maps_have_a_hash_that_does_not_depend_on_the_order_of_their_entries(spa
         first, swapped, *others = hashes(shape)
         assert first == swapped, shape
         assert len({first, *others}) == len(values) - 1, shape
-
-
-def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:
-    """What `rich` makes of a number, said once more without Spark."""
-    text = IDS[number].encode()
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-    if number % 4 == 1:
-        headers = (("id", text), ("empty", None))
-    if number % 4 == 2:
-        headers = (("id", text),)
-    return (
-        odd if number % 2 else even,
-        number % partitions,
-        text if number % 3 else None,
-        text if number % 5 else None,
-        headers,
-        number + 1_000_000,
-    )

@@ -91,6 +91,9 @@ def send(kafka: Cluster, topic: str, count: int, at_ms: int = NOON_MS) -> None:
 
 @needs_postgres
 def test_the_readme(reader: Reader, kafka: Cluster, tmp_path: Path) -> None:
+    def _keys(kafka: Cluster, topic: str) -> Counter[bytes | None]:
+        return Counter(one.key for one in read_committed(kafka.bootstrap, topic))
+
     _, exactly_once, one_unit = python_blocks(ROOT / "README.md")
     orders, counts = reader.topics["orders"], reader.topics["counts"]
     rows = read_kafka(reader.spark, {"bootstrap.servers": kafka.bootstrap}, topics=orders)
@@ -114,13 +117,13 @@ def test_the_readme(reader: Reader, kafka: Cluster, tmp_path: Path) -> None:
     assert _keys(kafka, reader.topics["orders-seen"]).total() == 40
 
 
-def _keys(kafka: Cluster, topic: str) -> Counter[bytes | None]:
-    return Counter(one.key for one in read_committed(kafka.bootstrap, topic))
-
-
 def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_changes(
     reader: Reader, kafka: Cluster
 ) -> None:
+    def _batches(reader: Reader, folder: str) -> list[str]:
+        path = Path(reader.instead['"/data'][1:]) / "checkpoints" / "counts" / folder
+        return sorted(one.name for one in path.iterdir())
+
     before, after, several = python_blocks(ROOT / "docs" / "from-spark.md")
     orders, counts = reader.topics["orders"], reader.topics["counts"]
     read = read_kafka(reader.spark, {"bootstrap.servers": kafka.bootstrap}, topics=orders)
@@ -140,11 +143,6 @@ def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_cha
     reader.names["orders"] = read
     reader.type_in(several)
     reader.names["query"].processAllAvailable()
-
-
-def _batches(reader: Reader, folder: str) -> list[str]:
-    path = Path(reader.instead['"/data'][1:]) / "checkpoints" / "counts" / folder
-    return sorted(one.name for one in path.iterdir())
 
 
 def test_what_the_files_page_writes_is_read_as_it_says(

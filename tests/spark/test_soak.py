@@ -30,30 +30,8 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, needs_postgres]
 
 MANY, WARM = 10_000, 1_000
-MIB = 1 << 20
 LIMIT_S = 4 * 3600.0
 
-MAY_GROW = {
-    "python_bytes": MIB,
-    "python_objects": 2_000,
-    "driver_rss_bytes": 20 * MIB,
-    "heap_bytes": 20 * MIB,
-    "workers_rss_bytes": 60 * MIB,
-    "workers_processes": 1,
-    **{f"{role}_{name}": 20 for role in ("driver", "jvm", "workers") for name in ("threads", "handles")},
-    "log_files": TIDY_EVERY_BATCHES,
-    "log_bytes": 64 << 10,
-    "checkpoint_files": TIDY_EVERY_BATCHES + 10,
-    "checkpoint_bytes": 128 << 10,
-    "transactional_ids": 20,
-    "markers": 2 * SLOTS * TIDY_EVERY_BATCHES,
-    "staging_tables": 2 * SLOTS,
-    "held_files": 2 * SLOTS,
-    "sessions": 4,
-}
-"""By how much, from the first figures to the last: less than any batch leaves behind, times the batches in between."""
-LEFT_BY_A_START = 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)
-"""Records of the log that a start may read: it reads all of them before Spark starts, and as its first batch comes."""
 
 Figures = Mapping[str, int]
 
@@ -122,11 +100,6 @@ class Soaked(AnyJob):
         assert not self.transactions("Ongoing")
 
 
-def grown(first: Figures, last: Figures) -> list[str]:
-    """What has grown by more than it may."""
-    return [name for name, more in MAY_GROW.items() if last[name] - first[name] > more]
-
-
 def told(say: Callable[[str], None], found: Sequence[Figures]) -> None:
     for name in found[0]:
         say(f"{name:20}" + "".join(f"{one[name]:>12,}" for one in found))
@@ -136,6 +109,33 @@ def told(say: Callable[[str], None], found: Sequence[Figures]) -> None:
 def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
     kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
+    mib = 1 << 20
+    # By how much, from the first figures to the last: less than any batch leaves behind, times the batches in between.
+    may_grow = {
+        "python_bytes": mib,
+        "python_objects": 2_000,
+        "driver_rss_bytes": 20 * mib,
+        "heap_bytes": 20 * mib,
+        "workers_rss_bytes": 60 * mib,
+        "workers_processes": 1,
+        **{f"{role}_{name}": 20 for role in ("driver", "jvm", "workers") for name in ("threads", "handles")},
+        "log_files": TIDY_EVERY_BATCHES,
+        "log_bytes": 64 << 10,
+        "checkpoint_files": TIDY_EVERY_BATCHES + 10,
+        "checkpoint_bytes": 128 << 10,
+        "transactional_ids": 20,
+        "markers": 2 * SLOTS * TIDY_EVERY_BATCHES,
+        "staging_tables": 2 * SLOTS,
+        "held_files": 2 * SLOTS,
+        "sessions": 4,
+    }
+
+    def grown(first: Figures, last: Figures) -> list[str]:
+        """What has grown by more than it may."""
+        return [name for name, more in may_grow.items() if last[name] - first[name] > more]
+
+    # Records of the log that a start may read: it reads all of them before Spark starts, and as its first batch comes.
+    left_by_a_start = 3 * (KEEP_BATCHES + TIDY_EVERY_BATCHES)
     found = []
     with Soaked(kafka, postgres, tmp_path / "job") as job:
         for figures in job.run(range(WARM, MANY + 1, WARM)):
@@ -146,4 +146,4 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
         say(f"a start then reads {again['records_read']} records")
         job.check_rows()
     assert grown(found[0], found[-1]) == []
-    assert 0 < again["records_read"] <= LEFT_BY_A_START
+    assert 0 < again["records_read"] <= left_by_a_start

@@ -25,21 +25,21 @@ pytestmark = MARKS
 
 OLD = [f"old-{number:05d}" for number in range(800)]
 NEW = [f"new-{number:05d}" for number in range(2_000)]
-LIMIT_S = 60.0
-
-
-def make_again(stream: Stream) -> None:
-    admin = AdminClient({"bootstrap.servers": stream.bootstrap})
-    for done in admin.delete_topics([stream.source]).values():
-        done.result(LIMIT_S)
-    eventually(lambda: stream.source not in admin.list_topics(timeout=LIMIT_S).topics, "the topic is gone")
-    create_topic(stream.bootstrap, stream.source, stream.partitions)
-    stream.send(NEW)
 
 
 def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_is_passed_over(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
+    limit_s = 60.0
+
+    def make_again(stream: Stream) -> None:
+        admin = AdminClient({"bootstrap.servers": stream.bootstrap})
+        for done in admin.delete_topics([stream.source]).values():
+            done.result(limit_s)
+        eventually(lambda: stream.source not in admin.list_topics(timeout=limit_s).topics, "the topic is gone")
+        create_topic(stream.bootstrap, stream.source, stream.partitions)
+        stream.send(NEW)
+
     stream = Stream(spark, kafka, tmp_path, OLD)
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 1))

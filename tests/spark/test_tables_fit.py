@@ -70,9 +70,6 @@ def some(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -
     return Tables(tables, tmp_path, request.param)
 
 
-NESTED = "id bigint, s struct<a: int not null, b: string>, xs array<struct<a: int, b: bigint>>, m map<string, int>"
-
-
 @pytest.mark.parametrize(
     ("kind", "merge_on"),
     [
@@ -87,8 +84,9 @@ def test_fields_go_by_their_names_whatever_may_be_null(
     tables: SparkSession, tmp_path: Path, kind: str, merge_on: list[str] | None
 ) -> None:
     """A cast of structs would go by position, and swap them."""
+    nested = "id bigint, s struct<a: int not null, b: string>, xs array<struct<a: int, b: bigint>>, m map<string, int>"
     some = Tables(tables, tmp_path, kind)
-    sink = some.sink(NESTED, merge_on=merge_on)
+    sink = some.sink(nested, merge_on=merge_on)
     rows = """
         SELECT 1L AS id, named_struct('b', 'x', 'a', 7) AS s, array(named_struct('b', 2, 'a', 1)) AS xs,
             map('k', 5) AS m

@@ -163,6 +163,12 @@ def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.Mo
 )
 def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change: str) -> None:
     """Another writer's snapshot comes after the batch. What was rolled back on purpose is not written again."""
+
+    def _everything() -> Any:
+        from pyspark.sql import functions
+
+        return functions.lit(True)
+
     job.another_writes(1)
     before = job.java().currentSnapshot().snapshotId()
     handle = job.prepare()
@@ -182,12 +188,6 @@ def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change
     assert job.traces() == [handle.transaction]
     assert job.commit(handle) == [Outcome.ALREADY_COMMITTED]
     assert job.numbers() == left
-
-
-def _everything() -> Any:
-    from pyspark.sql import functions
-
-    return functions.lit(True)
 
 
 @pytest.mark.slow

@@ -136,21 +136,6 @@ def test_a_key_that_another_inserts_between_the_merge_and_its_publishing(
 
 
 @pytest.mark.slow
-def test_two_drivers_at_once_without_locks(job: MergeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table lets one of them in, or tells the second what the first has done."""
-    monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
-    handles = [job.prepared([(1, 1, "x"), (4, 4, "x")])]
-    committers = [job.sink().committer() for _ in range(2)]
-    for _ in range(5):
-        with ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(lambda one: one.commit(handles), committers))
-        assert {one.outcome for some in answers for one in some} <= COMMITTED | {Outcome.RETRY}, answers
-    assert {one.outcome for some in answers for one in some} <= COMMITTED
-    assert job.rows() == added(job.started, [(1, 1, "x"), (4, 4, "x")])
-    assert job.versions() == 1
-
-
-@pytest.mark.slow
 def test_a_merge_that_changes_nothing_is_known_too(job: MergeJob) -> None:
     job.settings = {"merge_on": ["id"], "update_when": "false", "when_not_matched": None}
     handle = job.prepared([(1, 1, "x"), (9, 9, "x")])

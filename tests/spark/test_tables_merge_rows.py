@@ -273,20 +273,17 @@ INSERTS: Mapping[str, Any] = {
 }
 
 
-NEEDED = "id bigint, n bigint, word string not null"
-RULES: dict[str, tuple[dict[str, str], int | None, str]] = {
-    "delta": ({"delta.constraints.high": "n > 0"}, 3, "CHECK constraint high"),
-    "iceberg": ({"columns": "id bigint, n bigint not null, word string"}, None, "must not be null"),
-}
-"""What a table of each kind is made with, a value of `n` that it does not take then, and what it says of it."""
-
-
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(
     tables: SparkSession, tmp_path: Path, kind: str
 ) -> None:
     """Only if it would be inserted: one that matches is updated, by another expression."""
-    made, bad, name = RULES[kind]
+    # What a table of each kind is made with, a value of `n` that it does not take then, and what it says of it.
+    rules: dict[str, tuple[dict[str, str], int | None, str]] = {
+        "delta": ({"delta.constraints.high": "n > 0"}, 3, "CHECK constraint high"),
+        "iceberg": ({"columns": "id bigint, n bigint not null, word string"}, None, "must not be null"),
+    }
+    made, bad, name = rules[kind]
     job = KINDS[kind](tables, tmp_path, **made)
     committer = job.sink(**INSERTS).committer()
     assert committer.check_prepared([job.prepared([(1, bad, "x"), (4, 6, "x")])]) == ""
@@ -300,9 +297,10 @@ def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision
 def test_an_expression_has_to_set_a_column_that_must_not_be_null(
     tables: SparkSession, tmp_path: Path, kind: str
 ) -> None:
+    needed = "id bigint, n bigint, word string not null"
     settings = {**INSERTS, "when_not_matched": {"id": "source.id", "n": "source.n"}}
     KINDS[kind](tables, tmp_path / "1").sink(**settings).columns(ARROW)
-    job = KINDS[kind](tables, tmp_path / "2", NEEDED)
+    job = KINDS[kind](tables, tmp_path / "2", needed)
     with pytest.raises(SchemaError, match=r"'word' of .* must not be null, and when_not_matched does not set it"):
         job.sink(**settings).columns(ARROW)
     for other in (None, {**settings["when_not_matched"], "word": "source.word"}):

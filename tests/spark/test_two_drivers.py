@@ -107,6 +107,9 @@ def test_two_drivers_at_work_at_the_same_time(drivers: Drivers) -> None:
 
 @pytest.mark.slow
 def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tmp_path: Path) -> None:
+    def alive(pids: list[int]) -> list[int]:
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
     with new_job(kafka, tmp_path / "job", points=(WRITTEN,)) as job:
         hold = job.gate.hold(WRITTEN, batch=BATCH, times=2)
         first = job.start()
@@ -127,10 +130,6 @@ def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tm
         eventually(lambda: not alive(zombies), "the orphans have ended")
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def why_it_ended(job: Job, run: Run) -> str:

@@ -256,19 +256,18 @@ def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, t
 
 # --- settings of sessions --------------------------------------------------------------------------------------------
 
-OLD = {
-    "d": pa.array([-719_162, 0], pa.int32()).cast(pa.date32()),
-    "t": pa.array([-(10**16), 0]).cast(pa.timestamp("us")),
-}
-TEXTS = [("0001-01-01", "1653-02-10 06:13:20"), ("1970-01-01", "1970-01-01 00:00:00")]
-MODES = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
-
 
 @pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
 def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
     spark: SparkSession, tmp_path: Path, mode: str
 ) -> None:
-    rows = pa.record_batch(OLD)
+    modes = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
+    texts = [("0001-01-01", "1653-02-10 06:13:20"), ("1970-01-01", "1970-01-01 00:00:00")]
+    old = {
+        "d": pa.array([-719_162, 0], pa.int32()).cast(pa.date32()),
+        "t": pa.array([-(10**16), 0]).cast(pa.timestamp("us")),
+    }
+    rows = pa.record_batch(old)
     waiting, published = tmp_path / "waiting.parquet", tmp_path / "published.parquet"
     with waiting.open("w+b") as file:
         made = RowsFile(file)
@@ -279,7 +278,7 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
         encoder.write(pa.Table.from_batches([rows]))
         encoder.close()
     session = spark.newSession()
-    for name in MODES:
+    for name in modes:
         session.conf.set(name, mode)
     frames = [session.read.parquet(str(one)) for one in (published, waiting)]
     # A file of another hand has no calendar in it, as those of sparkonce 0.1 have none.
@@ -287,7 +286,7 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
     pq.write_table(pa.Table.from_batches([rows]), bare)
     frames.append(read_rows(session, [bare.as_uri()], schema_in(io.BytesIO(bare.read_bytes()))))
     for frame in frames:
-        assert [tuple(row) for row in frame.selectExpr("cast(d as string)", "cast(t as string)").collect()] == TEXTS
+        assert [tuple(row) for row in frame.selectExpr("cast(d as string)", "cast(t as string)").collect()] == texts
 
 
 @pytest.mark.parametrize("most", [1_000, 1], ids=["driver", "spark"])

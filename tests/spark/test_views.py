@@ -97,28 +97,28 @@ def test_each_sink_takes_its_view_and_the_batch_is_computed_once(unit: Unit) -> 
     assert SparkSession.getActiveSession() is active, "A batch's own session is the active one of this process now."
 
 
-def sessions(spark: SparkSession) -> int:
-    """How many the JVM holds, after a full collection."""
-    jvm, new_array = spark._jvm, spark.sparkContext._gateway.new_array
-    assert jvm is not None
-    gc.collect()  # what Python refers to stays alive
-    server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-    # Its own class is hidden from reflection, its interface is not.
-    (invoke,) = (
-        method
-        for method in jvm.java.lang.Class.forName("javax.management.MBeanServer").getMethods()
-        if method.getName() == "invoke"
-    )
-    given, signature, arguments = new_array(jvm.Object, 1), new_array(jvm.String, 1), new_array(jvm.Object, 4)
-    given[0], signature[0] = new_array(jvm.String, 0), "[Ljava.lang.String;"
-    arguments[0] = jvm.javax.management.ObjectName("com.sun.management:type=DiagnosticCommand")
-    arguments[1], arguments[2], arguments[3] = "gcClassHistogram", given, signature
-    found = [line.split() for line in invoke.invoke(server, arguments).splitlines()]
-    return next(int(words[1]) for words in found if words[3:4] == ["org.apache.spark.sql.classic.SparkSession"])
-
-
 def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     """Spark 4.0.0 frees no clone of one: a query with a batch a second would take a gigabyte an hour."""
+
+    def sessions(spark: SparkSession) -> int:
+        """How many the JVM holds, after a full collection."""
+        jvm, new_array = spark._jvm, spark.sparkContext._gateway.new_array
+        assert jvm is not None
+        gc.collect()  # what Python refers to stays alive
+        server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
+        # Its own class is hidden from reflection, its interface is not.
+        (invoke,) = (
+            method
+            for method in jvm.java.lang.Class.forName("javax.management.MBeanServer").getMethods()
+            if method.getName() == "invoke"
+        )
+        given, signature, arguments = new_array(jvm.Object, 1), new_array(jvm.String, 1), new_array(jvm.Object, 4)
+        given[0], signature[0] = new_array(jvm.String, 0), "[Ljava.lang.String;"
+        arguments[0] = jvm.javax.management.ObjectName("com.sun.management:type=DiagnosticCommand")
+        arguments[1], arguments[2], arguments[3] = "gcClassHistogram", given, signature
+        found = [line.split() for line in invoke.invoke(server, arguments).splitlines()]
+        return next(int(words[1]) for words in found if words[3:4] == ["org.apache.spark.sql.classic.SparkSession"])
+
     conf = "spark.sql.sources.bucketing.autoBucketedScan.enabled"
     before = sessions(spark)
     try:

@@ -91,6 +91,10 @@ def timeline_of(stream: Stream, runs: int = 1, phase: Phase = Phase.IDLE) -> lis
 def test_all_see_the_same_batches(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, metrics_port: int, spans: InMemorySpanExporter
 ) -> None:
+    def _attribute(span: ReadableSpan, name: str) -> Any:
+        assert span.attributes is not None
+        return span.attributes[name]
+
     stream = Stream(spark, kafka, tmp_path, IDS)
     done = stream.run(rows_per_batch=400)
     assert stream.keys() == IDS
@@ -116,11 +120,6 @@ def test_all_see_the_same_batches(
     assert (parts[0].start_time, parts[-1].end_time) == (whole[1].start_time, whole[1].end_time)
 
 
-def _attribute(span: ReadableSpan, name: str) -> Any:
-    assert span.attributes is not None
-    return span.attributes[name]
-
-
 def test_spark_says_what_its_jobs_are_for(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
     stream = Stream(spark, kafka, tmp_path, IDS[:10])
     stream.run()
@@ -133,13 +132,12 @@ def test_spark_says_what_its_jobs_are_for(spark: SparkSession, kafka: Cluster, t
     assert any(text.endswith("<br/>sparkonce: writing batch 0 to kafka") for text in mine)
 
 
-def refused(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("value", F.expr("cast(raise_error('not this one') as string)"))
-
-
 def test_a_run_that_stops_says_so_and_the_next_that_it_recovers(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, metrics_port: int
 ) -> None:
+    def refused(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("value", F.expr("cast(raise_error('not this one') as string)"))
+
     stream = Stream(spark, kafka, tmp_path, IDS[:10])
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 0))

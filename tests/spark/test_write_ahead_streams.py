@@ -28,7 +28,6 @@ from tryout.bulk import make_orders
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
 LIMIT_S = 500
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PHASES = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
 
 
 def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | None = None, per: str = "slot") -> None:
@@ -50,9 +49,10 @@ def run(spark: SparkSession, folder: Path, target: Target, *, crash: Phase | Non
 @pytest.mark.parametrize("per", ["slot", pytest.param("batch", marks=pytest.mark.slow)])
 def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path, per: str) -> None:
     """The driver's crash is between calls of the function: even what must not be repeated is not."""
+    phases = [Phase.CLAIMING, Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE]
     sent = make_orders(tmp_path / "orders", files=8)
     target = AppendingTarget(tmp_path / "target")
-    for phase in PHASES:
+    for phase in phases:
         run(spark, tmp_path, target, crash=phase, per=per)
     run(spark, tmp_path, target, per=per)
     assert sorted(target.visible()) == sent
@@ -64,6 +64,9 @@ def test_a_query_that_crashes_at_each_phase(spark: SparkSession, tmp_path: Path,
 def test_a_driver_that_is_gone_after_the_function_has_done_its_work(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def _crash(*_: object) -> None:
+        raise CrashError("before it could be noted")
+
     sent = make_orders(tmp_path / "orders", files=4)
     target = SqliteTarget(tmp_path / "target")
     with monkeypatch.context() as killed:
@@ -73,10 +76,6 @@ def test_a_driver_that_is_gone_after_the_function_has_done_its_work(
     assert sorted(target.visible()) == sent
     tokens = [token for token, _, _ in target.calls()]
     assert len(tokens) > len(set(tokens))
-
-
-def _crash(*_: object) -> None:
-    raise CrashError("before it could be noted")
 
 
 @pytest.mark.parametrize(("status", "error"), [(409, RetryLaterError), (503, RetryLaterError), (422, RefusedError)])

@@ -18,40 +18,30 @@ from typing import Any
 
 from eventually import LIMIT_S
 
-GO, FAIL, DIE = "go", "fail", "die"
 _LOST_ITS_TEST = 70
 
 
-def arrive(gate: str, point: str, **told: Any) -> str:
+def arrive(gate: str, point: str, **told: Any) -> None:
     """Reports, with what else is worth knowing, that this process is at a point, and waits for the gate's answer."""
     host, _, port = gate.rpartition(":")
     try:
         with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as lines:
             lines.write(json.dumps({"point": point, "pid": os.getpid(), **told}) + "\n")
             lines.flush()
-            answer = lines.readline().strip()
+            answered = lines.readline()
     except OSError:
-        answer = ""
-    if not answer:  # the test is over: nothing may be done behind its back
+        answered = ""
+    if not answered:  # the test is over: nothing may be done behind its back
         os._exit(_LOST_ITS_TEST)
-    return answer
-
-
-class InjectedError(RuntimeError):
-    """Raised by a task that is told to fail."""
 
 
 def come_to(gate: str, point: str, **told: Any) -> None:
-    """Arrives, from a query of Spark's, also with the number of the task's try, and does what the gate answers."""
+    """Arrives, from a query of Spark's, also with the number of the task's try."""
     from pyspark import TaskContext
 
     if (task := TaskContext.get()) is not None:
         told["attempt"] = task.attemptNumber()
-    answer = arrive(gate, point, **told)
-    if answer == FAIL:
-        raise InjectedError(f"told to fail at: {point}")
-    if answer == DIE:
-        raise SystemExit(f"told to die at: {point}")
+    arrive(gate, point, **told)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,10 +53,10 @@ class Arrival:
     told: dict[str, Any]
     _connection: socket.socket
 
-    def answer(self, word: str = GO) -> None:
+    def answer(self) -> None:
         """Lets it go on, if it still lives."""
         with suppress(OSError), self._connection:
-            self._connection.sendall(f"{word}\n".encode())
+            self._connection.sendall(b"go\n")
 
 
 @dataclass(slots=True, eq=False)
@@ -88,10 +78,10 @@ class Hold:
         self.gate.wait_for(lambda: bool(self.arrivals), self.words, alive, limit_s=limit_s)
         return self.arrivals[0]
 
-    def release(self, word: str = GO) -> None:
+    def release(self) -> None:
         """Answers all that are kept."""
         for one in self.arrivals:
-            one.answer(word)
+            one.answer()
 
 
 class Gate:

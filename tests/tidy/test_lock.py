@@ -120,48 +120,44 @@ def test_what_is_installed_is_what_is_locked() -> None:
     } == {}
 
 
-def imported(path: Path) -> Iterator[str]:
-    for node in nodes(tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
-
-
-TYPES_ALONE = {"typing_extensions": "names of types, for the type checker"}
-PARTS = {"botocore", "py4j"}
-"""Parts of the interfaces of boto3 and PySpark, and installed by them."""
-
-
 @pytest.mark.parametrize("project", sorted(OURS))
 def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
     """Others than sparkonce also what sparkonce declares. Import contracts say which of ours know which."""
+    # Parts of the interfaces of boto3 and PySpark, and installed by them.
+    parts = {"botocore", "py4j"}
+    types_alone = {"typing_extensions": "names of types, for the type checker"}
+
+    def imported(path: Path) -> Iterator[str]:
+        for node in nodes(tree(path)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
     groups = [group for group in asked_for() if group.partition("[")[0] in {project, "sparkonce"}]
-    declared = {canonicalize_name(one.name) for group in groups for one in asked_for()[group]} | PARTS
+    declared = {canonicalize_name(one.name) for group in groups for one in asked_for()[group]} | parts
     homes = importlib.metadata.packages_distributions()
     modules = [path for path in MODULES if home(path).name == project.replace("-", "_")]
-    names = {one for path in modules for one in imported(path)} - set(sys.stdlib_module_names) - set(TYPES_ALONE)
+    names = {one for path in modules for one in imported(path)} - set(sys.stdlib_module_names) - set(types_alone)
     names -= {one.name for one in SOURCES}
     assert len(names) > 1
     undeclared = {one for one in names if declared.isdisjoint(map(canonicalize_name, homes.get(one, [])))}
     assert undeclared == set()
 
 
-FREE = re.compile(r"\b(MIT|MIT-0|Apache|BSD|0BSD|ISC|ISCL|PSF|MPL|Mozilla|Zlib|CC0|LGPL|Dual License)\b", re.I)
-UNSAID = {
-    "hdfs-native": "Apache-2.0, in its repository; its package does not say",
-    "docutils": "public domain, BSD; GPL is a mode for Emacs, which is not in the wheel. Twine alone brings it",
-}
-
-
 def test_licenses_let_the_product_be_apache() -> None:
     """Permissive ones, and those of libraries (MPL, LGPL), which bind their own files alone."""
+    unsaid = {
+        "hdfs-native": "Apache-2.0, in its repository; its package does not say",
+        "docutils": "public domain, BSD; GPL is a mode for Emacs, which is not in the wheel. Twine alone brings it",
+    }
+    free = re.compile(r"\b(MIT|MIT-0|Apache|BSD|0BSD|ISC|ISCL|PSF|MPL|Mozilla|Zlib|CC0|LGPL|Dual License)\b", re.I)
     bad = {}
     for one in importlib.metadata.distributions():
         data = one.metadata
         classifiers = [text for text in data.get_all("Classifier") or [] if text.startswith("License ::")]
         said = data.get("License-Expression") or " ".join([(data.get("License") or "").split("\n")[0], *classifiers])
         gpl = re.search(r"(?<!L)(?<!Lesser )\b(A?GPL|GNU General|Affero)", said)
-        if canonicalize_name(data["Name"]) not in UNSAID and (gpl or not FREE.search(said)):
+        if canonicalize_name(data["Name"]) not in unsaid and (gpl or not free.search(said)):
             bad[data["Name"]] = said
     assert bad == {}

@@ -20,8 +20,6 @@ from tidy.sources import name as where_in_src
 from tidy.sources import text as source
 
 DOCS = ROOT / "docs"
-ORDER = ["How it works", "Set-up", "Every property", "What to watch", "When things go wrong"]
-"""The first headings of each page about a system that rows are written to."""
 
 PROPERTIES: dict[str, list[str]] = {
     "kafka": ["KafkaSink"],
@@ -91,20 +89,6 @@ def linked(text: str) -> set[str]:
     return {outside.get(one, one) for one in found}
 
 
-def anchors(page: Path) -> set[str]:
-    """Returns the anchors of a page's headings, as the site and GitHub make them."""
-    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def lost_addresses(texts: dict[str, str]) -> Iterator[str]:
-    """Yields the addresses in messages and docstrings that lead to no page of docs/, or to no heading of it."""
-    for where, text in texts.items():
-        for page, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text):
-            if not (DOCS / page).is_file() or (anchor and anchor not in anchors(DOCS / page)):
-                yield f"{where}: docs/{page}#{anchor}"
-
-
 def unnamed_errors(text: str) -> list[str]:
     classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.SparkonceError)]
     assert len(classes) > 15
@@ -114,7 +98,9 @@ def unnamed_errors(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PROPERTIES)
 def test_a_page_about_a_system_has_the_order_of_all(page: str) -> None:
-    assert headings((DOCS / f"{page}.md").read_text())[: len(ORDER)] == ORDER
+    # The first headings of each page about a system that rows are written to.
+    order = ["How it works", "Set-up", "Every property", "What to watch", "When things go wrong"]
+    assert headings((DOCS / f"{page}.md").read_text())[: len(order)] == order
 
 
 def test_every_property_is_in_its_page() -> None:
@@ -130,6 +116,18 @@ def test_every_sink_has_a_page() -> None:
 
 
 def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
+    def anchors(page: Path) -> set[str]:
+        """Returns the anchors of a page's headings, as the site and GitHub make them."""
+        titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    def lost_addresses(texts: dict[str, str]) -> Iterator[str]:
+        """Yields the addresses in messages and docstrings that lead to no page of docs/, or to no heading of it."""
+        for where, text in texts.items():
+            for page, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text):
+                if not (DOCS / page).is_file() or (anchor and anchor not in anchors(DOCS / page)):
+                    yield f"{where}: docs/{page}#{anchor}"
+
     nobody(
         lost_addresses({where_in_src(path): source(path) for path in MODULES}),
         "name the page and heading that it is now",

@@ -21,7 +21,6 @@ from tidy.sources import ROOT, nobody
 
 BLOCKS = [block for page in PAGES for block in python_blocks(page)]
 _EXTRA = re.compile(r"sparkonce\[([\w,]+)\]")
-_INLINE = re.compile(r"(?<!`)`(sparkonce [^`…]+)`")
 
 
 def type_check(wanted: list[Block], folder: Path) -> list[str]:
@@ -104,19 +103,6 @@ def test_a_name_that_is_not_there_is_found() -> None:
 # --- command lines --------------------------------------------------------------------------------------------------
 
 
-def command_lines() -> Iterator[tuple[str, str]]:
-    """Every line that begins with ``sparkonce``, put together where it goes on, and those inside a sentence."""
-    for page in PAGES:
-        for block in blocks(page):
-            if block.language in ("", "bash", "console", "sh"):
-                for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
-                    for command in re.split(r" && | \| |; ", line.partition("  #")[0]):
-                        if command.startswith(("sparkonce ", "$ sparkonce ")):
-                            yield block.where, command.removeprefix("$ ")
-        for found in _INLINE.finditer(page.read_text()):
-            yield f"{page.relative_to(ROOT)}", found[1]
-
-
 def refused(line: str) -> str:
     """What the command itself says of a line, without running it; nothing if it would be taken."""
     import typer
@@ -150,6 +136,20 @@ def refused(line: str) -> str:
 
 
 def test_every_command_line_is_one_that_the_command_takes() -> None:
+    inline = re.compile(r"(?<!`)`(sparkonce [^`…]+)`")
+
+    def command_lines() -> Iterator[tuple[str, str]]:
+        """Every line that begins with ``sparkonce``, put together where it goes on, and those inside a sentence."""
+        for page in PAGES:
+            for block in blocks(page):
+                if block.language in ("", "bash", "console", "sh"):
+                    for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
+                        for command in re.split(r" && | \| |; ", line.partition("  #")[0]):
+                            if command.startswith(("sparkonce ", "$ sparkonce ")):
+                                yield block.where, command.removeprefix("$ ")
+            for found in inline.finditer(page.read_text()):
+                yield f"{page.relative_to(ROOT)}", found[1]
+
     lines = sorted(set(command_lines()))
     assert len(lines) > 15
     nobody((f"{where}: {line}: {said}" for where, line in lines if (said := refused(line))), "see sparkonce --help")
@@ -175,20 +175,19 @@ def test_extras_that_are_named_are_there() -> None:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def uneven_rows(page: Path) -> Iterator[str]:
-    """Rows with another number of cells than their table's head: a bar in code ends a cell, on GitHub too."""
-    cells = 0
-    fenced = False
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        fenced ^= line.lstrip().startswith("```")
-        if fenced or not line.startswith("|"):
-            cells = 0
-            continue
-        found = len(re.findall(r"(?<!\\)\|", line))
-        cells = cells or found
-        if found != cells:
-            yield f"{page.relative_to(ROOT)}:{number}: {found - 1} cells under {cells - 1}"
-
-
 def test_rows_of_tables_have_the_cells_of_their_heads() -> None:
+    def uneven_rows(page: Path) -> Iterator[str]:
+        """Rows with another number of cells than their table's head: a bar in code ends a cell, on GitHub too."""
+        cells = 0
+        fenced = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            fenced ^= line.lstrip().startswith("```")
+            if fenced or not line.startswith("|"):
+                cells = 0
+                continue
+            found = len(re.findall(r"(?<!\\)\|", line))
+            cells = cells or found
+            if found != cells:
+                yield f"{page.relative_to(ROOT)}:{number}: {found - 1} cells under {cells - 1}"
+
     nobody((one for page in PAGES for one in uneven_rows(page)), r"write \| for a bar inside a cell")

@@ -26,12 +26,6 @@ def checkpoint(folder: Path, *offsets: str) -> Path:
     return folder
 
 
-def kept(folder: Path, source: int, name: str, text: str) -> None:
-    place = folder / "sources" / str(source)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / name).write_text(text)
-
-
 @pytest.mark.parametrize(
     ("offset", "form", "where"),
     [
@@ -61,6 +55,11 @@ def test_the_shape_of_an_offset_tells_the_source(tmp_path: Path, offset: str, fo
 
 
 def test_what_a_source_keeps_tells_more(tmp_path: Path) -> None:
+    def kept(folder: Path, source: int, name: str, text: str) -> None:
+        place = folder / "sources" / str(source)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+
     folder = checkpoint(tmp_path / "c", "17", '{"logOffset":0}', '{"orders":{"0":5}}')
     kept(folder, 0, "0", "v1\n1795281088996")
     kept(folder, 1, "0", 'v1\n{"path":"file:///data/in/a.txt","timestamp":1,"batchId":0}\n')
@@ -91,20 +90,6 @@ def test_a_newest_batch_that_was_cut_off(tmp_path: Path, text: str) -> None:
         explain_checkpoint(LocalFiles(folder), sink="delta")
 
 
-def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
-    """A log with a run for each, of one sink: what it knew of the sink, and the transaction of its one batch."""
-    view = LogView()
-    for number, (facts, transaction) in enumerate(runs):
-        claim = Claim(nonce=f"n{number}", run="r", query="q", sinks=(("s", tuple(sorted(facts.items()))),))
-        view = view.apply(view.end, claim)
-        assert view.newest_run is not None
-        handles = (Handle(sink="s", slot=0, transaction=(("id", transaction),)),) if transaction is not None else ()
-        view = view.apply(
-            view.end, Commit(token=view.newest_run.token, query="q", batch=number, offsets=(), handles=handles)
-        )
-    return view
-
-
 KAFKA, TIMEOUT = {"cluster_id": "c"}, {"transaction_timeout_ms": "1000"}
 
 
@@ -121,6 +106,19 @@ KAFKA, TIMEOUT = {"cluster_id": "c"}, {"transaction_timeout_ms": "1000"}
 def test_a_sink_is_what_the_newest_run_says(
     runs: list[tuple[dict[str, str], str | None]], guarantee: Guarantee | None
 ) -> None:
+    def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
+        """A log with a run for each, of one sink: what it knew of the sink, and the transaction of its one batch."""
+        view = LogView()
+        for number, (facts, transaction) in enumerate(runs):
+            claim = Claim(nonce=f"n{number}", run="r", query="q", sinks=(("s", tuple(sorted(facts.items()))),))
+            view = view.apply(view.end, claim)
+            assert view.newest_run is not None
+            handles = (Handle(sink="s", slot=0, transaction=(("id", transaction),)),) if transaction is not None else ()
+            view = view.apply(
+                view.end, Commit(token=view.newest_run.token, query="q", batch=number, offsets=(), handles=handles)
+            )
+        return view
+
     view = logged(*runs)
     assert view.newest_run is not None
     assert _sink("s", dict(view.newest_run.sinks[0][1]), view).guarantee is guarantee

@@ -203,25 +203,24 @@ def test_a_run_that_is_superseded_while_it_waits_stops(
 
 
 def test_a_query_that_is_stopped_does_not_wait(world: World, clock: Clock) -> None:
+    class Stopped(Work):
+        """A plan whose query is stopped once it has failed."""
+
+        def __init__(self, world: World) -> None:
+            super().__init__(world.sinks(), 0)
+
+        def write(self, sinks, only, computed=None):  # type: ignore[no-untyped-def]
+            if self.stopped:
+                raise errors.PrepareError("in Spark's words", stopped=True)
+            self.stopped = True
+            return super().write(sinks, only, computed)
+
     world.server.fail("prepare", AWAY)
     lose_aborts(world, NEVER)
     work = Stopped(world)
     with pytest.raises(errors.PrepareError, match="in Spark's words"):
         world.start().run_batch(asked(0), work)
     assert clock.slept == []
-
-
-class Stopped(Work):
-    """A plan whose query is stopped once it has failed."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.sinks(), 0)
-
-    def write(self, sinks, only, computed=None):  # type: ignore[no-untyped-def]
-        if self.stopped:
-            raise errors.PrepareError("in Spark's words", stopped=True)
-        self.stopped = True
-        return super().write(sinks, only, computed)
 
 
 def test_a_healing_waits_too(world: World) -> None:
@@ -318,22 +317,21 @@ def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: W
     assert clock.slept == []
 
 
-class FullAtFloors(FlakyStore):
-    def __init__(self, world: World, times: int) -> None:
-        super().__init__(world.store, Commit)
-        self.times = times
-
-    def raise_floor(self, position: int, data: bytes) -> None:
-        if self.times:
-            self.times -= 1
-            raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        super().raise_floor(position, data)
-
-
 @pytest.mark.parametrize("times", [3, NEVER])
 def test_a_quota_that_is_used_up_when_the_log_is_tidied(
     world: World, clock: Clock, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class FullAtFloors(FlakyStore):
+        def __init__(self, world: World, times: int) -> None:
+            super().__init__(world.store, Commit)
+            self.times = times
+
+        def raise_floor(self, position: int, data: bytes) -> None:
+            if self.times:
+                self.times -= 1
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+            super().raise_floor(position, data)
+
     monkeypatch.setattr("sparkonce.protocol.horizon.KEEP_BATCHES", 1)
     monkeypatch.setattr("sparkonce.protocol.horizon.TIDY_EVERY_BATCHES", 1)
     driver = world.start(store=FullAtFloors(world, times))
@@ -361,19 +359,18 @@ def test_a_finish_that_waits_says_so_once(world: World, caplog: pytest.LogCaptur
     assert warnings(caplog) == []
 
 
-def conclude_later(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    answers = iter([errors.UnknownOutcomeError("no answer")] * times)
-
-    def conclude(*_: object) -> None:
-        if (error := next(answers, None)) is not None:
-            raise error
-
-    monkeypatch.setattr(_Committer, "conclude", conclude)
-
-
 def test_a_conclusion_waits(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def conclude_later(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        answers = iter([errors.UnknownOutcomeError("no answer")] * times)
+
+        def conclude(*_: object) -> None:
+            if (error := next(answers, None)) is not None:
+                raise error
+
+        monkeypatch.setattr(_Committer, "conclude", conclude)
+
     conclude_later(monkeypatch, 8)
     world.run(world.start(), 0)
     assert sum(clock.slept) > 40

@@ -90,16 +90,15 @@ def stranger(tmp_path):
         process.kill()
 
 
-def record(folder, *nodes):
-    fields = [
-        {"node_id": node_id, "pid": pid, "address": f"127.0.0.1:{node_id}", "mark": mark}
-        for node_id, (pid, mark) in enumerate(nodes, 1)
-    ]
-    state = {"folder": str(folder), "version": "4.3.0", "bootstrap": "127.0.0.1:1", "nodes": fields}
-    (folder / "cluster.json").write_text(json.dumps(state))
-
-
 def test_another_process_with_the_recorded_number_is_left_alone(tmp_path, stranger) -> None:
+    def record(folder, *nodes):
+        fields = [
+            {"node_id": node_id, "pid": pid, "address": f"127.0.0.1:{node_id}", "mark": mark}
+            for node_id, (pid, mark) in enumerate(nodes, 1)
+        ]
+        state = {"folder": str(folder), "version": "4.3.0", "bootstrap": "127.0.0.1:1", "nodes": fields}
+        (folder / "cluster.json").write_text(json.dumps(state))
+
     pid, mark = stranger
     record(tmp_path, (pid, "/another" + mark))
     assert json.loads(kafka("status", "--dir", tmp_path, "--json").stdout)["state"] == "stopped"

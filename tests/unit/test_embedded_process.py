@@ -91,22 +91,21 @@ def test_what_does_not_stop_is_named(start, monkeypatch):
     monkeypatch.undo()
 
 
-def end_and_reap(process, timeout_s):
-    """Ends it by its number as another program would, whose parent (here: we) collects the dead."""
-    reaper = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from sparkonce_lab.rig.process import end_process;"
-            "end_process(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))",
-            *(str(process.pid), process.mark, str(timeout_s)),
-        ]
-    )
-    assert process.wait(30)
-    assert reaper.wait(30) == 0
-
-
 def test_another_program_ends_it_by_its_number(start) -> None:
+    def end_and_reap(process, timeout_s):
+        """Ends it by its number as another program would, whose parent (here: we) collects the dead."""
+        reaper = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from sparkonce_lab.rig.process import end_process;"
+                "end_process(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))",
+                *(str(process.pid), process.mark, str(timeout_s)),
+            ]
+        )
+        assert process.wait(30)
+        assert reaper.wait(30) == 0
+
     process = start()
     end_and_reap(process, 30)
     assert process.exit_code == -signal.SIGTERM

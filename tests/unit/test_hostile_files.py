@@ -116,23 +116,22 @@ def test_any_bytes_with_a_checksum_are_refused(data: bytes, kind: str) -> None:
     refused([CLAIM, sealed(kind, data)])
 
 
-def _paths(body: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    children = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
-    return [at, *(path for key, value in children for path in _paths(value, (*at, key)))]
-
-
-def _replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    copy = dict(body) if isinstance(body, dict) else list(body)
-    copy[path[0]] = _replaced(body[path[0]], path[1:], value)
-    return copy
-
-
 @PATIENTLY
 @given(st.data())
 def test_any_other_value_in_any_place_is_refused_or_read(data: st.DataObject) -> None:
     """The checksum fits: as from somebody who edits the log with our own library."""
+
+    def _replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+        if not path:
+            return value
+        copy = dict(body) if isinstance(body, dict) else list(body)
+        copy[path[0]] = _replaced(body[path[0]], path[1:], value)
+        return copy
+
+    def _paths(body: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        children = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+        return [at, *(path for key, value in children for path in _paths(value, (*at, key)))]
+
     plain = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -104,19 +104,18 @@ def test_messages_point_to_the_bytes_of_a_slice(
     assert [int(size) for size in messages["len"]] == [len(text or b"") for text in texts]
 
 
-class WithoutData:
-    """A column of two empty texts without a buffer for their bytes, which the format allows and this pyarrow avoids."""
-
-    type, offset, null_count = pa.string(), 0, 0
-
-    def __len__(self) -> int:
-        return 2
-
-    def buffers(self) -> list[pa.Buffer | None]:
-        return [None, pa.py_buffer(np.zeros(3, np.int32)), None]
-
-
 def test_an_empty_text_has_an_address_even_where_arrow_has_no_data() -> None:
+    class WithoutData:
+        """A column of two empty texts without a buffer for their bytes: the format allows it, pyarrow avoids it."""
+
+        type, offset, null_count = pa.string(), 0, 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def buffers(self) -> list[pa.Buffer | None]:
+            return [None, pa.py_buffer(np.zeros(3, np.int32)), None]
+
     messages = np.zeros(2, librdkafka.MESSAGE)
     _point(messages, "key", "key_len", WithoutData())
     assert messages["key"].all()

@@ -124,14 +124,13 @@ def test_a_timestamp_that_kafka_would_replace_or_refuse_is_named(instant: int) -
         arguments(rows)
 
 
-def headers_of(keys: list[bytes | None]) -> pa.Array:
-    texts = pa.array(keys, pa.binary()).view(pa.string())
-    one = pa.StructArray.from_arrays([texts, pa.nulls(len(keys), pa.binary())], ["key", "value"])
-    return pa.ListArray.from_arrays([0, *range(len(keys) + 1)], one)
-
-
 @pytest.mark.parametrize("key", [None, b"a\0b", b"a\xff"])
 def test_a_header_whose_key_librdkafka_cannot_send_is_named(key: bytes | None) -> None:
+    def headers_of(keys: list[bytes | None]) -> pa.Array:
+        texts = pa.array(keys, pa.binary()).view(pa.string())
+        one = pa.StructArray.from_arrays([texts, pa.nulls(len(keys), pa.binary())], ["key", "value"])
+        return pa.ListArray.from_arrays([0, *range(len(keys) + 1)], one)
+
     rows = pa.record_batch({"value": ["none", "a", "b", "c"], "headers": headers_of([b"fine", key, "\u00e9".encode()])})
     with pytest.raises(PrepareError, match="'headers'"):
         arguments(rows)

@@ -74,6 +74,12 @@ def test_a_request_that_a_store_lacks_is_not_blamed_on_a_setting() -> None:
 
 def test_whatever_boto3_would_repeat_is_asked_again() -> None:
     """A completion is sent once a call: what boto3 repeats for other requests is for the driver to repeat."""
+
+    def _statuses_of_the_legacy_mode() -> list[int]:
+        told = json.loads((Path(botocore.__file__).parent / "data" / "_retry.json").read_text())
+        answers = [one["applies_when"].get("response", {}) for one in told["definitions"].values()]
+        return [answer["http_status_code"] for answer in answers if answer and "service_error_code" not in answer]
+
     throttled = ThrottledRetryableChecker._THROTTLED_ERROR_CODES
     transient = TransientRetryableChecker._TRANSIENT_ERROR_CODES
     statuses = [*TransientRetryableChecker._TRANSIENT_STATUS_CODES, *_statuses_of_the_legacy_mode()]
@@ -85,12 +91,6 @@ def test_whatever_boto3_would_repeat_is_asked_again() -> None:
     for answer in answers:
         assert read(answer, "CompleteMultipartUpload").outcome is Outcome.RETRY, answer
         assert outcome_by_object(NO_SUCH_UPLOAD, answer, FIELDS).outcome is Outcome.RETRY, answer
-
-
-def _statuses_of_the_legacy_mode() -> list[int]:
-    told = json.loads((Path(botocore.__file__).parent / "data" / "_retry.json").read_text())
-    answers = [one["applies_when"].get("response", {}) for one in told["definitions"].values()]
-    return [answer["http_status_code"] for answer in answers if answer and "service_error_code" not in answer]
 
 
 @pytest.mark.parametrize("request_", RIGHTS)

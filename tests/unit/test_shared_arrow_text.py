@@ -83,26 +83,26 @@ def test_odd_values() -> None:
 
 
 DAYS = np.array([-(2**31), -719_893, -719_528, -1, 2_932_896, 2_932_897, 12_019_723, 2**31 - 1])
-MICROSECONDS = np.array(
-    [-(2**63) + 1, -62_167_219_200_000_001, -1, 253_402_300_800_000_000, 1_700_000_000_000_000_000, 2**63 - 1]
-)
-
-
-def signed(text: str) -> str:
-    """As NumPy writes it, but with four digits of a year or more, and a plus before more than four."""
-    year, rest = text[1:].split("-", 1)
-    sign, year = ("-", year) if text[0] == "-" else ("", text[0] + year)
-    return f"{'+' if not sign and len(year) > 4 else sign}{year:0>4}-{rest}"
 
 
 def test_dates_and_instants_of_all_years_have_their_iso_text() -> None:
     """From the year 32768 on, Arrow's own cast writes "<value out of range: …>"."""
+
+    def signed(text: str) -> str:
+        """As NumPy writes it, but with four digits of a year or more, and a plus before more than four."""
+        year, rest = text[1:].split("-", 1)
+        sign, year = ("-", year) if text[0] == "-" else ("", text[0] + year)
+        return f"{'+' if not sign and len(year) > 4 else sign}{year:0>4}-{rest}"
+
+    microseconds = np.array(
+        [-(2**63) + 1, -62_167_219_200_000_001, -1, 253_402_300_800_000_000, 1_700_000_000_000_000_000, 2**63 - 1]
+    )
     days = pa.array(DAYS.astype(np.int32)).cast(pa.date32())
     assert plain_text(days, "x").to_pylist() == [signed(str(one)) for one in DAYS.astype("datetime64[D]")]
     assert plain_text(pa.array([4_000_000, None], pa.int32()).cast(pa.date32()), "x").to_pylist()[1] is None
-    wanted = [signed(str(one)) for one in MICROSECONDS.astype("datetime64[us]")]
+    wanted = [signed(str(one)) for one in microseconds.astype("datetime64[us]")]
     for zone, end in ((None, ""), ("UTC", "Z"), ("Asia/Tokyo", "Z")):
-        instants = pa.array(MICROSECONDS).cast(pa.timestamp("us", zone))
+        instants = pa.array(microseconds).cast(pa.timestamp("us", zone))
         assert plain_text(instants, "x").to_pylist() == [f"{one}{end}" for one in wanted]
     assert plain_text(pa.array([2**40, None]).cast(pa.timestamp("s", "UTC")), "x").to_pylist() == [
         "+36812-02-20T00:36:16Z",

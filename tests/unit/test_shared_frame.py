@@ -83,33 +83,32 @@ def test_an_answer_is_told_with_its_name_its_words_and_what_to_do() -> None:
     assert found.reason == "error XX000: words. Unlisted answer, so the outcome is unknown."
 
 
-class Numbers(HandleCommitter[int]):
-    """Transactions are numbers. One is foreign."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = []
-
-    def transaction_of(self, handle: Handle) -> int | Finished:
-        number = int(handle["number"])
-        return FOREIGN if number == 13 else number
-
-    def commit_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
-        self.calls.append(list(wanted))
-        return {one: Finished(outcome=Outcome.COMMITTED, reason=str(one)) for one in reversed(wanted)}
-
-    def abort_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
-        return dict.fromkeys(wanted, ABORTED)
-
-    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        raise NotImplementedError
-
-
 def handle(number: int | None, slot: int = 0) -> Handle:
     fields = {} if number is None else {"number": number}
     return Handle(sink="s", slot=slot, transaction=transaction_fields(fields))
 
 
 def test_answers_come_in_the_order_of_the_handles() -> None:
+    class Numbers(HandleCommitter[int]):
+        """Transactions are numbers. One is foreign."""
+
+        def __init__(self) -> None:
+            self.calls: list[list[int]] = []
+
+        def transaction_of(self, handle: Handle) -> int | Finished:
+            number = int(handle["number"])
+            return FOREIGN if number == 13 else number
+
+        def commit_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
+            self.calls.append(list(wanted))
+            return {one: Finished(outcome=Outcome.COMMITTED, reason=str(one)) for one in reversed(wanted)}
+
+        def abort_all(self, wanted: Mapping[int, Handle]) -> Mapping[int, Finished]:
+            return dict.fromkeys(wanted, ABORTED)
+
+        def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+            raise NotImplementedError
+
     committer = Numbers()
     found = committer.commit([handle(2), handle(None), handle(13), handle(1), handle(2, slot=1)])
     assert [one.reason for one in found] == ["2", NOTHING.reason, FOREIGN.reason, "1", "2"]
@@ -252,15 +251,16 @@ def test_a_new_session_without_the_newest_commit_is_a_server_that_went_back() ->
         committer.missing([handle(2)])
 
 
-def pool(server: Server, most: int = 2) -> IdlePool[Session]:
-    def connect() -> Session:
-        server.sessions.append(Session(server.has))
-        return server.sessions[-1]
-
-    return IdlePool(connect, is_idle=lambda one: not one.closed, is_alive=lambda one: one.has is server.has, most=most)
-
-
 def test_so_many_are_kept_and_the_others_closed() -> None:
+    def pool(server: Server, most: int = 2) -> IdlePool[Session]:
+        def connect() -> Session:
+            server.sessions.append(Session(server.has))
+            return server.sessions[-1]
+
+        return IdlePool(
+            connect, is_idle=lambda one: not one.closed, is_alive=lambda one: one.has is server.has, most=most
+        )
+
     server = Server()
     kept = pool(server)
     for one in [kept.take() for _ in range(3)]:

@@ -49,11 +49,6 @@ def one_view(df: Any) -> Any:
 RULES = Rules()
 
 
-def grouped(*views: View | None) -> list[list[str]]:
-    sinks = {MemorySink(MemoryServer(), name=str(place)): view for place, view in enumerate(views)}
-    return [sorted(share.sinks) for share in shares(sinks)]
-
-
 @pytest.mark.parametrize(
     ("views", "together"),
     [
@@ -66,6 +61,10 @@ def grouped(*views: View | None) -> list[list[str]]:
     ids=["none", "the same function", "a method", "equal functions"],
 )
 def test_every_sink_is_in_one_share(views: tuple[View | None, ...], together: list[list[str]]) -> None:
+    def grouped(*views: View | None) -> list[list[str]]:
+        sinks = {MemorySink(MemoryServer(), name=str(place)): view for place, view in enumerate(views)}
+        return [sorted(share.sinks) for share in shares(sinks)]
+
     assert grouped(*views) == together
 
 

@@ -55,15 +55,14 @@ def test_a_query_that_reads_what_it_writes_is_warned_of(
     )
 
 
-def shares(*views: Callable[[Any], Any] | None) -> list[Share]:
-    found: dict[object, dict[str, MemorySink]] = {}
-    for number, view in enumerate(views):
-        name = f"s{number}"
-        found.setdefault(view, {})[name] = MemorySink(MemoryServer(), name=name)
-    return [Share(view=view, sinks=sinks) for view, sinks in found.items()]  # type: ignore[arg-type]
-
-
 def test_two_sinks_that_write_the_same_rows_to_one_topic_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def shares(*views: Callable[[Any], Any] | None) -> list[Share]:
+        found: dict[object, dict[str, MemorySink]] = {}
+        for number, view in enumerate(views):
+            name = f"s{number}"
+            found.setdefault(view, {})[name] = MemorySink(MemoryServer(), name=name)
+        return [Share(view=view, sinks=sinks) for view, sinks in found.items()]  # type: ignore[arg-type]
+
     facts = {f"s{number}": {"prefix": f"p{number}", "cluster_id": "c", "topic": "t"} for number in range(2)}
     warn_of_repeats(shares(None, None), facts)
     (warning,) = caplog.records

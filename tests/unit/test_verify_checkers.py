@@ -146,13 +146,12 @@ def test_a_null_is_no_value(column: str) -> None:
     assert run.found() == torn_too(POSTGRES, {Anomaly.UNEXPECTED: 1, Anomaly.MISSING: 1})
 
 
-def neighbours(run: Run) -> tuple[Row, Row]:
-    """Two rows of one key, one after the other."""
-    rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
-    return rows[0], rows[1]
-
-
 def test_rows_out_of_order() -> None:
+    def neighbours(run: Run) -> tuple[Row, Row]:
+        """Two rows of one key, one after the other."""
+        rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
+        return rows[0], rows[1]
+
     run = good_run()
     one, two = neighbours(run)
     one["offset"], two["offset"] = two["offset"], one["offset"]

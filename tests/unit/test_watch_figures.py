@@ -96,21 +96,6 @@ def go_through(figures: Figures, clock: Clock, batch: int, *phases: tuple[Phase,
     figures.enter(Phase.IDLE, batch)
 
 
-def samples() -> dict[tuple[str, ...], float]:
-    """Returns what Prometheus reads, by name and the values of the labels that follow query and name."""
-    registry = CollectorRegistry()
-    register(registry)
-    return {
-        (
-            sample.name,
-            *(value for label, value in sample.labels.items() if label not in ("query", "name")),
-        ): sample.value
-        for family in text_string_to_metric_families(generate_latest(registry).decode())
-        for sample in family.samples
-        if (sample.labels.get("query"), sample.labels.get("name")) == (QUERY, "totals")
-    }
-
-
 def test_a_batch_has_its_phases_in_their_order(figures: Figures, clock: Clock) -> None:
     go_through(figures, clock, 3, (Phase.CLAIMING, 10), (Phase.WRITING, 200), (Phase.WRITING, 50), (Phase.DECIDING, 5))
     found = figures.done(progress(3))
@@ -287,6 +272,20 @@ def test_what_is_in_doubt(phase: Phase, more: dict[str, Any], transactions: int,
 
 
 def test_prometheus_reads_them(figures: Figures, clock: Clock, run: Run) -> None:
+    def samples() -> dict[tuple[str, ...], float]:
+        """Returns what Prometheus reads, by name and the values of the labels that follow query and name."""
+        registry = CollectorRegistry()
+        register(registry)
+        return {
+            (
+                sample.name,
+                *(value for label, value in sample.labels.items() if label not in ("query", "name")),
+            ): sample.value
+            for family in text_string_to_metric_families(generate_latest(registry).decode())
+            for sample in family.samples
+            if (sample.labels.get("query"), sample.labels.get("name")) == (QUERY, "totals")
+        }
+
     go_through(figures, clock, 3, (Phase.WRITING, 200))
     figures.done(progress(3))
     figures.enter(Phase.DECIDING, 4)

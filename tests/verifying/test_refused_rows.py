@@ -19,24 +19,23 @@ from verifying.trial import PARTITIONS, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-STEPS = [
-    Step(number=number, fault=fault, phase=phase.name)
-    for number, (fault, phase) in enumerate(
-        [
-            (Fault.DRIVER_KILLED, Phase.FINISHING),
-            (Fault.DRIVER_KILLED, Phase.DECIDING),
-            (Fault.TWO_DRIVERS, Phase.WRITING),
-        ],
-        1,
-    )
-]
-
 
 def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[str], None]) -> None:
+    steps = [
+        Step(number=number, fault=fault, phase=phase.name)
+        for number, (fault, phase) in enumerate(
+            [
+                (Fault.DRIVER_KILLED, Phase.FINISHING),
+                (Fault.DRIVER_KILLED, Phase.DECIDING),
+                (Fault.TWO_DRIVERS, Phase.WRITING),
+            ],
+            1,
+        )
+    ]
     kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
-    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, PostgresSystem()], schedule=STEPS)
+    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, PostgresSystem()], schedule=steps)
     assert found(verdicts) == {}
-    assert len(list(history.of(Kind.RECOVERED))) == len(STEPS)
+    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
     refused = sum(event["rows"].get(NAME, 0) for event in history.of(Kind.BATCH))
     assert refused > 60
 

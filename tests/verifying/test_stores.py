@@ -23,23 +23,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(1_800)]
 
 Say = Callable[[str], None]
 
-IN_HDFS: tuple[dict[str, Any], ...] = (
-    {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
-    {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
-)
-IN_S3: tuple[dict[str, Any], ...] = (
-    {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": STORE, "request": "put"},
-    {"fault": Fault.REQUEST_LATE, "phase": Phase.DECIDING, "system": STORE, "request": "put"},
-    {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
-    {"fault": Fault.CUT, "phase": Phase.CLAIMING, "system": STORE},
-    {"fault": Fault.REPLIES_SWALLOWED, "phase": Phase.DECIDING, "system": STORE, "lasts_ms": 4_000},
-    {"fault": Fault.BLACK_HOLE, "phase": Phase.WRITING, "system": STORE, "lasts_ms": 20_000},
-    {"fault": Fault.SERVER_PAUSED, "phase": Phase.DECIDING, "system": STORE, "lasts_ms": 4_000},
-    {"fault": Fault.SERVER_KILLED, "phase": Phase.FINISHING, "system": STORE},
-    {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
-    {"fault": Fault.TWO_DRIVERS, "phase": Phase.WRITING},
-)
-
 
 def check(folder: Path, say: Say, store: CheckpointStore, faults: Sequence[dict[str, Any]]) -> None:
     steps = [Step(number=number, **{**one, "phase": one["phase"].name}) for number, one in enumerate(faults, 1)]
@@ -57,11 +40,27 @@ def check(folder: Path, say: Say, store: CheckpointStore, faults: Sequence[dict[
 @pytest.mark.slow
 @USES_HDFS
 def test_nothing_is_found_with_the_checkpoint_in_hdfs(tmp_path: Path, say: Say) -> None:
+    in_hdfs: tuple[dict[str, Any], ...] = (
+        {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
+        {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
+    )
     store = CheckpointStore(f"{hdfs_server().url}/checkpoints", {})
-    check(tmp_path / "run", say, store, IN_HDFS)
+    check(tmp_path / "run", say, store, in_hdfs)
 
 
 @pytest.mark.slow
 def test_nothing_is_found_with_the_checkpoint_in_s3(tmp_path: Path, say: Say) -> None:
     """Spark's own connector is half a gigabyte, which is fetched once."""
-    check(tmp_path / "run", say, CheckpointStore(OWN, {}), IN_S3)
+    in_s3: tuple[dict[str, Any], ...] = (
+        {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": STORE, "request": "put"},
+        {"fault": Fault.REQUEST_LATE, "phase": Phase.DECIDING, "system": STORE, "request": "put"},
+        {"fault": Fault.DRIVER_KILLED, "phase": Phase.FINISHING},
+        {"fault": Fault.CUT, "phase": Phase.CLAIMING, "system": STORE},
+        {"fault": Fault.REPLIES_SWALLOWED, "phase": Phase.DECIDING, "system": STORE, "lasts_ms": 4_000},
+        {"fault": Fault.BLACK_HOLE, "phase": Phase.WRITING, "system": STORE, "lasts_ms": 20_000},
+        {"fault": Fault.SERVER_PAUSED, "phase": Phase.DECIDING, "system": STORE, "lasts_ms": 4_000},
+        {"fault": Fault.SERVER_KILLED, "phase": Phase.FINISHING, "system": STORE},
+        {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
+        {"fault": Fault.TWO_DRIVERS, "phase": Phase.WRITING},
+    )
+    check(tmp_path / "run", say, CheckpointStore(OWN, {}), in_s3)

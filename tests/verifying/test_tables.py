@@ -13,36 +13,25 @@ from sparkonce_lab.history import Kind
 from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.delta import DeltaSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
-from sparkonce_lab.verdicts import Anomaly
 from verifying.trial import PARTITIONS, found, trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
-STEPS = [
-    Step(number=number, fault=fault, phase=phase.name)
-    for number, (fault, phase) in enumerate(
-        [
-            (Fault.DRIVER_KILLED, Phase.FINISHING),
-            (Fault.DRIVER_KILLED, Phase.DECIDING),
-            (Fault.DRIVER_KILLED, Phase.IDLE),
-            (Fault.TWO_DRIVERS, Phase.WRITING),
-        ],
-        1,
-    )
-]
-
 
 def test_a_table_has_each_row_once(tmp_path: Path, say: Callable[[str], None]) -> None:
+    steps = [
+        Step(number=number, fault=fault, phase=phase.name)
+        for number, (fault, phase) in enumerate(
+            [
+                (Fault.DRIVER_KILLED, Phase.FINISHING),
+                (Fault.DRIVER_KILLED, Phase.DECIDING),
+                (Fault.DRIVER_KILLED, Phase.IDLE),
+                (Fault.TWO_DRIVERS, Phase.WRITING),
+            ],
+            1,
+        )
+    ]
     kafka = KafkaSystem(partitions=PARTITIONS)
-    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=STEPS)
+    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=steps)
     assert found(verdicts) == {}
-    assert len(list(history.of(Kind.RECOVERED))) == len(STEPS)
-
-
-def test_a_lost_file_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the first file away from the reader: its rows are in Kafka only."""
-    published = DeltaSystem.published
-    monkeypatch.setattr(DeltaSystem, "published", lambda self: published(self)[1:])
-    kafka = KafkaSystem(partitions=PARTITIONS)
-    _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=[])
-    assert {one.anomaly for one in verdicts if one.count and one.system == "delta"} >= {Anomaly.MISSING}
+    assert len(list(history.of(Kind.RECOVERED))) == len(steps)

@@ -40,30 +40,6 @@ STEPS = (
 LONG_MS, LONGER_MS = 20_000, 75_000
 """More than a start waits; more than a commit is tried."""
 
-EVERY_FAULT: tuple[dict[str, Any], ...] = (
-    {"fault": Fault.CUT, "phase": Phase.WRITING, "system": "kafka"},
-    {"fault": Fault.SLOWED, "phase": Phase.DECIDING, "system": "postgres", "lasts_ms": 4_000},
-    {"fault": Fault.BLACK_HOLE, "phase": Phase.FINISHING, "system": "kafka", "lasts_ms": LONG_MS},
-    {"fault": Fault.REQUESTS_SWALLOWED, "phase": Phase.FINISHING, "system": "postgres", "lasts_ms": LONGER_MS},
-    {"fault": Fault.REPLIES_SWALLOWED, "phase": Phase.WRITING, "system": "kafka"},
-    {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": "kafka", "request": "end"},
-    {"fault": Fault.REQUEST_LATE, "phase": Phase.DECIDING, "system": "postgres", "request": "commit"},
-    {"fault": Fault.SERVER_PAUSED, "phase": Phase.SWEEPING_OWN, "system": "kafka", "lasts_ms": LONG_MS},
-    {"fault": Fault.SERVER_KILLED, "phase": Phase.DECIDING, "system": "postgres"},
-    {"fault": Fault.COORDINATOR_MOVED, "phase": Phase.FINISHING, "system": "kafka"},
-    {"fault": Fault.TARGET_DISK_FULL, "phase": Phase.WRITING, "system": "files"},
-    {"fault": Fault.LOG_DISK_FULL, "phase": Phase.DECIDING},
-    {"fault": Fault.WORKER_KILLED, "phase": Phase.WRITING},
-    {"fault": Fault.DRIVER_KILLED, "phase": Phase.DECIDING},
-    {"fault": Fault.EXECUTOR_KILLED, "phase": Phase.WRITING},
-    {"fault": Fault.OTHER_PARALLELISM, "phase": Phase.FINISHING, "amount": 2},
-    {"fault": Fault.TWO_DRIVERS, "phase": Phase.DECIDING},
-    {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
-    {"fault": Fault.CLOCK_JUMPED, "phase": Phase.WRITING, "amount": 3_600},
-    {"fault": Fault.CLOCK_JUMPED, "phase": Phase.IDLE, "amount": -3_600},
-    {"fault": Fault.EXPIRED, "phase": Phase.FINISHING},
-)
-
 
 @pytest.mark.slow
 def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
@@ -84,8 +60,31 @@ def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
 @pytest.mark.skipif(find_faketime() is None, reason="libfaketime is not installed")
 @pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
 def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: Say) -> None:
-    assert {one["fault"] for one in EVERY_FAULT} == set(Fault)
-    steps = [Step(number=number, **{**one, "phase": one["phase"].name}) for number, one in enumerate(EVERY_FAULT, 1)]
+    every_fault: tuple[dict[str, Any], ...] = (
+        {"fault": Fault.CUT, "phase": Phase.WRITING, "system": "kafka"},
+        {"fault": Fault.SLOWED, "phase": Phase.DECIDING, "system": "postgres", "lasts_ms": 4_000},
+        {"fault": Fault.BLACK_HOLE, "phase": Phase.FINISHING, "system": "kafka", "lasts_ms": LONG_MS},
+        {"fault": Fault.REQUESTS_SWALLOWED, "phase": Phase.FINISHING, "system": "postgres", "lasts_ms": LONGER_MS},
+        {"fault": Fault.REPLIES_SWALLOWED, "phase": Phase.WRITING, "system": "kafka"},
+        {"fault": Fault.REPLY_LOST, "phase": Phase.DECIDING, "system": "kafka", "request": "end"},
+        {"fault": Fault.REQUEST_LATE, "phase": Phase.DECIDING, "system": "postgres", "request": "commit"},
+        {"fault": Fault.SERVER_PAUSED, "phase": Phase.SWEEPING_OWN, "system": "kafka", "lasts_ms": LONG_MS},
+        {"fault": Fault.SERVER_KILLED, "phase": Phase.DECIDING, "system": "postgres"},
+        {"fault": Fault.COORDINATOR_MOVED, "phase": Phase.FINISHING, "system": "kafka"},
+        {"fault": Fault.TARGET_DISK_FULL, "phase": Phase.WRITING, "system": "files"},
+        {"fault": Fault.LOG_DISK_FULL, "phase": Phase.DECIDING},
+        {"fault": Fault.WORKER_KILLED, "phase": Phase.WRITING},
+        {"fault": Fault.DRIVER_KILLED, "phase": Phase.DECIDING},
+        {"fault": Fault.EXECUTOR_KILLED, "phase": Phase.WRITING},
+        {"fault": Fault.OTHER_PARALLELISM, "phase": Phase.FINISHING, "amount": 2},
+        {"fault": Fault.TWO_DRIVERS, "phase": Phase.DECIDING},
+        {"fault": Fault.DRIVER_PAUSED, "phase": Phase.DECIDING},
+        {"fault": Fault.CLOCK_JUMPED, "phase": Phase.WRITING, "amount": 3_600},
+        {"fault": Fault.CLOCK_JUMPED, "phase": Phase.IDLE, "amount": -3_600},
+        {"fault": Fault.EXPIRED, "phase": Phase.FINISHING},
+    )
+    assert {one["fault"] for one in every_fault} == set(Fault)
+    steps = [Step(number=number, **{**one, "phase": one["phase"].name}) for number, one in enumerate(every_fault, 1)]
     kafka = KafkaSystem(nodes=3, partitions=PARTITIONS)
     systems = [kafka, PostgresSystem(), FilesSystem()]
     history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=systems, schedule=steps, undisturbed=True)
