@@ -10,26 +10,11 @@ import pytest
 
 from other_servers import SERVERS
 
-TESTS = Path(__file__).parents[1]
 FILES = {
     "postgres": "*/test_postgres.py integration/test_postgres_*.py",
     "mariadb": "*/test_mysql.py integration/test_mysql_*.py",
     "redis": "*/test_redis.py integration/test_redis_*.py",
     "s3": "*/test_files.py */test_checkpoint_objects.py integration/test_s3_*.py",
-}
-TARGETS = {"postgres": "postgres", "mariadb": "mariadb", "redis": "redis", "s3": "files-s3"}
-"""What names their targets in the crash matrix."""
-LEFT_OUT = {
-    # The name of a test says so if it uses what PostgreSQL has only since a version.
-    "postgres=12.22.0": "since_13 or since-13 or since_15 or since-15",
-    "postgres=14.20.0": "since_15 or since-15",
-    # A cluster of the tests has a bus port of its own, a subcommand is taken from a user, and a script asks whether the
-    # user may run a command: all since Redis 7.
-    "redis=6.2.5": "cluster or (script and missing_at_the_start) or finishing-lset",
-    # Other sinks of files; users and TLS, which versitygw has by its own options; what it keeps in hidden files; a
-    # completion that needs no second request; lifecycle rules, since MinIO aborts every upload after a day.
-    "s3=minio": "(test_files and not S3) or right or may_only_read or certificate or killed_trial or still_at_work or "
-    "begins_while or refuses_once or lifecycle_rule",
 }
 
 
@@ -37,12 +22,27 @@ LEFT_OUT = {
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("server", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in SERVERS])
 def test_all_of_a_sink(server: str) -> None:
+    left_out = {
+        # The name of a test says so if it uses what PostgreSQL has only since a version.
+        "postgres=12.22.0": "since_13 or since-13 or since_15 or since-15",
+        "postgres=14.20.0": "since_15 or since-15",
+        # A cluster of the tests has a bus port of its own, a subcommand is taken from a user, and a script asks whether
+        # the user may run a command: all since Redis 7.
+        "redis=6.2.5": "cluster or (script and missing_at_the_start) or finishing-lset",
+        # Other sinks of files; users and TLS, which versitygw has by its own options; what it keeps in hidden files; a
+        # completion that needs no second request; lifecycle rules, since MinIO aborts every upload after a day.
+        "s3=minio": "(test_files and not S3) or right or may_only_read or certificate or killed_trial or still_at_work "
+        "or begins_while or refuses_once or lifecycle_rule",
+    }
+    # What names their targets in the crash matrix.
+    targets = {"postgres": "postgres", "mariadb": "mariadb", "redis": "redis", "s3": "files-s3"}
+    tests = Path(__file__).parents[1]
     kind = server.partition("=")[0]
-    files = sorted(str(file) for pattern in FILES[kind].split() for file in TESTS.glob(pattern))
-    chosen = f"(not test_matrix or ({TARGETS[kind]} and kill-at)) and not ({LEFT_OUT.get(server, 'nothing')})"
+    files = sorted(str(file) for pattern in FILES[kind].split() for file in tests.glob(pattern))
+    chosen = f"(not test_matrix or ({targets[kind]} and kill-at)) and not ({left_out.get(server, 'nothing')})"
     options = ["-n0", "-q", "-m", "slow or not slow", "-k", chosen, "--server", server]
-    command = [sys.executable, "-m", "pytest", *options, *files, str(TESTS / "crashes" / "test_matrix.py")]
-    run = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", *options, *files, str(tests / "crashes" / "test_matrix.py")]
+    run = subprocess.run(command, cwd=tests.parent, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-20_000:]
     result = run.stdout.splitlines()[-1]
     assert "passed" in result

@@ -315,8 +315,6 @@ def test_keys_of_s3_that_expire_are_asked_for_again(rotated: Keys, tmp_path: Pat
 
 # --- a checkpoint in S3 ----------------------------------------------------------------------------------------------
 
-PLACE = "checkpoints/totals"
-
 
 @pytest.mark.parametrize(
     ("phase", "refused", "seen"),
@@ -330,10 +328,15 @@ def test_keys_of_the_checkpoint_that_were_given_need_a_start(
 ) -> None:
     """Commits what is decided all the same: it is the next decision that the store refuses."""
 
+    def lines_of(folder: Path) -> list[str]:
+        return sorted(line for file in folder.glob("*.txt") for line in file.read_text().splitlines())
+
+    place = "checkpoints/totals"
+
     def log_with(keys: Keys, user: int) -> ObjectFiles:
         """The checkpoint's folder, by the keys that one of the users has been given."""
         access, secret = keys.users[user]
-        return object_files(keys.bucket, PLACE, access_key_id=access, secret_access_key=secret)
+        return object_files(keys.bucket, place, access_key_id=access, secret_access_key=secret)
 
     out = tmp_path / "out"
     job = job_of(tmp_path, lambda: FilesSink(out, format="text"))
@@ -356,7 +359,3 @@ def test_keys_of_the_checkpoint_that_were_given_need_a_start(
     job.files_of_checkpoint = log_with(rotated, 1)
     job.run(*range(refused, 4))
     assert lines_of(out) == batches(0, 1, 2, 3)
-
-
-def lines_of(folder: Path) -> list[str]:
-    return sorted(line for file in folder.glob("*.txt") for line in file.read_text().splitlines())

@@ -28,23 +28,23 @@ pytestmark = MARKS
 PARTITIONS, SLOTS, ROWS = 12, 3, 1200
 
 
-def by_slot(rows: DataFrame) -> list[list[tuple[int, int]]]:
-    """The rows of each slot as (partition, number), in the order in which the slot is given them."""
-
-    def collect(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [[row["partition"], row["number"]] for batch in batches for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pydict({"rows": [found]})
-
-    return [
-        [tuple(row) for row in one["rows"]] for one in rows.mapInArrow(collect, "rows array<array<bigint>>").collect()
-    ]
-
-
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_partition_goes_whole_and_in_order_to_one_slot(
     own_session: SparkSession, *, adaptive: str, shuffled: bool
 ) -> None:
+    def by_slot(rows: DataFrame) -> list[list[tuple[int, int]]]:
+        """The rows of each slot as (partition, number), in the order in which the slot is given them."""
+
+        def collect(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            found = [[row["partition"], row["number"]] for batch in batches for row in batch.to_pylist()]
+            yield pa.RecordBatch.from_pydict({"rows": [found]})
+
+        return [
+            [tuple(row) for row in one["rows"]]
+            for one in rows.mapInArrow(collect, "rows array<array<bigint>>").collect()
+        ]
+
     own_session.conf.set("spark.sql.adaptive.enabled", adaptive)
     numbers = own_session.range(ROWS, numPartitions=PARTITIONS).withColumnRenamed("id", "number")
     if shuffled:
