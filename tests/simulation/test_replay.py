@@ -17,15 +17,17 @@ SEEDS = [(family, seed) for family, seeds in zip(FAMILIES, (30, 4, 8), strict=Tr
 TESTS = Path(__file__).parents[1]
 
 
+def digest(family: str, seed: int) -> str:
+    told = schedule.run(FAMILIES[family](seed), Dice(seed), tell=True).told
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def digests() -> list[str]:
+    with replaced():
+        return [digest(*one) for one in SEEDS]
+
+
 def test_another_process_gives_the_same_trace_whatever_its_hashes_are() -> None:
-    def digest(family: str, seed: int) -> str:
-        told = schedule.run(FAMILIES[family](seed), Dice(seed), tell=True).told
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
-
-    def digests() -> list[str]:
-        with replaced():
-            return [digest(*one) for one in SEEDS]
-
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(TESTS)}
     told = "from simulation.test_replay import digests; print(*digests())"
     said = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True)

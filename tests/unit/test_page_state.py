@@ -252,11 +252,10 @@ def test_the_usual_of_a_phase_is_that_of_the_newest_batches_of_all_segments() ->
     assert shown.usual["preparing every slot"].p50_ms == 900
 
 
-def numbers(kept: PageTimeline, than: int = 0) -> list[int]:
-    return [one[0] for part in ("batches", "events") for one in kept.newer(than)[part]]
-
-
 def test_each_batch_and_event_is_given_once() -> None:
+    def numbers(kept: PageTimeline, than: int = 0) -> list[int]:
+        return [one[0] for part in ("batches", "events") for one in kept.newer(than)[part]]
+
     kept, event = PageTimeline(), WatchedEvent(at_ms=5, kind="healed", batch=1, text="One.", next_step="look at it")
     kept.add([segment(*STEADY[:2], events=[event])], ())
     first = kept.newer(0)

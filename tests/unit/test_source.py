@@ -27,7 +27,6 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).parents[2]
 LINES = "own_source.lines_source:Lines"
 Register = Callable[..., None]
 
@@ -115,8 +114,9 @@ def test_a_source_that_only_judges_is_enough(register: Register) -> None:
 
 @pytest.mark.parametrize("group", ["sparkonce.sources", "sparkonce.packages"])
 def test_this_environment_has_the_entry_points_of_the_project(group: str) -> None:
+    root = Path(__file__).parents[2]
     named: dict[str, str] = {}
-    for file in (ROOT / "pyproject.toml", *ROOT.glob("packages/*/pyproject.toml")):
+    for file in (root / "pyproject.toml", *root.glob("packages/*/pyproject.toml")):
         named |= tomllib.loads(file.read_text())["project"].get("entry-points", {}).get(group, {})
     installed = {entry.name: entry.value for entry in entry_points(group=group)}
     assert named.items() <= installed.items(), "renew it: python3 dev.py run true"
