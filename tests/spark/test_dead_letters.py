@@ -26,9 +26,6 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 pytestmark = MARKS
 
 IDS = [f"{number}" for number in range(400)]
-LARGE = [one for one in IDS if int(one) % 50 == 0]
-UNLIKED = [one for one in IDS if int(one) % 70 == 3]
-CRASHES = [Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING]
 
 
 def plan(rows: DataFrame) -> DataFrame:
@@ -37,19 +34,9 @@ def plan(rows: DataFrame) -> DataFrame:
     return rows.withColumn("value", F.when(F.col("key").cast("int") % 50 == 0, large).otherwise(F.col("value")))
 
 
-def refused_by(sink: str, letters: list[dict[str, Any]]) -> list[str]:
-    """Returns the keys of the rows that a sink refused, as often as they are there."""
-    return sorted((json.loads(one["row"])["key"] for one in letters if one["sink"] == sink), key=int)
-
-
 def in_files(folder: Path) -> list[dict[str, Any]]:
     """Returns the dead letters of whole batches."""
     return [row for path in whole_batches(folder) for row in ds.dataset(path).to_table().to_pylist()]
-
-
-def without(refused: list[str]) -> list[str]:
-    """Returns the ids that are not refused, in the order of their numbers."""
-    return [one for one in IDS if one not in refused]
 
 
 @pytest.mark.slow
@@ -58,6 +45,17 @@ def without(refused: list[str]) -> list[str]:
 def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, postgres: PostgresSystem, commit: str
 ) -> None:
+    def without(refused: list[str]) -> list[str]:
+        """Returns the ids that are not refused, in the order of their numbers."""
+        return [one for one in IDS if one not in refused]
+
+    def refused_by(sink: str, letters: list[dict[str, Any]]) -> list[str]:
+        """Returns the keys of the rows that a sink refused, as often as they are there."""
+        return sorted((json.loads(one["row"])["key"] for one in letters if one["sink"] == sink), key=int)
+
+    crashes = [Phase.VALIDATING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING]
+    unliked = [one for one in IDS if int(one) % 70 == 3]
+    large = [one for one in IDS if int(one) % 50 == 0]
     postgres.ask("CREATE TABLE liked (key text, value varchar(100), CHECK (key::int % 70 <> 3))")
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2, target_config={"max.message.bytes": "2000"})
     letters = tmp_path / "refused"
@@ -67,16 +65,16 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
         dead = FilesSink(letters, name="refused")
         return stream.run(plan, rows_per_batch=100, sinks=lambda to: [to, table], dead_letters=dead, **more)
 
-    for batch, phase in enumerate(CRASHES):
+    for batch, phase in enumerate(crashes):
         with pytest.raises(CrashError):
             run(listener=crash_at(phase, batch))
     run()
     table = sorted((key for (key,) in postgres.ask("SELECT key FROM liked")), key=int)
     found = in_files(letters)
-    assert sorted(stream.keys(), key=int) == without(LARGE)
-    assert refused_by("kafka", found) == LARGE
-    assert table == without([*LARGE, *UNLIKED])
-    assert Counter(refused_by("postgres", found)) == Counter([*LARGE, *UNLIKED])
+    assert sorted(stream.keys(), key=int) == without(large)
+    assert refused_by("kafka", found) == large
+    assert table == without([*large, *unliked])
+    assert Counter(refused_by("postgres", found)) == Counter([*large, *unliked])
     reasons = {one["reason"] for one in found}
     assert any("max.message.bytes is 2000" in one for one in reasons), reasons
     assert any("23514" in one for one in reasons), reasons
@@ -85,26 +83,25 @@ def test_accepted_and_refused_rows_are_the_input_whatever_crashes(
     assert not stream.transactions("Ongoing")
 
 
-def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
-    """Aborts decided transactions of the newest batch, as the broker does when their time is over."""
-    from sparkonce.driver.start import read_log
-    from sparkonce.log import DecisionLog, FilesLogStore
-    from sparkonce.storage.local import LocalFiles
-
-    view = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))))
-    decided = view.newest_decision
-    assert decided is not None
-    handles = [one for one in decided.handles if one.sink == name and one.transaction and slots(one.slot)]
-    committer = KafkaCommitter({"bootstrap.servers": stream.bootstrap}, name, topic=topic)
-    try:
-        committer.abort(handles)
-    finally:
-        committer.close()
-    return len(handles)
-
-
 @pytest.mark.slow
 def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
+        """Aborts decided transactions of the newest batch, as the broker does when their time is over."""
+        from sparkonce.driver.start import read_log
+        from sparkonce.log import DecisionLog, FilesLogStore
+        from sparkonce.storage.local import LocalFiles
+
+        view = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))))
+        decided = view.newest_decision
+        assert decided is not None
+        handles = [one for one in decided.handles if one.sink == name and one.transaction and slots(one.slot)]
+        committer = KafkaCommitter({"bootstrap.servers": stream.bootstrap}, name, topic=topic)
+        try:
+            committer.abort(handles)
+        finally:
+            committer.close()
+        return len(handles)
+
     stream = Stream(spark, kafka, tmp_path, IDS, partitions=2)
 
     def run(largest: str, **more: Any) -> Any:

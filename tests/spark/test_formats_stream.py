@@ -44,12 +44,11 @@ def strike(tmp_path: Path, when: str, batch: int = 1) -> dict[str, str]:
     return {"name": "struck-kafka", "strike": f"{when} {batch} {tmp_path / 'struck'}"}
 
 
-def log_of(stream: Stream) -> LogView:
-    return DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))).read(LogView())
-
-
 @pytest.mark.slow
 def test_a_run_claims_once_and_each_row_is_there_once(stream: Stream) -> None:
+    def log_of(stream: Stream) -> LogView:
+        return DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))).read(LogView())
+
     written(stream)
     assert stream.keys() == IDS
     view = log_of(stream)

@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def lines(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFrame]:
@@ -58,5 +56,6 @@ def test_a_query_reads_it_exactly_once_and_is_told_what_only_the_source_knows(li
 
 
 def test_the_page_shows_the_code_as_it_is() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-source.md").read_text(), re.DOTALL)
-    assert (ROOT / "examples" / "own_source" / "lines_source.py").read_text() in blocks
+    root = Path(__file__).parents[2]
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs" / "own-source.md").read_text(), re.DOTALL)
+    assert (root / "examples" / "own_source" / "lines_source.py").read_text() in blocks

@@ -24,7 +24,6 @@ SLOW = pytest.mark.slow
 IDS = [f"{number:03d}" for number in range(120)]
 EACH = 40
 """Rows of a batch, from all four partitions."""
-SOON = {"transaction.timeout.ms": 10_000}
 
 
 @pytest.fixture
@@ -41,12 +40,6 @@ def transactions(stream: Stream, plan: Callable[[DataFrame], DataFrame] = lambda
     """Runs the query to its end, and returns the number of transactions of each batch."""
     found = [batch.transactions for batch in stream.run(plan, rows_per_batch=EACH, **more)]
     assert stream.keys() == IDS
-    return found
-
-
-def decided(stream: Stream, batch: int) -> Decision:
-    found = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint)))).decision(batch)
-    assert found is not None
     return found
 
 
@@ -86,9 +79,16 @@ def test_a_view_keeps_its_slots(stream: Stream) -> None:
 @pytest.mark.slow
 def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream) -> None:
     """Though nothing is known of the rows' size after a restart."""
+
+    def decided(stream: Stream, batch: int) -> Decision:
+        found = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint)))).decision(batch)
+        assert found is not None
+        return found
+
+    soon = {"transaction.timeout.ms": 10_000}
     crash = crash_at(Phase.FINISHING, 1)
     with pytest.raises(CrashError):
-        stream.run(rows_per_batch=EACH, settings=SOON, listener=crash)
+        stream.run(rows_per_batch=EACH, settings=soon, listener=crash)
     first = decided(stream, 1)
     stream.await_aborted()
     (healed, *_) = stream.run(rows_per_batch=EACH)

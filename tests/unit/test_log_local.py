@@ -1,12 +1,10 @@
+"""What only a local disk has: links, fsync, and errors of both. The rest is in `conformance/checkpoint_suite.py`."""
+
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +13,10 @@ import pytest
 
 from sparkonce import log as log_module
 from sparkonce.errors import CorruptRecordError
-from sparkonce.log import DecisionLog, FilesLogStore, Landed, Taken
+from sparkonce.log import DecisionLog, FilesLogStore, Landed
 from sparkonce.protocol import codec
-from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
-from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
+from sparkonce.protocol.view import Claim, Commit, Floor, LogView
 from sparkonce.storage import local as local_files
 from sparkonce.storage.files import PutUnknownError
 from sparkonce.storage.local import LocalFiles
@@ -53,77 +50,6 @@ def filled(store: FilesLogStore, batches: int) -> DecisionLog:
     for batch in range(batches):
         assert log.put(batch + 1, commit(batch)) is None
     return log
-
-
-def test_what_is_put_is_got(store: FilesLogStore, tmp_path: Path) -> None:
-    assert store.put(0, b"zero") == Landed()
-    assert store.put(1, b"one") == Landed()
-    assert [store.read(position) for position in range(3)] == [[b"zero", b"one"], [b"one"], []]
-    assert FilesLogStore(LocalFiles(tmp_path)).read(0) == [b"zero", b"one"]
-
-
-def test_a_position_is_taken_once(store: FilesLogStore) -> None:
-    store.put(0, b"first")
-    assert store.put(0, b"second") == Taken(standing=b"first")
-    assert store.put(0, b"first") == Taken(standing=b"first")
-    assert store.read(0) == [b"first"]
-
-
-def test_threads_race_for_a_position(store: FilesLogStore) -> None:
-    runners = 8
-    for position in range(20):
-        ready = threading.Barrier(runners)
-        answers: dict[int, Landed | Taken] = {}
-
-        def race(number: int, position: int = position, ready: threading.Barrier = ready) -> None:
-            ready.wait()
-            answers[number] = store.put(position, str(number).encode())  # noqa: B023 - joined below
-
-        threads = [threading.Thread(target=race, args=(number,)) for number in range(runners)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        (winner,) = [number for number, answer in answers.items() if answer == Landed()]
-        losers = [answer for number, answer in answers.items() if number != winner]
-        assert losers == [Taken(standing=str(winner).encode())] * (runners - 1)
-
-
-RACER = """
-import sys
-from pathlib import Path
-from sparkonce.log import FilesLogStore
-from sparkonce.storage.files import Landed
-from sparkonce.storage.local import LocalFiles
-store = FilesLogStore(LocalFiles(Path(sys.argv[1])))
-print("ready", flush=True)
-sys.stdin.readline()
-print([position for position in range(100) if store.put(position, sys.argv[2].encode()) == Landed()])
-"""
-
-
-def test_processes_race_for_positions(store: FilesLogStore, tmp_path: Path) -> None:
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, str(tmp_path), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in "abc"
-    ]
-    for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    won = {name: json.loads(racer.communicate(timeout=60)[0]) for name, racer in zip("abc", racers, strict=True)}
-    assert sorted(position for positions in won.values() for position in positions) == list(range(100))
-    stands = store.read(0)
-    assert all(stands[position] == name.encode() for name, positions in won.items() for position in positions)
-    assert temporaries(tmp_path) == []
 
 
 def test_files_are_not_for_everybody(store: FilesLogStore, tmp_path: Path) -> None:
@@ -305,22 +231,6 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
         FilesLogStore(LocalFiles(tmp_path))
 
 
-def test_floors_only_rise(store: FilesLogStore) -> None:
-    assert store.floor() is None
-    assert DecisionLog(store).floor() == Floor()
-
-    for position in (5, 9, 7):
-        store.raise_floor(position, str(position).encode())
-    assert store.floor() == b"9"
-    store.raise_floor(9, b"again")
-    assert store.floor() == b"9"
-
-    store.raise_floor(9, b"9")
-    store.delete_below(9)
-    store.raise_floor(5, b"5")
-    assert store.floor() == b"9"
-
-
 def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for after each put, and holds what a hundred runs knew."""
     asked, decode = [], codec.decode_floor
@@ -337,23 +247,7 @@ def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(asked) == 2
 
 
-def test_clean_up_deletes_below_and_nothing_else(store: FilesLogStore, tmp_path: Path) -> None:
-    for position in range(6):
-        store.put(position, b"record")
-    for position in (2, 4):
-        store.raise_floor(position, str(position).encode())
-    store.delete_below(4)
-    assert [position for position in range(7) if store.read(position)] == [4, 5]
-    assert [path.name for path in (tmp_path / "sparkonce" / "floors").iterdir()] == [f"{4:020d}"]
-    store.delete_below(4)
-    assert store.floor() == b"4"
-
-    foreign = tmp_path / "sparkonce" / "records" / "README"
-    foreign.write_text("not ours")
-    store.put(0, b"record")
-    store.delete_below(1)
-    assert foreign.exists()
-
+def test_clean_up_deletes_what_dead_writers_left(store: FilesLogStore, tmp_path: Path) -> None:
     records = tmp_path / "sparkonce" / "records"
     dead, living = records / ".dead.tmp", records / ".living.tmp"
     for path in (dead, living):
@@ -362,14 +256,6 @@ def test_clean_up_deletes_below_and_nothing_else(store: FilesLogStore, tmp_path:
     os.utime(dead, (long_ago, long_ago))
     store.delete_below(0)
     assert temporaries(tmp_path) == [".living.tmp"]
-
-
-def test_reading_goes_on_from_a_view(store: FilesLogStore) -> None:
-    log = filled(store, 2)
-    view = log.read(LogView())
-    assert (view.end, [decision.batch for decision in view.decisions]) == (3, [0, 1])
-    log.put(3, commit(2))
-    assert [decision.batch for decision in log.read(view).decisions] == [0, 1, 2]
 
 
 def test_a_put_says_what_stands_there(store: FilesLogStore) -> None:
@@ -434,56 +320,6 @@ def test_a_reader_that_never_catches_up_gives_up(store: FilesLogStore, monkeypat
     monkeypatch.setattr(DecisionLog, "floor", lambda self: Floor(position=next(floors)))
     with pytest.raises(CorruptRecordError, match="rose 100 times"):
         log.read(LogView())
-
-
-def test_a_gap_ends_the_log(store: FilesLogStore) -> None:
-    log = filled(store, 1)
-    store.put(5, encode_record(commit(4), at_ms=0))
-    assert log.read(LogView()).end == 2
-
-
-def test_a_record_that_no_correct_run_can_have_written(store: FilesLogStore) -> None:
-    log = filled(store, 2)
-    log.put(3, commit(0))
-    with pytest.raises(LogViolation, match="decides batch 0 after batch 1"):
-        log.read(LogView())
-
-
-def damaged(data: bytes, how: str) -> bytes:
-    if how == "torn":
-        return data[:-5]
-    if how == "empty":
-        return b""
-    if how == "altered":
-        return data.replace(b'"batch":0', b'"batch":1')
-    if how == "zeros":
-        return bytes(len(data))
-    return b"something else entirely\n{}"
-
-
-@pytest.mark.parametrize("how", ["torn", "empty", "altered", "zeros", "foreign"])
-def test_a_damaged_record_is_refused(store: FilesLogStore, tmp_path: Path, how: str) -> None:
-    log = filled(store, 1)
-    path = record_file(tmp_path, 1)
-    path.write_bytes(damaged(path.read_bytes(), how))
-    with pytest.raises(CorruptRecordError, match="Record 1 of the decision log") as caught:
-        log.read(LogView())
-    assert store.location in str(caught.value)
-    assert "Restore the file from a copy" in caught.value.next_step
-
-
-def test_a_damaged_record_that_stands_in_the_way_of_a_put_is_refused(store: FilesLogStore, tmp_path: Path) -> None:
-    log = filled(store, 1)
-    record_file(tmp_path, 1).write_bytes(b"")
-    with pytest.raises(CorruptRecordError, match="Record 1"):
-        log.put(1, commit(0))
-
-
-@pytest.mark.parametrize("how", ["torn", "empty", "zeros", "foreign"])
-def test_a_damaged_floor_is_refused(store: FilesLogStore, how: str) -> None:
-    store.raise_floor(1, damaged(encode_floor(Floor(position=1)), how))
-    with pytest.raises(CorruptRecordError, match="The floor of the decision log"):
-        DecisionLog(store).floor()
 
 
 def test_the_location_is_the_same_through_a_link(tmp_path: Path) -> None:
