@@ -127,10 +127,7 @@ class _DeltaHandle:
     def deltaLog(self) -> Any:
         metadata = SimpleNamespace(id=lambda: "table")
         self._server.ask(("reads the log",), lambda: None)
-        return SimpleNamespace(
-            update=lambda *_: SimpleNamespace(metadata=lambda: metadata),
-            dataPath=lambda: SimpleNamespace(toUri=lambda: "s3a://table"),
-        )
+        return SimpleNamespace(update=lambda *_: SimpleNamespace(metadata=lambda: metadata))
 
 
 class _History:
