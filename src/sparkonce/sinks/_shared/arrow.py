@@ -308,7 +308,7 @@ def halves(rows: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
     Args:
         rows: The rows.
-        most_bytes: Of one record batch. A string array of Arrow ends at 2 GiB.
+        most_bytes: The most bytes of one record batch. A string array of Arrow ends at 2 GiB.
     """
     if rows.nbytes <= most_bytes or rows.num_rows < 2:
         yield rows
@@ -340,7 +340,7 @@ def cut(values: pa.Array, most_bytes: int, *, without_last: int = 0) -> Iterator
 
     Args:
         values: Strings or binaries.
-        most_bytes: Of one piece.
+        most_bytes: The most bytes of one piece.
         without_last: How many bytes are left out at the end of each piece, such as a comma.
     """
     if not len(values) or values.buffers()[2] is None:

@@ -136,7 +136,7 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
         answer_s: How long one call may take, in seconds.
 
     Attributes:
-        errors: The exceptions that the client library raises in place of an answer.
+        errors: The exceptions that the client library raises instead of an answer.
         name_field: The field of a handle that holds the transaction's name.
     """
 
@@ -207,7 +207,7 @@ class DatabaseCommitter(HandleCommitter[T], Generic[T, S]):
         """Lends a session for a question about more than one transaction.
 
         Raises:
-            UnknownOutcomeError: in place of an error of the server.
+            UnknownOutcomeError: instead of an error of the server.
         """
         try:
             with self.lent() as session:

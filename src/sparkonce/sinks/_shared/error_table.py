@@ -20,7 +20,7 @@ class Meaning:
         sentence: One sentence for the operator.
         next_step: The operator's next step, where asking again does not help.
         name: The code's name in the server's manual.
-        outage: Whether a copy under way may be written later: the server is away, or has no room.
+        outage: True if a copy under way may be written later: the server is unreachable, or has no room.
     """
 
     outcome: Outcome

@@ -20,8 +20,8 @@ class ParquetOutput:
 
     Args:
         stream: The file, open.
-        schema: Of the tables.
-        options: Of pyarrow's writer.
+        schema: The schema of the tables.
+        options: Options of pyarrow's writer.
     """
 
     def __init__(self, stream: Any, schema: pa.Schema, **options: Any) -> None:

@@ -87,7 +87,7 @@ class Attempts:
             setting: The setting that it is about.
 
         Raises:
-            PreflightError: in place of an error of the server.
+            PreflightError: instead of an error of the server.
         """
         try:
             yield

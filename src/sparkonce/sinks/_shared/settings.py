@@ -65,9 +65,9 @@ def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
     """Returns what begins the names of a sink's transactions: two sinks of one query never share it.
 
     Args:
-        prefix: The user's.
-        name: The sink's.
-        most_bytes: Of both together.
+        prefix: The user's prefix.
+        name: The sink's name.
+        most_bytes: The most bytes of both together.
     """
     given = nonempty("prefix", prefix, example=_PREFIX_EXAMPLE)
     whole = f"{given}.{name}"
@@ -76,10 +76,10 @@ def name_prefix(prefix: Any, name: str, *, most_bytes: int) -> str:
 
 
 def own_prefix(prefix: Any, *, most_bytes: int, without: str = "") -> str:
-    """Returns the prefix of a sink whose transactions' names do not hold the sink's name beside it.
+    """Returns the prefix of a sink whose transactions' names do not hold the sink's name next to it.
 
     Args:
-        prefix: The user's.
+        prefix: The user's prefix.
         most_bytes: The most bytes that it may have.
         without: Characters that it must not have.
     """

@@ -55,7 +55,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
     Args:
         store: The store of the files.
         name: The sink's name.
-        manifest: Whether whole batches are listed.
+        manifest: True if whole batches are listed.
     """
 
     handle_fields = FIELDS
@@ -273,7 +273,7 @@ class FilesCommitter(HandleCommitter[TransactionName]):
             return ()
         names = {handle: read_handle(handle).name for handle in handles}
         whole = self._named_by_manifests(names.values())
-        # Merged manifests do not name transactions any more.
+        # Merged manifests do not name transactions anymore.
         merged = [one for one in manifests.list_manifests(self._store) if one.token is None]
         return [
             handle

@@ -62,7 +62,7 @@ class Compacted:
         bytes_after: The size of their files after; 0 if nothing was written yet.
         deleted: How many replaced files were deleted, now, of this compaction or earlier ones.
         left: How many replaced files are left until their time is over.
-        done: Whether it is done. False for a dry run, or if another compaction was faster.
+        done: True if it is done. False for a dry run, or if another compaction was faster.
     """
 
     sink: str
@@ -96,8 +96,8 @@ def compact(
         keep_batches: How many of the newest batches of each query are left alone, at least 2.
         delete_after_s: For how long replaced files are kept, for readers that have listed them. They are deleted by the
             first compaction after that time; with 0 by this one.
-        missing_ok: Whether files may be gone, for example because somebody deletes old ones.
-        dry_run: Whether to change nothing, and only say what would be done.
+        missing_ok: True if files may be gone, for example because somebody deletes old ones.
+        dry_run: True to change nothing, and only say what would be done.
         store_options: The options of the `FilesSink`.
 
     Raises:
@@ -345,7 +345,7 @@ class _Compactor:
     def _clear(self, newest: Generation, listed: Sequence[str]) -> None:
         """Deletes the files of all compactions that the newest generation has shut out."""
         staged = [one for one in self._store.list_staged() if self._is_shut_out(one.name, newest)]
-        # Discarded first: then nobody can publish one of them any more.
+        # Discarded first: then nobody can publish one of them anymore.
         self._store.discard([one.fields for one in staged])
         again = list_folders(self._store, [*listed, *newest.named])
         self._store.delete(

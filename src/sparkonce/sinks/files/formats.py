@@ -24,11 +24,11 @@ NONE = "none"
 _ENDINGS = {NONE: "", "gzip": ".gz", "zstd": ".zst", "bz2": ".bz2"}
 _TEXT_CODECS = tuple(_ENDINGS)
 _NO_DELIMITERS = '"\r\n\0+-.:'
-"""Refused beside letters and digits: numbers, ``true``, ``NaN``, dates and timestamps are written without quotes."""
+"""Refused like letters and digits: numbers, ``true``, ``NaN``, dates and timestamps are written without quotes."""
 
 _MIB = 1 << 20
 _SLICES, _SLICE_ROWS = 64, 256
-"""The number and rows of a sample's slices: so many that some overlap if the values come round in turn."""
+"""The number and rows of a sample's slices: so many that some overlap if the values come round one after the other."""
 
 _UNIQUE = 0.99
 """The part of a sample's values that are distinct in a column without a dictionary."""
@@ -42,7 +42,7 @@ class Format:
         codecs: The names of its compressions, the default first.
         options: Its options with their defaults.
         piece_bytes: How much of Arrow's memory is gathered before it is encoded.
-        in_name: Whether a compression is a part of the file's name.
+        in_name: True if a compression is a part of the file's name.
     """
 
     codecs: tuple[str, ...]

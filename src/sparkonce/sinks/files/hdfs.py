@@ -62,9 +62,9 @@ class HdfsStore(FileStore):
     """See `FileStore`.
 
     Args:
-        url: ``hdfs://host:port/path``, or with a name service of the configuration in place of host and port.
+        url: ``hdfs://host:port/path``, or with a name service of the configuration instead of host and port.
         config: Hadoop's settings; missing ones are read from ``HADOOP_CONF_DIR``.
-        config_dir: The folder of Hadoop's XML files, in place of ``HADOOP_CONF_DIR``.
+        config_dir: The folder of Hadoop's XML files, instead of ``HADOOP_CONF_DIR``.
         deadline_s: How long the cluster may be silent; a seal, which sends the last megabytes, has six times that.
         replication: The replication of new files; None for the cluster's default.
         kerberos: ``kerberos_principal``, ``kerberos_keytab`` and ``kerberos_cache`` of the client.

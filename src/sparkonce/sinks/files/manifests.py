@@ -8,7 +8,7 @@ folder holds some four hundred files, and one more for every 10,000 batches.
 A generation, ``_manifest/compacted~<number>.<prefix>.<query>.0-0.merged``, says what compactions have made of old
 batches, and replaces what their manifests say. It names the compacted batches, all their files, and what these have
 replaced. It is put only if there is none of its number, so one of two compactions wins. The manifests of the batches
-stay as they are. The end of its name and a format of its own make readers of versions that know no compaction refuse
+stay as they are. The end of its name and its own format make readers of versions that know no compaction refuse
 the folder.
 """
 
@@ -218,7 +218,7 @@ def encode(
 
     Args:
         batches: The batches.
-        transactions: Whether to write their transactions.
+        transactions: True to write their transactions.
         head: More fields of the first line.
     """
     lines = [json.dumps({"sparkonce_manifest": _FORMAT, **head}, separators=(",", ":") if head else None)]
@@ -283,7 +283,7 @@ class Generation:
         number: Its number, from 1. 0 stands for the state before the first one.
         nonce: Drawn by the compaction that wrote it.
         whole: The compacted batches, and their files; None if there are none.
-        replaced: Files that are not in it any more, and may be there still: when they were replaced, in milliseconds
+        replaced: Files that are not in it anymore, and may be there still: when they were replaced, in milliseconds
             since 1970, and their paths.
     """
 

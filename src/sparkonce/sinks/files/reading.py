@@ -44,7 +44,7 @@ def whole_batches(
     Args:
         path: The path of the `FilesSink`.
         store_options: The options of the `FilesSink`.
-        missing_ok: Whether to leave out files that are gone, for example because somebody deletes old ones.
+        missing_ok: True to leave out files that are gone, for example because somebody deletes old ones.
 
     Raises:
         FilesGoneError: if files are gone, and ``missing_ok`` does not allow it.

@@ -40,7 +40,7 @@ class FilesSink(TwoPhaseCommitSink):
         compression: A compression of the format; None for its default, snappy for Parquet and none for the others.
         options: Options of the format: Parquet's ``row_group_bytes`` (of Arrow's memory), ``compression_level``,
             ``use_dictionary``; CSV's ``header``, ``delimiter``.
-        manifest: Whether each whole batch is listed in ``_manifest``, see `read_manifests`. Without manifests a log
+        manifest: True if each whole batch is listed in ``_manifest``, see `read_manifests`. Without manifests a log
             from an old copy is not noticed.
         store_options: Options of the store, for example S3's endpoint or HDFS's configuration.
         guarantee: EXACTLY_ONCE stages files until the decision; the others publish them when a slot is done.

@@ -91,7 +91,7 @@ class FileStore(abc.ABC):
 
     Attributes:
         location: The store's full path or URL, for readers and messages.
-        keeps_manifests: Whether a missing manifest shows that the whole store went back to an older state. False for a
+        keeps_manifests: True if a missing manifest shows that the whole store went back to an older state. False for a
             bucket, whose rules may delete what is old.
     """
 
@@ -318,7 +318,7 @@ _ABORT_ORDER = (Outcome.UNKNOWN, Outcome.RETRY, Outcome.ALREADY_COMMITTED, Outco
 def before_publish(files: Sequence[Fields], states: Sequence[FileState]) -> Finished | None:
     """Returns the outcome of a transaction of several files before any is published; None if it has to be published.
 
-    Readers get all of a transaction's files or, forever, none: so if one is gone, no other is published any more.
+    Readers get all of a transaction's files or, forever, none: so if one is gone, no other is published anymore.
     """
     found = [(one["path"], state) for one, state in zip(files, states, strict=True)]
     gone = [f"{path}: {_LOST[state]}" for path, state in found if state in _LOST]

@@ -59,7 +59,7 @@ class FilesWriter(SinkWriter):
         encoding: The format, and its options.
         partition_by: The columns that name folders.
         max_file_bytes: A file that has reached this size is closed, and another one is begun.
-        hold_back: Whether files stay staged until the decision (EXACTLY_ONCE). Otherwise `prepare` publishes them.
+        hold_back: True if files stay staged until the decision (EXACTLY_ONCE). Otherwise `prepare` publishes them.
     """
 
     def __init__(

@@ -404,7 +404,7 @@ class BorrowedBuffers:
 
     All rows are numbered. An idempotent producer sends the rows of a partition in the order in which it got them, and
     reports them so, many at once: a report begins with the oldest row of its partition that is not reported. If one
-    begins with another row, or if a row fails, no memory is given back any more, before `renew`.
+    begins with another row, or if a row fails, no memory is given back anymore, before `renew`.
 
     Args:
         limit_bytes: Once so much memory is kept, rows are to be copied.
@@ -469,7 +469,7 @@ class BorrowedBuffers:
             self._due[line[0].due] = line
 
     def keep(self) -> None:
-        """Gives nothing back from now on: what librdkafka still reads cannot be told from the rest."""
+        """Gives nothing back from now on: what librdkafka still reads cannot be distinguished from the rest."""
         self.in_order = False
 
     def _release(self, borrowed: _Borrowed) -> None:

@@ -54,7 +54,7 @@ BEING_ENDED = "Prepare"
 class KafkaLookout(Lookout):
     """Compares, for each partition, the last stable offset with the end: two small requests to each broker.
 
-    Asks for producers only where a partition stays held back. Has a connection of its own, so that no commit waits.
+    Asks for producers only where a partition stays held back. Has its own connection, so that no commit waits.
 
     Args:
         settings: The sink's settings, in librdkafka's names.

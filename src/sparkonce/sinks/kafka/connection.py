@@ -162,7 +162,7 @@ class KafkaConnection:
     def _send(self, request: Request, node_id: int | str | None, deadline_s: float) -> Any:
         manager = self.manager
         try:
-            # Not `manager.send`, which bootstraps by itself after a lost connection, without a deadline.
+            # Not `manager.send`, which bootstraps on its own after a lost connection, without a deadline.
             chosen = manager.least_loaded_node() if node_id is None else node_id
             connection = manager.get_connection(chosen, refresh_metadata_on_err=False)
             return request, connection, connection.send_request(request, request_timeout_ms=_left_ms(deadline_s))
@@ -306,7 +306,7 @@ def token_provider(plain: Mapping[str, Any]) -> AbstractTokenProvider:
     """Returns the token provider of these settings.
 
     Raises:
-        ConfigurationError: if there is no ``oauth_cb``, or librdkafka is to fetch the tokens by itself.
+        ConfigurationError: if there is no ``oauth_cb``, or librdkafka is to fetch the tokens on its own.
     """
     method = str(plain.get("sasl.oauthbearer.method", "default")).lower()
     if method != "default":

@@ -209,7 +209,7 @@ def list_blocking(settings: str | Mapping[str, Any], targets: Collection[Target]
         known = {one.producer_id: view for one, view in zip(asked, views, strict=True)}
         parts = [replace(one, view=_described(known.get(one.producer_id))) for one in parts]
         if any(one.is_over for one in parts):
-            # What has ended after its leader was asked is not open there any more.
+            # What has ended after its leader was asked is not open there anymore.
             still, refused = open_parts(client, held, deadline_s)
             open_now = {(one.partition, one.offset, one.producer_id) for one in still}
             parts = [one for one in parts if (one.partition, one.offset, one.producer_id) in open_now]

@@ -173,7 +173,7 @@ class ProducerSpec:
         token: The run's token.
         generation: See `sparkonce.sink.Owner`.
         prefix: Begins every transactional id; None for producers without transactions.
-        by_row: Whether rows have columns that librdkafka takes with single rows only.
+        by_row: True if rows have columns that librdkafka takes with single rows only.
         topic: The topic of all rows, whose partitions are learnt ahead; None if rows name theirs.
         settings: librdkafka's, without callbacks.
     """
@@ -369,7 +369,7 @@ class PooledProducer:
         return accepted - self.reports.refused
 
     def abort_reason(self) -> str:
-        """Tells why the open transaction cannot be committed any more; empty if it can.
+        """Tells why the open transaction cannot be committed anymore; empty if it can.
 
         Asks librdkafka to begin another one. It refuses with the error that aborted the transaction, or with the name
         of the transaction's state. Statistics name the state too, but later and without the error.

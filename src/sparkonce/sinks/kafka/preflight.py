@@ -317,7 +317,7 @@ def warn_if_made_again(facts: Facts, recorded: Facts | None) -> None:
 def why_not_decide(facts: Facts, metadata: Any) -> str:
     """Tells why a prepared batch must not be decided: its topic is gone or another one. Empty if it may be decided.
 
-    A producer does not notice that its topic is deleted and made again. Rows that it sent before are gone, rows that
+    A producer does not notice that its topic is deleted and recreated. Rows that it sent before are gone, rows that
     it sent afterwards are in the new topic, and all were acknowledged.
 
     Args:

@@ -1,6 +1,6 @@
 """The producers that a worker process keeps ready, so that no task waits for an initialisation.
 
-Each transaction needs an initialisation of its own (its own epoch), which takes a tenth of a second or more. So a task
+Each transaction needs its own initialization (its own epoch), which takes a tenth of a second or more. So a task
 takes a producer that was initialised while the task before it ran. Its replacement is initialised while it runs.
 """
 
@@ -202,7 +202,7 @@ class WorkerProducers:
     ) -> ProducerPool:
         """Returns the pool of a specification. The first call of a newer run or generation drops the older pools.
 
-        Each pool draws a worker's id of its own. So two sinks never share a lane, nor does a run whose pool was dropped
+        Each pool draws its own worker id. So two sinks never share a lane, nor does a run whose pool was dropped
         and made again.
         """
         with self._lock:

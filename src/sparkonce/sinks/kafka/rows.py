@@ -30,7 +30,7 @@ CHOSEN_PARTITION = -1
 """librdkafka's number for a partition that the partitioner chooses (``RD_KAFKA_PARTITION_UA``)."""
 
 NOW_MS = 0
-"""librdkafka's number for a row without a timestamp of its own."""
+"""librdkafka's number for a row without its own timestamp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,7 +223,7 @@ class TransactionClient:
                 found.update((name, broker) for name in names if name.startswith(start))
             still_silent = {broker for broker, answer in refused.items() if answer.code is None}
             if silent - still_silent:
-                # A broker that did not answer is back or gone for good, and others may coordinate its ids by now.
+                # A broker that did not answer is back or gone permanently, and others may coordinate its ids by now.
                 answered.clear()
             answered.update(replies.keys() - refused)
             silent = still_silent

@@ -123,7 +123,7 @@ class WriterLimits:
 
 
 class KafkaWriter(SinkWriter):
-    """Writes one copy to Kafka: in a transaction of its own, or, below EXACTLY_ONCE, by a shared idempotent producer.
+    """Writes one copy to Kafka: in its own transaction, or, below EXACTLY_ONCE, by a shared idempotent producer.
 
     Args:
         pool: Leases the producer, from now on.
@@ -132,7 +132,7 @@ class KafkaWriter(SinkWriter):
         transactional: True if the guarantee is EXACTLY_ONCE.
         limits: Its limits of memory and time.
         topic_limits: Tells the rules of topics, before rows are offered.
-        lookup: Asked for the topics of rows that do not arrive.
+        lookup: Queries the brokers for the topics of rows that do not arrive.
     """
 
     def __init__(
@@ -436,7 +436,7 @@ class TopicLookup:
 
     Args:
         settings: The settings of a producer, in librdkafka's names.
-        is_transactional: Whether the producer is, so that the brokers have a topic of transactions.
+        is_transactional: True if the producer is, so that the brokers have a topic of transactions.
 
     Attributes:
         gone_after_s: The time for which all answers must say that a topic is not there: a broker may lag behind, and

@@ -81,7 +81,7 @@ class MySQLCommitter(DatabaseCommitter[Marker, Session]):
     """Commits and aborts by the transaction's name, from any process.
 
     Args:
-        settings: Of the connection.
+        settings: The connection's settings.
         name: The sink's, for the handles that `list_lingering` makes.
         commit_timeout_s: How long the merge of a batch's staging tables may take.
         attempt_limit_s: How long one call asks about branches of XA.
@@ -373,7 +373,7 @@ def commit_prepared(session: Session, name: TransactionName, give_up_at: float) 
 
     Args:
         session: A connection that is in no transaction.
-        name: Of the transaction.
+        name: The transaction's name.
         give_up_at: Until when to ask, by `time.monotonic`.
     """
     xid, connection = Xid.of(name), session.connection
@@ -402,7 +402,7 @@ def rollback_prepared(session: Session, name: TransactionName, give_up_at: float
 
     Args:
         session: A connection that is in no transaction.
-        name: Of the transaction.
+        name: The transaction's name.
         give_up_at: Until when to ask, by `time.monotonic`.
     """
     xid, connection = Xid.of(name), session.connection
@@ -654,7 +654,7 @@ def abort_staged(session: Session, name: TransactionName, give_up_at: float) -> 
 
     Args:
         session: A connection that is in no transaction.
-        name: Of the transaction.
+        name: The transaction's name.
         give_up_at: Until when to try, by `time.monotonic`.
     """
     connection = session.connection

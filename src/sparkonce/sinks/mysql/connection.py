@@ -33,7 +33,7 @@ except ImportError as error:
 
 MySQLError = pymysql.err.MySQLError
 SERVER_ERRORS = (MySQLError, OSError)
-"""The exceptions that PyMySQL raises in place of an answer."""
+"""The exceptions that PyMySQL raises instead of an answer."""
 
 SQL_MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,"
@@ -74,7 +74,7 @@ class Connection(pymysql.connections.Connection):  # type: ignore[misc]  # PyMyS
     """A connection, for one thread at a time.
 
     Attributes:
-        takes_bulk: Whether the server has MariaDB's bulk protocol, see `execute`.
+        takes_bulk: True if the server has MariaDB's bulk protocol, see `execute`.
     """
 
     takes_bulk = False

@@ -58,12 +58,12 @@ def load_text(rows: pa.RecordBatch, columns: Sequence[MySQLColumn]) -> Iterator[
 def insert_values(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
     """Yields tuples for ``INSERT … VALUES``, with commas between, in pieces of at most so many bytes.
 
-    A larger row is a piece of its own, which the server then refuses, naming max_allowed_packet.
+    A larger row is its own piece, which the server then refuses, naming max_allowed_packet.
 
     Args:
         rows: The rows.
         columns: The table's column for each of theirs.
-        most_bytes: Of one piece.
+        most_bytes: The most bytes of one piece.
 
     Raises:
         PrepareError: naming the column whose value would be changed by the server.
@@ -81,7 +81,7 @@ def column_list(columns: Sequence[MySQLColumn], kinds: Sequence[str], quoted: Se
 
     Args:
         columns: The table's columns, in the order of the fields.
-        kinds: Of the rows' columns, see `kind_of`.
+        kinds: The kinds of the rows' columns, see `kind_of`.
         quoted: The columns' names for a statement.
     """
     targets, made = [], []
@@ -296,18 +296,18 @@ def types_of(columns: Sequence[MySQLColumn], schema: pa.Schema) -> bytes:
 
     Args:
         columns: The table's column for each of the rows'.
-        schema: Of the rows.
+        schema: The schema of the rows.
     """
     return b"".join(bytes(_type(column, field.type)) for column, field in zip(columns, schema, strict=True))
 
 
 def bulk_rows(rows: pa.RecordBatch, columns: Sequence[MySQLColumn], most_bytes: int) -> Iterator[memoryview]:
-    """Yields the rows in pieces of at most so many bytes; a larger row is a piece of its own.
+    """Yields the rows in pieces of at most so many bytes; a larger row is its own piece.
 
     Args:
         rows: The rows.
         columns: The table's column for each of theirs.
-        most_bytes: Of one piece.
+        most_bytes: The most bytes of one piece.
 
     Raises:
         PrepareError: naming the column whose value the server would change.

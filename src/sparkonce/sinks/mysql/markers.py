@@ -159,7 +159,7 @@ def absent_verdict(connection: Connection, name: TransactionName, lost: str) -> 
 
     Args:
         connection: A connection that is in no transaction.
-        name: Of the transaction.
+        name: The transaction's name.
         lost: Why it is lost, if its marker cannot have been tidied away.
     """
     rows = connection.row(
@@ -297,7 +297,7 @@ def parse_recovered(format_id: int, gtrid_length: int, bqual_length: int, data: 
     """Returns the xid of a row of ``XA RECOVER``, or None if it is not one of sparkonce's.
 
     Args:
-        format_id: Of the xid.
+        format_id: The xid's format ID.
         gtrid_length: In bytes.
         bqual_length: In bytes.
         data: Both parts in one: as bytes, or as ``0x`` and hexadecimal digits (``CONVERT XID``).
@@ -322,7 +322,7 @@ class StagingTable:
     """A staging table, as its comment describes it.
 
     Attributes:
-        name: The transaction's.
+        name: The transaction's name.
         begun_ms: When it was begun, milliseconds since the epoch by the server's clock.
         table: The target of the rows.
         keys: The key columns of an upsert; none to append.
@@ -345,7 +345,7 @@ class StagingTable:
             **self.rules.given(),
         }
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-        # Comments hold three bytes a character, and a question mark in place of a longer one.
+        # Comments hold three bytes a character, and a question mark instead of a longer one.
         return _FOUR_BYTES.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     @classmethod

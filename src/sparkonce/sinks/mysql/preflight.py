@@ -70,13 +70,13 @@ class MySQLPreflightRequest:
     """The subject of the checks.
 
     Attributes:
-        settings: Of the connection.
+        settings: The connection's settings.
         table: The target.
-        key_columns: Of upserts; none to append.
+        key_columns: The key columns of an upsert; none to append.
         rules: Which row of a key counts.
         commit: ``two_phase`` or ``staged``; empty below EXACTLY_ONCE.
-        prefix: Of the names of transactions.
-        schema: Of the rows, if it is known.
+        prefix: The prefix of transactions' names.
+        schema: The schema of the rows, if it is known.
     """
 
     settings: Mapping[str, Any] = field(repr=False)

@@ -43,7 +43,7 @@ def merge(stage: str, table: str, columns: Sequence[str], keys: Sequence[str], o
         stage: The staging table.
         table: The target.
         columns: The columns that the staging table has of the target.
-        keys: Of an upsert; none to append.
+        keys: The key columns of an upsert; none to append.
         on_conflict: What appended rows do whose keys are there: ``nothing``, or ``update`` them. Empty to fail.
     """
     names = ", ".join(f"sparkonce_stage.{quote(column)}" for column in columns)

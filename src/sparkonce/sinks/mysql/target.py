@@ -80,11 +80,11 @@ class MySQLColumn:
         name: As the table spells it.
         type: The type's name in lower case, ``int``.
         full_type: With length and sign, ``int(10) unsigned``.
-        nullable: Whether it takes NULL.
-        optional: Whether a row may be inserted without it.
-        automatic: Whether it is AUTO_INCREMENT.
-        generated: Whether the server computes it.
-        fraction_digits: Of seconds, for ``datetime``, ``timestamp`` and ``time``.
+        nullable: True if it takes NULL.
+        optional: True if a row may be inserted without it.
+        automatic: True if it is AUTO_INCREMENT.
+        generated: True if the server computes it.
+        fraction_digits: The digits of fractional seconds, for ``datetime``, ``timestamp`` and ``time``.
         collation: Character set and collation, for a definition; empty for other types.
     """
 
@@ -138,7 +138,7 @@ def may_refuse(
         connection: A connection.
         table: The target.
         columns: The columns that are written.
-        keys: Of an upsert; none to append.
+        keys: The key columns of an upsert; none to append.
         has_checks: True if staging tables have those CHECKs that name written columns alone.
     """
     written = {column.lower() for column in columns}
@@ -238,7 +238,7 @@ def bind(table: str, columns: Sequence[MySQLColumn], schema: pa.Schema) -> list[
     Args:
         table: Its name, for messages.
         columns: See `describe`.
-        schema: Of the rows.
+        schema: The schema of the rows.
 
     Raises:
         PreflightError: naming the column that the table lacks, needs, or cannot hold without changing it.

@@ -64,11 +64,11 @@ class WriterSettings:
     """The work of a writer.
 
     Attributes:
-        settings: Of the connection, see `sparkonce.sinks.mysql.settings`.
+        settings: The connection's settings, see `sparkonce.sinks.mysql.settings`.
         table: The target.
-        key_columns: Of upserts; none to append.
+        key_columns: The key columns of an upsert; none to append.
         rules: Which row of a key counts.
-        prefix: Of the transaction's name.
+        prefix: The prefix of the transaction's name.
         server: The identity of the server that preflight saw; empty below EXACTLY_ONCE.
         lock_wait_s: How long to wait for rows that another transaction has locked.
     """
@@ -397,7 +397,7 @@ class TwoPhaseWriter(MySQLWriter):
 
 
 class StagedWriter(MySQLWriter):
-    """Writes to a staging table of its own, and commits that."""
+    """Writes to its own staging table, and commits that."""
 
     def _open(self, connection: Connection) -> None:
         """Does nothing: the first rows, which have the columns, make the table."""

@@ -27,9 +27,9 @@ class PostgresColumn:
         name: As the catalog has it.
         type: Its type, seen through domains.
         declared: The type and its collation, as SQL.
-        required: Whether it may not be null.
-        filled: Whether the server fills it when it is left out.
-        computed: Whether it cannot be written at all.
+        required: True if it may not be null.
+        filled: True if the server fills it when it is left out.
+        computed: True if it cannot be written at all.
     """
 
     name: str
@@ -49,7 +49,7 @@ class CatalogTable:
         signature: Changes with its columns and their types.
         kind: ``pg_class.relkind``.
         fragile: The tables, itself or partitions, that do not keep its rows over a crash, and why.
-        row_security: Whether policies apply to this role.
+        row_security: True if policies apply to this role.
         rules: ``pg_rewrite.ev_type`` of its rules ON INSERT (3) and ON UPDATE (2).
         columns: In the table's order.
         checks: Its check constraints, each as its name, the columns that it is about and its condition in SQL.
@@ -115,11 +115,11 @@ class CatalogTable:
         """Returns the encoder of each column.
 
         Args:
-            schema: Of the rows.
+            schema: The schema of the rows.
             read: See `ReadText`.
 
         Raises:
-            SchemaError: if the table has changed, and a column does not fit any more.
+            SchemaError: if the table has changed, and a column does not fit anymore.
         """
         columns = {column.name: column for column in self.columns}
         made = []
@@ -171,7 +171,7 @@ def read_signature(connection: Connection, target: Target) -> tuple[str, str]:
 
 
 def list_changes(target: Target, schema: str, staged: Sequence[str]) -> sql.Composed:
-    """Returns the query for those changes of a target that do not fit these staging tables any more.
+    """Returns the query for those changes of a target that do not fit these staging tables anymore.
 
     It runs after the rows were merged, in the same transaction: its lock keeps the columns as they are, and no
     partition that comes later has any of the rows.

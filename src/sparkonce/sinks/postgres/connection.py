@@ -60,7 +60,7 @@ def warn_of_wire(connection: Connection) -> None:
 @contextmanager
 def within(connection: Connection, limit_s: float) -> Iterator[None]:
     """Cuts the connection when the time is up, so that the call that waits on it fails."""
-    # The server's own timeouts do not help when the whole server stands still.
+    # The server's own timeouts do not help when the whole server is blocked.
     timer = threading.Timer(limit_s, _cut, [connection])
     timer.daemon = True
     timer.start()
@@ -71,7 +71,7 @@ def within(connection: Connection, limit_s: float) -> Iterator[None]:
 
 
 def _cut(connection: Connection) -> None:
-    # A descriptor of its own: the connection may be closed, and its number used again, at this very moment.
+    # Its own descriptor: the connection may be closed, and its number used again, at this very moment.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:
         wire.shutdown(socket.SHUT_RDWR)
 

@@ -39,11 +39,11 @@ class MarkerState:
 
     Attributes:
         state: Its marker's state; None without a marker.
-        is_prepared: Whether it is among the prepared transactions.
+        is_prepared: True if it is among the prepared transactions.
         system: See `Location`.
         database: See `Location`.
         newest: The newest batch of its query and prefix that has a marker, -1 if none has.
-        row_security: Whether policies may have hidden markers from this role.
+        row_security: True if policies may have hidden markers from this role.
     """
 
     state: str | None

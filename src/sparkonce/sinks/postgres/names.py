@@ -32,8 +32,8 @@ class BackendName:
     Attributes:
         prefix: The CRC-32 of the prefix.
         query: See `TransactionName`, as for the rest.
-        token: The run's.
-        copy: The copy's.
+        token: The run's token.
+        copy: The copy's ID.
     """
 
     prefix: int

@@ -224,7 +224,7 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     """Returns the error of a copy that was being written.
 
     Args:
-        error: The server's.
+        error: The server's error.
         what: The copy, in words.
         staging: The copy's staging table, whose name means nothing to the user; empty for none.
         table: The target's name, which stands for it in the message.

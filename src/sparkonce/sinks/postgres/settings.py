@@ -106,7 +106,7 @@ class Target:
     """The table that rows go to, and the rules for a row whose key is there.
 
     Attributes:
-        schema: The table's.
+        schema: The table's schema.
         table: Its name, exactly as the catalog has it.
         mode: ``append`` or ``upsert``.
         keys: The columns of the unique index that decides, for ``upsert``.

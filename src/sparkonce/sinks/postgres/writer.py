@@ -151,7 +151,7 @@ class PostgresWriter(SinkWriter):
         """Ends the transaction; a sweep finds what cannot be undone now. See `SinkWriter.abort`."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Closed before its COPY, which would else be ended first. The server notices by itself.
+            # Closed before its COPY, which would else be ended first. The server notices on its own.
             connection.close()
             with suppress(psycopg.Error):
                 self._copying.close()

@@ -78,7 +78,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     """Commits and aborts by the transaction's name.
 
     Args:
-        nodes: Connections of its own.
+        nodes: This process's own connections.
         name: The sink's name, for the handles that `list_lingering` makes.
         staging_ttl_s: The time to live of staged rows.
         ledger_ttl_s: The time to live of a query's ledger without a new transaction.
@@ -116,7 +116,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return {one: state.verdict or _UNDECIDED for one, state in pending.items()}
 
     def abort_all(self, wanted: Mapping[StagedTransaction, Handle]) -> Mapping[StagedTransaction, Finished]:
-        """Aborts these transactions in the ledger, so that their writers cannot prepare any more."""
+        """Aborts these transactions in the ledger, so that their writers cannot prepare anymore."""
         pending = {one: _Pending(one.name, one.seen) for one in wanted}
         going = list(pending.values())
         # A writer that died before it prepared has not told the hash slots of its rows.
@@ -452,7 +452,7 @@ class Applying:
 
 
 def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[int | None]:
-    """Returns when each transaction was prepared; None if it cannot be committed any more.
+    """Returns when each transaction was prepared; None if it cannot be committed anymore.
 
     Asks by the script that a commit uses, without changing a row.
 

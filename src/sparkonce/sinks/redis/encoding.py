@@ -404,7 +404,7 @@ _OPTIONAL: Mapping[str, frozenset[str]] = {
     "sorted_set": frozenset({"member", "score"}),
     "increment": frozenset({"amount", "field", "member"}),
 }
-"""The settings of each structure beside key and time to live."""
+"""The settings of each structure in addition to key and time to live."""
 
 STRUCTURES = tuple(_OPTIONAL)
 

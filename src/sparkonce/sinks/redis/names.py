@@ -79,7 +79,7 @@ def ledger_of(name: TransactionName) -> Key:
 
 
 def single_key(name: TransactionName) -> Key:
-    """Returns the key of a transaction's list on a single server, beside its ledger."""
+    """Returns the key of a transaction's list on a single server, next to its ledger."""
     tag = f"{name.prefix}.{name.query}"
     return Key(f"{OWN}{{{tag}}}:{name}", hash_slot(tag.encode()))
 

@@ -45,7 +45,7 @@ class Refusal:
 
     @property
     def is_outage(self) -> bool:
-        """Returns True if the server is away or accepts nothing for now, so that a copy may be written later."""
+        """Returns True if the server is unreachable or accepts nothing for now, so that a copy may be written later."""
         # A file of the TLS settings that cannot be read gives no answer either, but is no outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 

@@ -36,7 +36,7 @@ def why_not_stage(node: str, info: Mapping[str, str]) -> str:
 
 
 def why_not_decide(nodes: Nodes) -> str:
-    """Tells why a server does not keep staged rows any more; empty if all do. A server that is away is left out."""
+    """Tells why a server does not keep staged rows anymore; empty if all do. Unreachable servers are left out."""
     told = nodes.everywhere("INFO", "memory")
     infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
     return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")

@@ -96,7 +96,7 @@ class StagingWriter(SinkWriter):
     """Stages chunks in lists that nobody reads before the commit.
 
     Args:
-        nodes: Connections of its own.
+        nodes: This process's own connections.
         shape: The commands that are made of a row.
         context: The run, the batch and the slot of the rows.
         prefix: Begins the transaction's name.
@@ -229,7 +229,7 @@ class DirectRedisWriter(SinkWriter):
     """Writes at once; rows are visible before the batch is decided.
 
     Args:
-        nodes: Connections of its own.
+        nodes: This process's own connections.
         shape: The commands that are made of a row.
         wait_replicas: The number of replicas that must have the rows.
     """

@@ -174,7 +174,7 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns errors that no repeat can mend into refusals. All others, such as a catalog that is away, may pass."""
+    """Turns errors that no repeat can mend into refusals. All others, such as an unreachable catalog, may pass."""
     try:
         yield
     except RefusedError:

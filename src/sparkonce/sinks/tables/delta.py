@@ -41,7 +41,7 @@ class DeltaSink(TableSink):
         merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches those of
             the table whose key columns equal its own. A null equals nothing. In all expressions below ``source`` is a
             row of the batch, and ``target`` a row of the table.
-        merge_where: A condition beside the key under which two rows match.
+        merge_where: A condition in addition to the key under which two rows match.
         when_matched: What becomes of a row of the table that matches: ``update_all`` sets its columns to those of the
             batch's row; a mapping of columns to expressions sets these; None leaves it.
         when_not_matched: What becomes of a row of the batch that matches none: ``insert_all`` inserts it; a mapping of
@@ -52,7 +52,7 @@ class DeltaSink(TableSink):
         insert_when: A further condition of `when_not_matched`.
         order_by: Columns whose greatest values decide which of several rows of one key counts. A row that is less than
             the table's changes nothing there. Without it several rows of one key are refused.
-        evolve_schema: Whether columns of the rows that the table does not have are added to it at the start.
+        evolve_schema: True if columns of the rows that the table does not have are added to it at the start.
         folder: The folder in which rows wait, see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 

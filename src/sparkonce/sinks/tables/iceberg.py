@@ -49,7 +49,7 @@ class IcebergSink(TableSink):
         merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches those of
             the table whose key columns equal its own. A null equals nothing. In all expressions below ``source`` is a
             row of the batch, and ``target`` a row of the table.
-        merge_where: A condition beside the key under which two rows match.
+        merge_where: A condition in addition to the key under which two rows match.
         when_matched: What becomes of a row of the table that matches: ``update_all`` sets its columns to those of the
             batch's row; a mapping of columns to expressions sets these; None leaves it.
         when_not_matched: What becomes of a row of the batch that matches none: ``insert_all`` inserts it; a mapping of
@@ -60,7 +60,7 @@ class IcebergSink(TableSink):
         insert_when: A further condition of `when_not_matched`.
         order_by: Columns whose greatest values decide which of several rows of one key counts. A row that is less than
             the table's changes nothing there. Without it several rows of one key are refused.
-        evolve_schema: Whether columns of the rows that the table does not have are added to it at the start.
+        evolve_schema: True if columns of the rows that the table does not have are added to it at the start.
         folder: The folder in which rows wait, see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
@@ -206,7 +206,7 @@ class _IcebergTable(Table):
         return f"{self._name}.`branch_{branch}`"
 
     def _stage(self, write: Callable[[str], None], unit: Unit, label: Label, alone: bool) -> None:
-        # Each attempt has a branch of its own, which ends with what this attempt wrote.
+        # Each attempt has its own branch, which ends with what this attempt wrote.
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
@@ -218,7 +218,7 @@ class _IcebergTable(Table):
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
-        self._forgotten(self._readers)  # a copy of a session has caches of its own: others of this one read the table
+        self._forgotten(self._readers)  # a copy of a session has its own caches: others of this one read the table
 
     def labels(self, newest: int | None = None) -> list[Label]:
         """See `Table.labels`. Reads the notes, which outlive snapshots; for all labels also the table's snapshots."""
@@ -301,7 +301,7 @@ class _IcebergTable(Table):
     def _load(self) -> Any:
         """Loads the table anew."""
         # A refresh of what Spark's catalog keeps would not do: a table of a Hadoop catalog that another session has
-        # dropped and made again, and that has as many versions, would stay the old one.
+        # dropped and recreated, and that has as many versions, would stay the old one.
         return self._forgotten(self.spark).loadIcebergTable(self.spark._jsparkSession, self._name)
 
     def _forgotten(self, spark: SparkSession) -> Any:

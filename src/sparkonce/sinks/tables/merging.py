@@ -97,7 +97,7 @@ class Merge:
 
     Attributes:
         on: The key columns.
-        where: Which rows of the table count, beside the key.
+        where: Which rows of the table count, in addition to the key.
         matched: What becomes of a row that matches.
         not_matched: What becomes of a row that matches none.
         delete_when: Which rows that match are deleted.
@@ -411,7 +411,7 @@ def _analysed(setting: str, text: str, make: Callable[[], _T]) -> _T:
 
 
 _MOST_IN_DRIVER = 1_000_000
-"""The most rows whose keys the driver compares by itself: in less time than Spark starts its jobs in."""
+"""The most rows whose keys the driver compares on its own: in less time than Spark starts its jobs in."""
 
 _COUNT = "__sparkonce_count"
 

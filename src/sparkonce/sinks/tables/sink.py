@@ -42,7 +42,7 @@ class TableSink(WriteAheadSink, abc.ABC):
     Args:
         where: The table's setting and its value, for messages.
         merge: The settings of a merge; None to append.
-        evolve_schema: Whether columns that the table does not have are added to it at the start.
+        evolve_schema: True if columns that the table does not have are added to it at the start.
         folder: The folder in which rows wait until the decision, see `WriteAheadSink`; all executors read it.
         name: Unique within the query, and the same after a restart.
     """

@@ -173,4 +173,4 @@ class Table(abc.ABC):
         return {}
 
     def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
-        """Removes one of these, if it is still there. An attempt that is still under way fails, and is made again."""
+        """Removes one of these, if it is still there. An attempt that is still under way fails, and is retried."""

@@ -41,7 +41,7 @@ class CallSettings:
         apply: The user's function.
         is_applied: The user's second function, if there is one.
         applies: The effect of a repeat.
-        per: Whether one call gets one slot's rows, or those of all handles of a batch.
+        per: What one call gets: one slot's rows, or those of all handles of a batch.
         parallel: How many calls run at once; with 1, in the order of slots.
         wait_s: How long one commit waits for its calls, in seconds.
     """
@@ -60,7 +60,7 @@ class Unit:
 
     Attributes:
         entries: The files, each in `RowsState.STARTED`.
-        repeated: Whether an earlier commit may have called the function.
+        repeated: True if an earlier commit may have called the function.
         number: The number of the ledger's note of its begin; the same at each repeat.
     """
 

@@ -125,7 +125,7 @@ class WriteAheadFolder(abc.ABC):
 
     @abc.abstractmethod
     def discard(self, name: TransactionName) -> RowsState | None:
-        """Deletes rows that no commit has begun with, for good, and returns their state afterwards."""
+        """Deletes rows that no commit has begun with, permanently, and returns their state afterwards."""
 
     @abc.abstractmethod
     def lingering(self, wanted: Callable[[TransactionName], bool]) -> list[TransactionName]:

@@ -36,7 +36,7 @@ class Group:
 
     Attributes:
         entries: The files.
-        is_lost: Whether no commit ever gives them to the function; otherwise one has begun to.
+        is_lost: True if no commit ever gives them to the function; otherwise one has begun to.
     """
 
     entries: list[Entry]
@@ -137,7 +137,7 @@ class Ledger:
     def _names(self, folder: str) -> Sequence[str]:
         names = self.files.names(folder)
         if not names:
-            # Nothing is there, which a ledger that is away looks like, too.
+            # Nothing is there, which a ledger that is unreachable looks like, too.
             self.files.require(folder)
             self.identity()
         return names

@@ -110,7 +110,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 raise about_folder(error) from None
 
     def use_rows(self, files: CheckpointFiles) -> None:
-        """Lets rows wait there, in place of the checkpoint."""
+        """Lets rows wait there, instead of the checkpoint."""
         self._rows = files.for_workers()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:

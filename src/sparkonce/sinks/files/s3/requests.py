@@ -148,7 +148,7 @@ class Answer:
         status: HTTP's status; None if no answer came, `NOT_SENT` if boto3 sent nothing.
         code: S3's code; HTTP's status if S3 sends no body, as to HeadObject.
         reason: The server's message, or why no answer came.
-        deleted: Whether the newest version at the key marks the object as deleted.
+        deleted: True if the newest version at the key marks the object as deleted.
     """
 
     status: int | None
@@ -261,7 +261,7 @@ RIGHTS: Mapping[str, str] = {
 
 
 def read(answer: Answer, request: str) -> Finished:
-    """Returns the outcome that a refusal shows by itself.
+    """Returns the outcome that a refusal shows on its own.
 
     Args:
         answer: The server's answer.

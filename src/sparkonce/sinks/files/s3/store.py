@@ -204,7 +204,7 @@ class S3Store(FileStore):
         asked: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix, "Delimiter": "/", "MaxKeys": self._page}
         names: list[str] = []
         while True:
-            answer = self._sure("ListObjectsV2", "list_objects_v2", **asked)  # boto3 decodes these keys by itself
+            answer = self._sure("ListObjectsV2", "list_objects_v2", **asked)  # boto3 decodes these keys on its own
             names += [one["Key"].removeprefix(prefix) for one in answer.get("Contents", ()) if one["Key"] != prefix]
             if not answer.get("IsTruncated"):
                 return names
@@ -488,7 +488,7 @@ class S3Finisher:
     Args:
         client: A boto3 client, which repeats what may be repeated.
         once_client: A client that sends each request once, for completions: each of their answers has to be read.
-        if_none_match: Whether to complete an upload only if no object is at its key.
+        if_none_match: True to complete an upload only if no object is at its key.
     """
 
     def __init__(self, client: Any, once_client: Any, *, if_none_match: bool) -> None:
