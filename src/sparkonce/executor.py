@@ -31,7 +31,7 @@ class SinkTask:
         owner: The run, with the sink's facts.
         columns: The columns to write, in order.
         fingerprint: The name of the int64 column that holds ``xxhash64`` over those columns; empty for a sink of dead
-            letters, whose rows have the fingerprints of the rows that were refused.
+            letters, whose rows have the fingerprints of the refused rows.
         dead_letters: The name of the sink that takes the rows that this one refuses; empty if such a row ends the slot.
         mark: The name of a column that says why the system will refuse a row, null for the others; empty for none.
     """
@@ -90,10 +90,10 @@ def write_slot(
                 )
             parts[part.sink.name] = _Part(part, task, slot, copy)
             stack.push(parts[part.sink.name].leave)
-        given = [(part, parts.get(part.takes.dead_letters)) for part in parts.values() if part.takes.fingerprint]
+        taking = [(part, parts.get(part.takes.dead_letters)) for part in parts.values() if part.takes.fingerprint]
         for batch in rows:
-            for writing, letters in given:
-                writing.take(batch, letters)
+            for writing, dead_letters in taking:
+                writing.take(batch, dead_letters)
         return [writing.prepare() for writing in parts.values()]
 
 
@@ -114,12 +114,12 @@ class _Part:
             # What is refused shows only when it is written. So a part that is only counted is written, and aborted.
             self._writer = part.sink.writer(self._context)
 
-    def take(self, batch: pa.RecordBatch, letters: _Part | None) -> None:
+    def take(self, batch: pa.RecordBatch, dead_letters: _Part | None) -> None:
         if batch.num_rows == 0:
             return
         hashes = batch.column(self.takes.fingerprint).to_numpy(zero_copy_only=False).view(np.uint64)
         rows = batch.select(list(self.takes.columns))
-        if letters is None:
+        if dead_letters is None:
             self._count(rows.num_rows, hashes)
             if self._writer is not None:
                 self._open().write(rows)
@@ -129,7 +129,9 @@ class _Part:
         taken[list(refused.rows)] = False
         self._count(int(np.count_nonzero(taken)), hashes[taken])
         if refused.rows:
-            letters.receive(self.takes.sink.name, rows.take(pa.array(refused.rows)), refused.reasons, hashes[~taken])
+            dead_letters.receive(
+                self.takes.sink.name, rows.take(pa.array(refused.rows)), refused.reasons, hashes[~taken]
+            )
 
     def receive(self, sink: str, rows: pa.RecordBatch, reasons: Sequence[str], hashes: Hashes) -> None:
         """Takes the rows that another sink has refused."""
@@ -145,9 +147,9 @@ class _Part:
             return
         if self._writer is None:
             self._writer = self.takes.sink.writer(self._context)
-        letters = to_letters(rows, reasons, sink=sink, context=self._context, columns=self.takes.columns)
+        dead_letters = to_letters(rows, reasons, sink=sink, context=self._context, columns=self.takes.columns)
         try:
-            self._open().write(letters)
+            self._open().write(dead_letters)
         except OutageError:
             raise
         except PrepareError as error:

@@ -94,7 +94,7 @@ class DecisionLog:
     def floor(self) -> Floor:
         """Returns the highest floor."""
         data = self.store.floor()
-        # It is asked for after every put, may be large, and seldom is a new one.
+        # The floor is read after every put, may be large, and seldom changes.
         if data is not None and data != self._known_floor[0]:
             try:
                 self._known_floor = data, codec.decode_floor(data)
@@ -171,7 +171,7 @@ class FilesLogStore(LogStore):
     """The log in a checkpoint's files.
 
     Args:
-        checkpoint: The checkpoint's files; the log is kept in the subfolder ``sparkonce``.
+        checkpoint: The checkpoint's files; the log is in the subfolder ``sparkonce``.
         make: False for readers, which make no folder that is missing.
 
     Raises:

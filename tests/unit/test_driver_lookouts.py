@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from eventually import eventually
-from sparkonce.driver.lookouts import Lookouts
+from sparkonce.driver.sinks import Lookouts
 from sparkonce.sink import Lookout
 from sparkonce.sinks.memory import MemorySink
 from unit.driver_world import World

@@ -7,8 +7,8 @@
 - ``put``: puts records into the log, and deletes old ones
 - ``finish``: commits and aborts transactions, and tells sinks that a batch is committed
 - ``sweeper``: aborts the transactions that nobody will decide
-- ``sinks``: the sinks of a run, with their committers and facts; ``work``: what the engine does with a batch's plan
-- ``positions``: the reporters of how far the query has read; ``lookouts``: the monitors of foreign transactions
-- ``outage``: the one retry loop, and its times; ``ages``: how long transactions live
+- ``sinks``: the sinks of a run, with their committers, facts and monitors
+- ``work``: what the engine does with a batch's plan; ``positions``: the reporters of how far the query has read
+- ``outage``: the one retry loop, and its times
 - ``stops``: the error that the user sees for a stop; ``progress``: what a batch did
 """

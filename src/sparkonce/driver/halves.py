@@ -79,9 +79,9 @@ class HalfRun(RunDriver):
         """Takes a batch that the tasks have prepared to committed.
 
         Args:
-            handover: What `begin_batch` returned.
-            handles: What the tasks have prepared.
-            loser_possible: Whether a copy of a slot may have lost.
+            handover: The value that `begin_batch` returned.
+            handles: The handles that the tasks have prepared.
+            loser_possible: True if a task attempt may have lost.
 
         Raises:
             SparkonceError: if the run must stop.
@@ -138,7 +138,7 @@ def continued(claim: Claim, token: Token, view: LogView, sinks: Sequence[str], *
 
 
 class _Written:
-    """The work of tasks that have ended, or are to begin. See `sparkonce.driver.work.BatchWork`."""
+    """The work of tasks that have ended, or have not begun. See `sparkonce.driver.work.BatchWork`."""
 
     def __init__(
         self, handles: Sequence[Handle], *, loser_possible: bool = False, taken: Callable[[], None] | None = None

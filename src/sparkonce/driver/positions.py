@@ -1,7 +1,7 @@
-"""The reporters of a query's positions: they are told how far it has read. An error there is a warning.
+"""The reporters of a query's positions, which publish how far it has read. Their errors are warnings.
 
-With one exception: a reporter that adds to a prepared transaction and gets no answer must object. The request that is
-still under way may change the transaction after its commit, so the batch is given up.
+There is one exception: a reporter that adds to a prepared transaction and gets no answer must object. The request that
+is still in flight may change the transaction after its commit, so the batch is abandoned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PositionReporter(Protocol):
     """A reporter of positions, such as a consumer group."""
 
     def check(self, facts: Mapping[str, Facts]) -> None:
-        """Checks at the start of a run whether the settings fit each sink's facts; raises if they do not."""
+        """Checks at the start of a run that the settings fit each sink's facts, and raises if they do not."""
 
     def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:
         """Learns that a batch is prepared, with these handles and, for each source, this end offset.

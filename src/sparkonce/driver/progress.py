@@ -19,7 +19,7 @@ class BatchProgress:
         batch: Spark's batch id.
         rows: Rows written, by sink. What a table's own triggers or rules leave out of them is not known.
         transactions: Transactions committed.
-        recovered: Whether the batch had been decided before this run asked for it.
+        recovered: True if the batch had been decided before this run asked for it.
         healed: Transactions that had been lost and were written again.
         seconds: Wall time of each phase that the batch went through.
         finished_at_ms: When it was done, milliseconds since the epoch by the driver's clock.

@@ -14,12 +14,11 @@ from typing import Any
 
 from sparkonce import errors
 from sparkonce.driver.finish import BatchFinisher
-from sparkonce.driver.lookouts import Lookouts
 from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.positions import PositionReporter, Positions
 from sparkonce.driver.progress import BatchProgress, Stopwatch
 from sparkonce.driver.put import LogWriter
-from sparkonce.driver.sinks import RunSinks
+from sparkonce.driver.sinks import Lookouts, RunSinks
 from sparkonce.driver.start import check_before_claim, check_servers, read_log, recorded_topics, warn_if_not_moved
 from sparkonce.driver.stops import Failure, stop_error
 from sparkonce.driver.sweeper import Sweeper
@@ -37,7 +36,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 logger = logging.getLogger("sparkonce")
 KEPT_PROGRESS = 100
 Listener = Callable[[Phase, int], None]
-"""The listener is told of each phase that the run enters, and the batch, before anything is done in it."""
+"""The listener is called with each phase that the run enters, and the batch, before anything is done in it."""
 
 
 class RunDriver:

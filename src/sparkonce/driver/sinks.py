@@ -1,13 +1,15 @@
-"""The sinks of one run on the driver's side: their committers, and the run as each of them knows it."""
+"""The sinks of one run on the driver's side: their committers, their facts, and the monitors of their readers."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
 from sparkonce import errors
-from sparkonce.driver.ages import Life
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.protocol.ownership import Token, short_query
@@ -15,6 +17,14 @@ from sparkonce.protocol.view import Claim, Run
 from sparkonce.sink import Facts, Lookout, Owner, SinkCommitter, TwoPhaseCommitSink
 
 logger = logging.getLogger("sparkonce")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The seconds for which the transactions of a sink may stay open."""
+
+    sink: str
+    seconds: float
 
 
 class RunSinks:
@@ -47,13 +57,13 @@ class RunSinks:
         self._committers: dict[str, SinkCommitter] = {}
 
     def committer(self, name: str) -> SinkCommitter:
-        """Returns a sink's driver half, made when it is first asked for."""
+        """Returns the committer of a sink, which is created on first use."""
         if name not in self._committers:
             self._committers[name] = self.by_name[name].committer()
         return self._committers[name]
 
     def facts(self, name: str) -> Facts:
-        """Returns the facts that this run's preflight found of a sink. They are looked up once."""
+        """Returns the facts that this run's preflight found about a sink. They are looked up once."""
         found = self._facts  # which `live_longest` replaces, while another thread may be here
         if name not in found:
             facts = dict(dict(self.claim.sinks)[name])
@@ -66,13 +76,13 @@ class RunSinks:
         self._facts, self._lives = {}, {}
 
     def owner(self, name: str, token: Token, generation: int) -> Owner:
-        """Returns this run as a sink sees it."""
+        """Returns the owner of this run's transactions in a sink."""
         query = short_query(self.claim.query)
         return Owner(query=query, token=token, facts=self.facts(name), generation=generation)
 
     @staticmethod
     def owner_of(name: str, run: Run) -> Owner:
-        """Returns any run that the log knows as a sink sees it."""
+        """Returns the owner of the transactions of any run in the log."""
         return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
 
     def lives(self, names: Iterable[str]) -> list[Life]:
@@ -87,7 +97,7 @@ class RunSinks:
         return found[name]
 
     def lookouts(self) -> list[Lookout]:
-        """Makes what looks at what others do to the readers of these sinks."""
+        """Creates the monitors that watch for foreign transactions blocking these sinks' readers."""
         query = short_query(self.claim.query)
         made = [sink.lookout(query, self.facts(name)) for name, sink in self.by_name.items()]
         return [one for one in made if one is not None]
@@ -132,3 +142,47 @@ def _close(name: str, committer: SinkCommitter) -> None:
         committer.close()
     except Exception as error:  # the others have connections too, and the run has an end of its own
         logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
+
+
+class Lookouts:
+    """A thread that lets sinks check, at the start of a run and then regularly, for what blocks their readers.
+
+    No batch waits for it, and neither does the end of the run.
+
+    Args:
+        make: Creates the lookouts, in the thread.
+        every_s: The time between two checks; 0: there is no thread.
+
+    Attributes:
+        batch_s: The duration of the last batch.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[Lookout]], every_s: float) -> None:
+        self._make = make
+        self._every_s = every_s
+        self._closed = threading.Event()
+        self.batch_s = 0.0
+
+    def start(self) -> None:
+        """Starts the thread."""
+        if self._every_s > 0:
+            threading.Thread(target=self._run, name="sparkonce-lookout", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the thread, after a check that is under way."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        try:
+            with ExitStack() as stack:
+                lookouts = [stack.enter_context(closing(one)) for one in self._make()]
+                while lookouts:
+                    for one in lookouts:
+                        try:
+                            one.look(self.batch_s)
+                        except Exception as error:  # noqa: BLE001, PERF203 - the next check may succeed
+                            logger.debug("What blocks this query's readers could not be checked: %s", error)
+                    if self._closed.wait(self._every_s):
+                        return
+        except Exception as error:  # noqa: BLE001 - nothing of the query depends on it
+            logger.debug("Nothing checks what blocks this query's readers: %s", error)

@@ -130,9 +130,9 @@ def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceE
     kind, next_step = _ERRORS[stop.reason]
     if advice and stop.reason in _ADVISED:
         next_step = advice
-    told, was_moved, _ = stop.message.partition(_IF_MOVED)
+    message, was_moved, _ = stop.message.partition(_IF_MOVED)
     if was_moved:
-        return kind(told, next_step=_MOVED, batch=batch)
+        return kind(message, next_step=_MOVED, batch=batch)
     details: dict[str, Any] = {"batch": batch, **dict(stop.details)}
     if stop.reason is do.StopReason.LOST:
         message = (

@@ -76,7 +76,7 @@ class Sweeper:
     def sweep_older(
         self, names: Sequence[str], runs: Sequence[Run], until: float, *, is_stopped: Callable[[], bool] = never
     ) -> None:
-        """Aborts all that these runs left open, and waits for servers that are away: it may hold back every reader.
+        """Aborts all that these runs left open, and waits for unreachable servers: it may hold back every reader.
 
         Raises:
             UnknownOutcomeError: if something is not surely aborted at the deadline, by `time.monotonic`.
@@ -111,7 +111,7 @@ class Sweeper:
                 )
 
     def close(self, *, sweep: bool) -> None:
-        """Ends the thread. Sweeps once more if a copy of the last batch may have lost, unless told not to."""
+        """Ends the thread. Sweeps once more if a task attempt of the last batch may have lost, if ``sweep``."""
         self._step(on.Closed(in_order=sweep))
 
     def _step(self, event: on.Event) -> None:

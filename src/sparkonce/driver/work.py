@@ -28,7 +28,8 @@ class BatchWork(Protocol):
         Args:
             sinks: The sinks to write to, by name, each with the run as it is to know it.
             only: See `effects.Write.only`.
-            computed: If given, all rows are computed and kept first; it is called before the first transaction opens.
+            computed: If not None, all rows are computed and stored first. It is called before the first transaction
+                opens.
 
         Raises:
             LargerRowsError: if the batch is to be written once more.
@@ -41,7 +42,7 @@ class BatchWork(Protocol):
         """Runs the plan and throws its rows away."""
 
     def is_stopped(self) -> bool:
-        """Tells if the query was stopped meanwhile: nothing is waited for then, and the next `write` raises."""
+        """Returns True if the query was stopped: nothing is waited for then, and the next `write` raises."""
 
 
 def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:

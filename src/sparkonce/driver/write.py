@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from sparkonce import errors
-from sparkonce.driver.ages import Life, Pace, too_old
 from sparkonce.driver.outage import Outage, is_outage
 from sparkonce.driver.positions import Positions
 from sparkonce.driver.put import LogWriter
-from sparkonce.driver.sinks import RunSinks
+from sparkonce.driver.sinks import Life, RunSinks
 from sparkonce.driver.stops import Failure
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.work import BatchWork, LargerRowsError, check_handles
@@ -30,6 +29,9 @@ from sparkonce.protocol.view import Run
 from sparkonce.sink import Facts, Owner
 
 logger = logging.getLogger("sparkonce")
+
+_MARGIN, _MARGIN_S = 0.1, 30.0
+"""The least life a transaction must have left when its batch is decided: this part of it, and so many seconds."""
 
 
 class BatchWriter:
@@ -292,6 +294,63 @@ class Validator:
         return ""
 
 
+def too_old(
+    handles: Sequence[Handle],
+    took_s: float,
+    now_s: float,
+    life: Life,
+    begun_ms: Callable[[Sequence[Handle]], Sequence[int | None]],
+) -> str:
+    """Returns a message if a transaction of a sink is lost, or may be before it is committed; empty if none is.
+
+    After half of the transactions' life the server is queried. Its clock gives the exact differences between the ages
+    of transactions, none of which is older than the write. The clocks of an executor and the driver count where they
+    make a transaction older, not younger.
+
+    Args:
+        handles: The sink's handles that have a transaction.
+        took_s: The time since the write began.
+        now_s: The time, in seconds since the epoch.
+        life: The life of the sink's transactions.
+        begun_ms: See `SinkCommitter.begun_ms`.
+    """
+    if not handles or took_s <= life.seconds / 2:
+        return ""
+    needed_s = min(max(_MARGIN * life.seconds, _MARGIN_S), life.seconds / 2)
+    begun_at = begun_ms(handles)
+    first_ms = min((begun for begun in begun_at if begun is not None), default=0)
+    for handle, begun in zip(handles, begun_at, strict=True):
+        which = f"the transaction of slot {handle.slot} of sink {handle.sink}"
+        if begun is None:
+            return f"{which} is not open any more after {took_s:.0f} s; its timeout is {life.seconds:.0f} s"
+        at_most_s = took_s - (begun - first_ms) / 1000
+        age_s = min(at_most_s, max(now_s - begun / 1000, now_s - handle.opened_ms / 1000))
+        if life.seconds - age_s <= needed_s:
+            return (
+                f"{which} is {age_s:.0f} s old, its timeout is {life.seconds:.0f} s, and {needed_s:.0f} s are kept for "
+                "the commit"
+            )
+    return ""
+
+
+class Pace:
+    """The pace of a run: the time its last batch took to be written, from which the next one's is estimated."""
+
+    def __init__(self) -> None:
+        self._took_s = 0.0
+        self._rows: int | None = None
+
+    def expected_s(self, rows: int | None) -> float:
+        """Estimates the seconds that a batch takes: as many as the last one, in proportion to its rows if known."""
+        if rows is None or not self._rows:
+            return self._took_s
+        return self._took_s * rows / self._rows
+
+    def note(self, took_s: float, rows: int | None) -> None:
+        """Records the time that a batch took, all of its attempts together."""
+        self._took_s, self._rows = took_s, rows
+
+
 _TARGET_FACTS = ("topic", "schema", "table")
 """The facts that name the target of a sink's rows, and may change between runs."""
 
@@ -313,8 +372,8 @@ def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
         return
     decision = healing.decision
     suffering = {sink for sink, _ in healing.lost}
-    kept = [one for one in decision.handles if one.sink in suffering and one.transaction]
-    for handle in (one for one in kept if one.key not in healing.lost):
+    written = [one for one in decision.handles if one.sink in suffering and one.transaction]
+    for handle in (one for one in written if one.key not in healing.lost):
         sink, before = handle.sink, _facts_of_its_run(handle, decision.token, state.view.runs)
         now = facts(sink)
         for name in _TARGET_FACTS:

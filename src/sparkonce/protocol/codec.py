@@ -179,7 +179,7 @@ def _topics(sources: TopicIds) -> dict[str, Any]:
 
 
 def _to_topics(body: dict[str, Any]) -> TopicIds:
-    """Reads topics; records from before they were kept have none."""
+    """Reads topics; records of older versions have none."""
     return tuple(sorted((name, text(topic_id)) for name, topic_id in body.get("sources", {}).items()))
 
 
@@ -260,13 +260,13 @@ def _to_decision(kind: type[Commit] | type[Amend]) -> Callable[[dict[str, Any]],
 
 
 def _to_void(body: dict[str, Any]) -> Void:
-    said = _to_decision(Commit)(body)
+    commit = _to_decision(Commit)(body)
     return Void(
-        token=said.token,
-        query=said.query,
-        batch=said.batch,
-        offsets=said.offsets,
-        handles=said.handles,
+        token=commit.token,
+        query=commit.query,
+        batch=commit.batch,
+        offsets=commit.offsets,
+        handles=commit.handles,
         void=_to_keys(body["void"]),
     )
 
@@ -276,14 +276,14 @@ def _to_keys(value: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _to_newest(body: dict[str, Any]) -> Decision:
-    said = _to_decision(Commit)(body)
+    commit = _to_decision(Commit)(body)
     return Decision(
         position=_position(body["position"]),
-        token=said.token,
-        query=said.query,
-        batch=said.batch,
-        offsets=said.offsets,
-        handles=said.handles,
+        token=commit.token,
+        query=commit.query,
+        batch=commit.batch,
+        offsets=commit.offsets,
+        handles=commit.handles,
         void=_to_keys(body.get("void", ())),
     )
 

@@ -231,7 +231,7 @@ def validated(state: State, _event: on.Validated) -> Step:
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Asks for the same write again. The next replay may list its slots in any order, so it may look elsewhere, too."""
+    """Asks for the same write again. The next replay may list its slots in any order, so another write may follow."""
     writing = writing_of(state)
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)

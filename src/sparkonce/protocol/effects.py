@@ -97,7 +97,7 @@ class Validate:
 
     Attributes:
         sinks: The sinks that were written to.
-        handles: What was prepared.
+        handles: The prepared handles.
         offsets: The batch's end offsets, one JSON line per source.
     """
 

@@ -87,8 +87,8 @@ class Finished:
     Attributes:
         outcome: The outcome.
         reason: The server's error code and one sentence, empty when there is nothing to say.
-        next_step: What the operator can do about it, where asking again will not help.
-        in_flight: Whether an abort had no answer, and may still arrive to end whatever has the same name then.
+        next_step: What the operator can do about it, where retrying will not help.
+        in_flight: True if an abort had no answer, and may still arrive and end whatever has the same name then.
     """
 
     outcome: Outcome

@@ -24,7 +24,7 @@ class Plan:
     Attributes:
         write: The (sink, slot)s of the replay to write; None for all of it. If others were written, these are to be
             written instead, in another replay.
-        handles: The whole effective set, once these are written: what was written again in place of what was lost.
+        handles: The whole effective set once these are written, with the new handles instead of the lost ones.
         replayed: The replay's handles, each with the number of the recorded slot whose rows it holds.
     """
 
@@ -40,7 +40,7 @@ class HealingRefusal:
     Attributes:
         lost: Sink, slot and rows of each lost transaction.
         differing: The (sink, slot)s whose evidence is not the recorded one, or that exist on one side only.
-        same_rows: Whether each sink has the same rows in all, only spread otherwise.
+        same_rows: True if each sink has the same rows in total, only in other slots.
     """
 
     lost: tuple[tuple[str, int, int], ...]
@@ -71,8 +71,8 @@ def heal(
     if _is_invisible(recorded, lost):
         untouched = (one for one in recorded if one.sink not in sinks)
         return Plan(write=None, handles=tuple(sorted((*untouched, *replayed))), replayed=tuple(replayed))
-    places = _found_again(recorded, replayed)
-    again = _as_recorded(replayed, places)
+    replayed_slots = _found_again(recorded, replayed)
+    again = _as_recorded(replayed, replayed_slots)
     whole = _lost_whole(recorded, lost)
     if differing := _differing(recorded, again, {sink for sink, _ in lost} - whole, sinks):
         return HealingRefusal(
@@ -80,11 +80,11 @@ def heal(
             differing=differing,
             same_rows=all(_in_all(recorded, sink) == _in_all(replayed, sink) for sink in sinks),
         )
-    kept = (one for one in recorded if one.sink not in whole and one.key not in lost)
+    committed = (one for one in recorded if one.sink not in whole and one.key not in lost)
     written = (one for one in again if one.sink in whole or one.key in lost)
     return Plan(
-        write=_where_lost(lost, whole, replayed, places),
-        handles=tuple(sorted((*kept, *written))),
+        write=_where_lost(lost, whole, replayed, replayed_slots),
+        handles=tuple(sorted((*committed, *written))),
         replayed=tuple(again),
     )
 
@@ -95,8 +95,8 @@ def _is_invisible(recorded: Iterable[Handle], lost: Set[Key]) -> bool:
 
 def _lost_whole(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[str]:
     """Returns the sinks that have lost each of their transactions: nothing of the batch is visible there."""
-    kept = {one.sink for one in recorded if one.transaction and one.key not in lost}
-    return frozenset({sink for sink, _ in lost} - kept)
+    visible = {one.sink for one in recorded if one.transaction and one.key not in lost}
+    return frozenset({sink for sink, _ in lost} - visible)
 
 
 def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapping[Key, int]:
@@ -104,33 +104,33 @@ def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapp
 
     Sinks of which not every slot is found again are left out.
     """
-    places: dict[Key, int] = {}
+    replayed_slots: dict[Key, int] = {}
     for sink in {one.sink for one in recorded} & {one.sink for one in replayed}:
         before = {one.slot: one.evidence for one in recorded if one.sink == sink}
         after = {one.slot: one.evidence for one in replayed if one.sink == sink}
         if sorted(before.values()) != sorted(after.values()):
             continue
-        kept = {slot for slot, evidence in before.items() if after.get(slot) == evidence}
+        same = {slot for slot, evidence in before.items() if after.get(slot) == evidence}
         free: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for slot in sorted(after.keys() - kept, reverse=True):
+        for slot in sorted(after.keys() - same, reverse=True):
             free[after[slot]].append(slot)
         for slot, evidence in sorted(before.items()):
-            places[sink, slot] = slot if slot in kept else free[evidence].pop()
-    return places
+            replayed_slots[sink, slot] = slot if slot in same else free[evidence].pop()
+    return replayed_slots
 
 
-def _as_recorded(replayed: Iterable[Handle], places: Mapping[Key, int]) -> list[Handle]:
+def _as_recorded(replayed: Iterable[Handle], replayed_slots: Mapping[Key, int]) -> list[Handle]:
     """Gives each handle of the replay the number of the recorded slot whose rows it holds."""
-    slots = {(sink, place): slot for (sink, slot), place in places.items()}
+    slots = {(sink, replayed_slot): slot for (sink, slot), replayed_slot in replayed_slots.items()}
     return [replace(one, slot=slots.get(one.key, one.slot)) for one in replayed]
 
 
 def _where_lost(
-    lost: Set[Key], whole: Set[str], replayed: Iterable[Handle], places: Mapping[Key, int]
+    lost: Set[Key], whole: Set[str], replayed: Iterable[Handle], replayed_slots: Mapping[Key, int]
 ) -> frozenset[Key]:
     """Returns the slots of the replay that hold the lost rows. Nothing differs, so slots not found again are whole."""
-    found = {(sink, places[sink, slot]) for sink, slot in lost if (sink, slot) in places}
-    spread = whole - {sink for sink, _ in places}
+    found = {(sink, replayed_slots[sink, slot]) for sink, slot in lost if (sink, slot) in replayed_slots}
+    spread = whole - {sink for sink, _ in replayed_slots}
     return frozenset(found | {one.key for one in replayed if one.sink in spread and one.rows})
 
 

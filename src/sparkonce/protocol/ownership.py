@@ -74,7 +74,7 @@ class TransactionalId:
         )
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Tells if one of these runs of this query, under exactly this prefix, made the id."""
+        """Returns True if one of these runs of this query, under exactly this prefix, made the id."""
         return self.prefix == prefix and self.query == query and self.token in tokens
 
 
@@ -93,7 +93,7 @@ class TransactionName:
     ``<prefix>.<query>.<position>-<nonce>.<batch>.<slot>.<copy>``, at most 200 bytes.
 
     Attributes:
-        prefix: The user's own, or the sink's name: keeps sinks that share a place apart.
+        prefix: The user's prefix, or the sink's name, which distinguishes sinks that share a target.
         query: `short_query` of the query's id.
         token: The run's token.
         batch: Spark's batch id.
@@ -128,7 +128,7 @@ class TransactionName:
         )
 
     def belongs_to(self, prefix: str, query: str, tokens: frozenset[Token]) -> bool:
-        """Tells if one of these runs of this query, under exactly this prefix, made the name."""
+        """Returns True if one of these runs of this query, under exactly this prefix, made the name."""
         return self.prefix == prefix and self.query == query and self.token in tokens
 
 

@@ -1,11 +1,12 @@
-"""Decides when a run sweeps: a small machine beside the coordinator, for what is left open while no batch is at work.
+"""Decides when a run sweeps: a small state machine next to the coordinator, for transactions left open between batches.
 
-A copy that lost may open a transaction until Spark has killed its worker. That holds back readers and locks rows, also
-while the query is idle. So a run sweeps after such a batch at once, and again when its losers have ended. Where nothing
-says that a copy lost it still sweeps now and then, and a sweep that fails is tried again after a pause that grows.
+A losing task attempt may open a transaction until Spark has killed its worker. Such a transaction holds back readers
+and locks rows, even while the query is idle. So a run sweeps immediately after such a batch, and again when its losing
+attempts have ended. It also sweeps now and then if nothing suggests a losing attempt. A failed sweep is retried after a
+growing pause.
 
-`step` is the only entrance. Events carry the time, in seconds of a clock that only goes forward. Whoever carries out a
-sweep sees that no batch is at work meanwhile (rule 6).
+`step` is the only entrance. Events carry the time, in seconds of a monotonic clock. Whoever carries out a sweep makes
+sure that no batch is at work meanwhile (rule 6).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from sparkonce.protocol.effects import Sweep
 from sparkonce.protocol.view import Run
 
 LOSERS_END_WITHIN_S = 5.0
-"""Spark kills a loser's Python worker some 4 s after the batch. Until then it may open a transaction."""
+"""Spark kills the Python worker of a losing attempt about 4 s after the batch. Until then it may open a transaction."""
 LONGEST_PAUSE_S = 300.0
-"""The longest pause before a sweep that failed is tried again."""
+"""The longest pause before a failed sweep is retried."""
 _SHORTEST_PAUSE_S = 1.0
 _MOST_DOUBLINGS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosersExpected:
-    """A copy of the batch at work may lose."""
+    """A task attempt of the batch at work may lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +84,15 @@ class Sweeping:
     """The state: what may be open, and when the next sweep is due.
 
     Attributes:
-        every_s: How often a run sweeps when nothing says that a copy lost.
+        every_s: The time between two sweeps when nothing suggests a losing attempt.
         runs: The runs whose transactions are swept.
         next_s: When the next sweep is due; None if nothing is to be swept before the next batch.
-        loser_possible: Whether a copy of the batch at work may lose.
-        losers_end_s: When the last losers of finished batches have ended; None once a sweep has begun after that.
-        failures: How many sweeps have failed since one did not.
-        swept_s: When the last sweep that did not fail has ended, or the run has begun.
-        unanswered: How many requests to end transactions were not answered, by sink.
-        closed: Whether the run has ended.
+        loser_possible: True if a task attempt of the batch at work may lose.
+        losers_end_s: When the last losing attempts of finished batches end; None once a sweep has begun after that.
+        failures: The number of sweeps that failed since the last success.
+        swept_s: When the last successful sweep ended, or the run began.
+        unanswered: The number of unanswered requests to end transactions, by sink.
+        closed: True once the run has ended.
     """
 
     every_s: float
@@ -110,7 +111,7 @@ class Sweeping:
 
     @property
     def waits_for_losers(self) -> bool:
-        """Tells if a sweep that can be expected soon is still to come."""
+        """True if another sweep can be expected soon."""
         return self.losers_end_s is not None and not self.failures and not self.closed
 
 
@@ -137,7 +138,7 @@ def _batch_done(state: Sweeping, event: BatchDone) -> Step:
         due_s = event.at_s
         state = replace(state, loser_possible=False, losers_end_s=event.at_s + LOSERS_END_WITHIN_S)
     if state.failures:
-        return state, None  # A sink that is away is not asked after each batch: the pause goes on.
+        return state, None  # An unreachable sink is not retried after each batch: the pause continues.
     return replace(state, next_s=due_s if state.next_s is None else min(due_s, state.next_s)), None
 
 

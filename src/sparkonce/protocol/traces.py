@@ -22,10 +22,10 @@ class Trace:
     """A sign that a run has committed something, as a server remembers it.
 
     Attributes:
-        token: The run's.
-        committed: The fields of a committed transaction, as its handle has them; empty if the trace only says that the
+        token: The token of the run.
+        committed: The fields of a committed transaction, as its handle has them; empty if the trace only shows that the
             run has committed.
-        batch: The batch that the transaction belongs to; None if the server does not say.
+        batch: The batch of the transaction; None if the server does not know it.
         lane: The one of these fields that the run uses again for later transactions, if there is one.
     """
 
@@ -44,7 +44,7 @@ def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = N
 
     Args:
         view: The log.
-        traces: What a server remembers.
+        traces: The traces that a server has.
         listed_at: Where the log ended when the traces were listed; None if nothing was appended to it since.
     """
     return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)

@@ -30,7 +30,7 @@ class Claim:
         process: The driver's process id.
         library: The library's version.
         location: Where the log is: a copy of a checkpoint is elsewhere, and would write its batches a second time.
-        sinks: What the run's preflight found out about each sink.
+        sinks: The facts that the run's preflight found about each sink.
         sources: The ids of the Kafka topics that the query reads, as far as the brokers reported them.
         renews: Set when a run claims again to settle a put of its own whose reply was lost; the run keeps this token.
     """
@@ -139,7 +139,7 @@ class Floor:
     Attributes:
         position: The first record that counts.
         runs: Those that had claimed by then, newest last.
-        newest: The newest decision by then, with its handles, where no decision was kept above.
+        newest: The newest decision by then, with its handles, if there is no decision above.
     """
 
     position: int = 0
@@ -219,11 +219,11 @@ class LogView:
             opens_the_log = newest is None and position == self.floor.position
             if not opens_the_log and (newest is None or newest.batch != record.batch):
                 raise LogViolation(f"record {position} amends batch {record.batch}, which is not the last decided one")
-            kept = self.decisions[:-1]
+            older = self.decisions[:-1]
         else:
             if newest is not None and newest.batch >= record.batch:
                 raise LogViolation(f"record {position} decides batch {record.batch} after batch {newest.batch}")
-            kept = self.decisions
+            older = self.decisions
         decision = Decision(
             position=position,
             token=record.token,
@@ -233,7 +233,7 @@ class LogView:
             handles=record.handles,
             void=record.void if isinstance(record, Void) else (),
         )
-        return replace(self, end=position + 1, decisions=(*kept, decision), claims_in_a_row=0)
+        return replace(self, end=position + 1, decisions=(*older, decision), claims_in_a_row=0)
 
     def raised(self, keep_batches: int) -> Floor:
         """Returns the floor that keeps the last so many decided batches."""
@@ -247,10 +247,10 @@ class LogView:
 
     def above(self, floor: Floor) -> LogView:
         """Returns the view without what lies below a newer floor."""
-        kept = tuple(decision for decision in self.decisions if decision.position >= floor.position)
-        if floor.newest is not None and all(decision.batch != floor.newest.batch for decision in kept):
-            kept = (floor.newest, *kept)
-        return replace(self, floor=floor, decisions=kept)
+        above = tuple(decision for decision in self.decisions if decision.position >= floor.position)
+        if floor.newest is not None and all(decision.batch != floor.newest.batch for decision in above):
+            above = (floor.newest, *above)
+        return replace(self, floor=floor, decisions=above)
 
     def without_handles(self) -> LogView:
         """Returns the view with the handles of its newest decision alone: a run never finishes an older one."""

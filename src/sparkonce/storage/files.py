@@ -49,7 +49,7 @@ class CheckpointFiles(abc.ABC):
     A path is relative to the folder, with ``/`` between its parts. Folders need not be made: a put makes those that are
     missing. Every call has a deadline, and may be made by several threads at once.
 
-    Every method raises OSError if the store cannot be asked, or refuses. A missing file is an answer, and no error.
+    Every method raises OSError if the store cannot be reached, or refuses. A missing file is an answer, and no error.
 
     Attributes:
         modules: The modules of the client, which a Python worker needs.
@@ -94,14 +94,14 @@ class CheckpointFiles(abc.ABC):
 
     @abc.abstractmethod
     def replace(self, path: str, data: bytes) -> None:
-        """Puts a file in one step, durably, in place of any that is there."""
+        """Puts a file in one step, durably, and replaces any that is there."""
 
     @abc.abstractmethod
     def delete(self, paths: Iterable[str]) -> None:
         """Deletes files. One that is missing is deleted."""
 
     def exists(self, path: str) -> bool:
-        """Tells if there is such a file. A store that need not read it for that overrides this."""
+        """Returns True if there is such a file. A store that need not read it for that overrides this."""
         return self.read(path) is not None
 
     def open(self, path: str) -> BinaryIO | None:

@@ -61,7 +61,7 @@ _MAY_PASS = (errno.EHOSTDOWN, errno.ETIMEDOUT)
 
 
 class RenamingFiles(CheckpointFiles):
-    """The calls that are made of renames. Each of its own calls raises OSError if the store cannot be asked."""
+    """The calls that are built on renames. Each abstract call raises OSError if the store cannot be reached."""
 
     @abc.abstractmethod
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
@@ -109,7 +109,7 @@ class RenamingFiles(CheckpointFiles):
             time.sleep(PAUSE_S)
 
     def _replace(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Puts a file in place of any that is there."""
+        """Puts a file, and replaces any that is there."""
         with self._written(path, pieces) as temporary:
             try:
                 self._rename(temporary, path, overwrite=True)
@@ -355,9 +355,9 @@ class HdfsFiles(RenamingFiles):
         if isinstance(error, FileNotFoundError | FileExistsError):
             number = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EEXIST
             return OSError(number, text, self._shown(path))
-        told = f"{type(error).__name__}: {text}"
-        number = next((known for words, known in _ERRNO.items() if words in told), errno.EHOSTDOWN)
-        return OSError(number, told, self._shown(path))
+        text_of_error = f"{type(error).__name__}: {text}"
+        number = next((known for words, known in _ERRNO.items() if words in text_of_error), errno.EHOSTDOWN)
+        return OSError(number, text_of_error, self._shown(path))
 
     def _client(self) -> Any:
         """Returns this process's client, which is never shared over a fork."""

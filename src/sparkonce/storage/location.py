@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from sparkonce.errors import ConfigurationError
 
 OBJECT_STORES = ("s3a", "abfs", "abfss", "gs")
-"""The schemes of stores that put an object only if there is none of its name, if they are asked in the right way."""
+"""The schemes of stores that can put an object only if there is none of its name, given the right request."""
 HADOOP = ("hdfs", "viewfs")
 SCHEMES = ("file", *HADOOP, *OBJECT_STORES)
 _OTHERS = {

@@ -276,7 +276,7 @@ class ObjectFiles(CheckpointFiles):
 
         Raises:
             FileNotFoundError: if there surely is no such file.
-            OSError: if the store cannot be asked.
+            OSError: if the store cannot be reached.
         """
         client = self._client(repeats=True)
         try:
@@ -386,19 +386,19 @@ def read_error(error: BaseException) -> StoreAnswer:
 
 
 def is_missing_file(error: FileNotFoundError) -> bool:
-    """Tells if a file is missing, rather than the bucket."""
+    """Returns True if a file is missing, rather than the bucket."""
     return not any(one in str(error) for one in _NO_BUCKET)
 
 
 def is_full(status: int, text: str) -> bool:
-    """Tells if an HTTP answer says that there is no room, by its status and its text."""
+    """Returns True if an HTTP answer says that there is no room, by its status and its text."""
     return status == _FULL or any(one in text for one in _NO_ROOM)
 
 
 def _by_status(status: int, text: str) -> StoreAnswer:
     code, message = _CODE.search(text), _MESSAGE.search(text)
-    told = ": ".join(found[1].strip() for found in (code, message) if found)
-    reason = f"HTTP {status}{f' {told}' if told else ''}"
+    detail = ": ".join(found[1].strip() for found in (code, message) if found)
+    reason = f"HTTP {status}{f' {detail}' if detail else ''}"
     if is_full(status, text):
         return _refused(errno.ENOSPC, reason)
     if code is not None and code[1] in _PASSING:

@@ -1,6 +1,6 @@
 """Proves that of two puts of one name an object store lets one land, before a checkpoint's log relies on it.
 
-A store may accept the condition of a put and ignore it, or look and put in two steps. So each new checkpoint begins
+A store may accept the condition of a put and ignore it, or check and put in two steps. So each new checkpoint begins
 with races. The file ``sparkonce/proved`` remembers them, with the store's address: a bucket's data may be copied to
 another store, and this file with it.
 """
@@ -30,7 +30,7 @@ def prove(files: CheckpointFiles) -> None:
     """Lets pairs of puts race, unless the store needs no proof, or has given it for this checkpoint.
 
     Raises:
-        ConfigurationError: if a race has two winners, or ends without a known one, or the store cannot be asked.
+        ConfigurationError: if a race has two winners, or ends without a known one, or the store cannot be reached.
     """
     if files.endpoint is None:
         return

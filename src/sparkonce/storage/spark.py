@@ -23,14 +23,14 @@ class SparkCheckpoint:
     """A query's checkpoint, as Spark writes it.
 
     Args:
-        files: Of the checkpoint's folder, which is missing before the query's first start.
+        files: The files of the checkpoint's folder, which is missing before the query's first start.
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
 
     def exists(self) -> bool:
-        """Tells if the folder is a query's checkpoint."""
+        """Returns True if the folder is a query's checkpoint."""
         return self.files.read(_METADATA) is not None
 
     def query_id(self) -> str | None:
@@ -75,7 +75,7 @@ class SparkCheckpoint:
         return tuple(self._with_files(source, canonical(line)) for source, line in enumerate(lines))
 
     def is_by_place(self, batch: int) -> bool:
-        """Tells if a batch's offsets are in the order of its sources, as in version 1 of Spark's offset log."""
+        """Returns True if a batch's offsets are in the order of its sources, as in version 1 of Spark's offset log."""
         return (self._offsets(batch) or b"").startswith(b"v1\n")
 
     def source_lines(self, batch: int) -> list[str]:
@@ -96,7 +96,7 @@ class SparkCheckpoint:
         return self.files.read(f"commits/{batch}") is not None
 
     def is_unrecorded(self, batch: int) -> bool:
-        """Tells if a batch has begun and is not recorded as done."""
+        """Returns True if a batch has begun and is not recorded as done."""
         return self._offsets(batch) is not None and not self.is_finished(batch)
 
     def finished_watermark_ms(self) -> int:
