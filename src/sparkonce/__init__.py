@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparkonce.sources.packages import spark_packages as spark_packages
     from sparkonce.spark.exactly_once import ExactlyOnce as ExactlyOnce
     from sparkonce.spark.explain.explain import explain as explain
-    from sparkonce.spark.formats.register import register as register
+    from sparkonce.spark.formats.sources import register as register
     from sparkonce.spark.job.ending import await_end as await_end
     from sparkonce.spark.pravega.cluster import Pravega as Pravega
     from sparkonce.spark.pravega.sink import PravegaSink as PravegaSink
@@ -71,7 +71,7 @@ HOMES = {
     "read_pravega": "sparkonce.spark.read_pravega",
     "read_rabbitmq_queue": "sparkonce.spark.read_rabbitmq_queue",
     "read_rabbitmq_stream": "sparkonce.spark.read_rabbitmq_stream",
-    "register": "sparkonce.spark.formats.register",
+    "register": "sparkonce.spark.formats.sources",
     "serve_metrics": "sparkonce.watch.prometheus",
     "spark_packages": "sparkonce.sources.packages",
 }

@@ -12,7 +12,7 @@ from conformance.hdfs_refusals import HdfsRefusals
 from conformance.network_suite import Faulty, NetworkSuite
 from jvm import bare_jvm, hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
-from sparkonce.spark.checkpoints import calls
+from sparkonce.spark.checkpoints import hadoop
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.rig.proxy import FaultProxy, RequestFault
 from sparkonce_lab.rig.servers.hdfs import Hdfs
@@ -64,7 +64,7 @@ class TestHdfsBehindFaults(NetworkSuite):
                 proxy.trap("rename", RequestFault.REPLY_LOST)
 
             def hurry() -> None:
-                monkeypatch.setattr(calls, "DEADLINE_S", 4.0)
+                monkeypatch.setattr(hadoop, "DEADLINE_S", 4.0)
                 monkeypatch.setattr("sparkonce.storage.hdfs.TRIES_S", 2.0)
 
             def lose_all() -> None:

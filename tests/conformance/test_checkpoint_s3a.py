@@ -21,7 +21,7 @@ from jvm import bare_jvm, s3a_files
 from s3_between import CUT_REPLY, GO_ON, Between, Reply, Request, refusal
 from shared_servers import s3_server
 from sparkonce.log import DecisionLog, FilesLogStore
-from sparkonce.spark.checkpoints import calls, s3a
+from sparkonce.spark.checkpoints import hadoop, s3a
 from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, may_pass
 from sparkonce.storage.proof import PROVED, prove
@@ -86,7 +86,7 @@ def between(s3: S3Server) -> Iterator[Between]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3a, "TRIES_S", 3.0)
-    monkeypatch.setattr(calls, "DEADLINE_S", 20.0)
+    monkeypatch.setattr(hadoop, "DEADLINE_S", 20.0)
 
 
 class TestS3ABehindFaults(S3Suite):
@@ -166,7 +166,7 @@ class TestAnswers:
         self.answer(between, *[refusal(409, "ConditionalRequestConflict")] * 1000)
         with pytest.raises(OSError, match="409") as caught:
             files.put("a", b"x")
-        assert calls.StoreError is type(caught.value)
+        assert hadoop.StoreError is type(caught.value)
 
     def test_a_refusal_after_a_lost_reply_leaves_the_put_in_doubt(self, files: S3AFiles, between: Between) -> None:
         self.answer(between, refusal(500, "InternalError"), refusal(403, "AccessDenied"))

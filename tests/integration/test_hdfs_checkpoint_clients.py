@@ -20,8 +20,8 @@ from jvm import bare_jvm, hadoop_conf, hadoop_files
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.driver.outage import is_store_outage
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.checkpoints import workers
-from sparkonce.spark.checkpoints.calls import StoreError
+from sparkonce.spark.checkpoints import hadoop
+from sparkonce.spark.checkpoints.hadoop import StoreError
 from sparkonce.storage import hdfs
 from sparkonce.storage.files import Landed
 from sparkonce.storage.hdfs import HdfsFiles
@@ -72,14 +72,14 @@ def test_a_worker_has_the_drivers_files_settings_and_user(jvm: Any) -> None:
 def test_what_a_worker_cannot_do_as_the_driver_does(jvm: Any, setting: str, value: str) -> None:
     conf = hadoop_conf(jvm, {setting: value})
     with pytest.raises(ConfigurationError) as refused:
-        workers.hdfs_files(jvm, conf, "hdfs://pair/checkpoints/a")
+        hadoop.hdfs_files(jvm, conf, "hdfs://pair/checkpoints/a")
     assert f"{setting}={value!r}" in str(refused.value)
     assert "folder=" in str(refused.value.next_step)
 
 
 @pytest.mark.slow
 def test_a_driver_without_the_package(jvm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "find_spec", lambda _: None)
+    monkeypatch.setattr(hadoop, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match="needs the package hdfs-native") as refused:
         hadoop_files(jvm, new_url()).for_workers()
     assert "sparkonce[hdfs]" in str(refused.value.next_step)

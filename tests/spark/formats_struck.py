@@ -16,8 +16,8 @@ from spark.in_process import travelling
 from sparkonce.log import DecisionLog, Landed, LogStore, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.view import Claim, Commit
+from sparkonce.spark.formats.options import session_settings
 from sparkonce.spark.formats.sources import FormatSource, sources
-from sparkonce.spark.formats.stores import session_settings
 from sparkonce.storage.files import CheckpointFiles
 
 BEFORE, AFTER, DEPOSED = "before", "after", "deposed"

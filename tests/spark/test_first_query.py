@@ -19,7 +19,8 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Facts
 from sparkonce.spark import exactly_once
-from sparkonce.spark.start import checks, source_checks
+from sparkonce.spark.start import checks
+from sparkonce.spark.start import kafka as kafka_checks
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.servers.process import free_port
@@ -77,8 +78,8 @@ def not_run(stream: Stream, df: DataFrame, **sinks: Any) -> None:
 def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
     stream: Stream, servers: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert source_checks.LIMIT_S == 15.0
-    monkeypatch.setattr(source_checks, "LIMIT_S", 3.0)
+    assert kafka_checks.LIMIT_S == 15.0
+    monkeypatch.setattr(kafka_checks, "LIMIT_S", 3.0)
     servers = servers.format(port=free_port())
     with pytest.raises(PreflightError, match=rf"(?s)Kafka source's bootstrap.servers='{servers}'.*{words}") as told:
         run(stream, source(stream, servers, topics=stream.source))

@@ -20,13 +20,11 @@ from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.formats import kept
-from sparkonce.spark.formats.ends import Ends
-from sparkonce.spark.formats.fingerprints import fingerprints
-from sparkonce.spark.formats.job import FormatJobWriter
-from sparkonce.spark.formats.kept import KeptRun
-from sparkonce.spark.formats.options import FORMATS
-from sparkonce.spark.formats.stores import open_files
+from sparkonce.spark.formats import ends
+from sparkonce.spark.formats.ends import Ends, KeptRun
+from sparkonce.spark.formats.options import FORMATS, open_files
+from sparkonce.spark.formats.task import fingerprints
+from sparkonce.spark.formats.writers import FormatJobWriter
 from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.objects import ObjectFiles
@@ -129,7 +127,7 @@ TOKEN = Token(7, "0123abcd")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(ends, "_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -148,7 +146,7 @@ def test_a_run_is_kept_until_an_error() -> None:
 
 
 def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_LOCKED_WITHIN_S", 0.2)
+    monkeypatch.setattr(ends, "_LOCKED_WITHIN_S", 0.2)
     with KeptRun("k") as one:
         one.keep(CLAIM, TOKEN)
     standing = os.open(folder / "k.run", os.O_RDWR)
@@ -161,7 +159,7 @@ def test_a_run_that_another_process_holds_is_not_continued(folder: Path, monkeyp
 
 
 def test_what_was_kept_for_a_driver_that_is_gone_is_deleted(folder: Path) -> None:
-    pid, (_, _, started) = os.getpid(), kept._process(os.getpid())
+    pid, (_, _, started) = os.getpid(), ends._process(os.getpid())
     gone = subprocess.Popen(["true"])
     gone.wait()
     alive, ended, followed = f"{pid}-{started}-ab.run", f"{gone.pid}-{started}-ab.run", f"{pid}-{started - 1}-ab.run"

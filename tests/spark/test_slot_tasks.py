@@ -18,7 +18,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner
 from sparkonce.spark import slot_tasks, work
-from sparkonce.spark.kept import _MOST, Kept
+from sparkonce.spark.jvm import _MOST, Kept
 from sparkonce.spark.shipped import acknowledge_at_once
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork

@@ -19,9 +19,8 @@ from sparkonce.protocol import effects as do
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Batch, State
 from sparkonce.protocol.view import Claim
-from sparkonce.spark.formats import kept
-from sparkonce.spark.formats.ends import Ends
-from sparkonce.spark.formats.kept import KeptRun
+from sparkonce.spark.formats import ends as ends_module
+from sparkonce.spark.formats.ends import Ends, KeptRun
 from sparkonce.storage.local import LocalFiles
 from unit.driver_world import QUERY, World, asked, numbers
 
@@ -107,16 +106,16 @@ def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for the lock of a process that stands still makes a new file in its place."""
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(ends_module, "_folder", lambda: tmp_path)
     with KeptRun("driver") as one:
         one.keep(OURS, Token(0, OURS.nonce))
 
     def locks_too_late(descriptor: int, how: int) -> None:
         fcntl.flock(descriptor, how)
-        monkeypatch.setattr(kept, "fcntl", fcntl)
+        monkeypatch.setattr(ends_module, "fcntl", fcntl)
         (tmp_path / "driver.run").unlink()
         (tmp_path / "driver.run").touch()
 
-    monkeypatch.setattr(kept, "fcntl", SimpleNamespace(flock=locks_too_late, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=0))
+    monkeypatch.setattr(ends_module, "fcntl", SimpleNamespace(flock=locks_too_late, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=0))
     with KeptRun("driver") as other:
         assert other.found is None

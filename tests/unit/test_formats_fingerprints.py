@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from sparkonce.spark.formats.fingerprints import fingerprints
+from sparkonce.spark.formats.task import fingerprints
 
 DAYS = pa.array([1, 12_019_723, None, 12_019_724], pa.int32()).cast(pa.date32())
 INSTANTS = pa.array([1, 2**62, None, 2**62 + 1]).cast(pa.timestamp("us", "UTC"))

@@ -15,10 +15,10 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.sources.groups import GroupOffsets
-from sparkonce.spark.letters import letters_of
+from sparkonce.spark.start.arguments import groups
 from sparkonce.spark.start.first_batch import warn_of_loops
-from sparkonce.spark.start.given import groups
-from sparkonce.spark.start.source_checks import KafkaSource
+from sparkonce.spark.start.kafka import KafkaSource
+from sparkonce.spark.views import letters_of
 
 SETTINGS = {"bootstrap.servers": "broker:9092", "transaction.timeout.ms": "60000"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
-from sparkonce.spark.start.checkpoint import CheckpointLocation, check_query
+from sparkonce.spark.start.checks import CheckpointLocation, check_query
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 

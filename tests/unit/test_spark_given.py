@@ -11,7 +11,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.exactly_once import ExactlyOnce
-from sparkonce.spark.start.classic import check_classic, never_pickled
+from sparkonce.spark.start.arguments import check_classic, never_pickled
 from sparkonce.storage.local import LocalFiles
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.spark.start.slots import SlotAdvice
+from sparkonce.spark.start.first_batch import SlotAdvice
 
 TWO_CORES: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 MANY, FINE = 17, 16

@@ -10,7 +10,7 @@ import pytest
 from sparkonce.errors import PreflightError
 from sparkonce.source import SourceFacts
 from sparkonce.sources.offsets import Offsets
-from sparkonce.spark.start.topics import SourceTopics, _Ids, check_names
+from sparkonce.spark.start.kafka import SourceTopics, _Ids, check_names
 
 OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
 

@@ -15,10 +15,10 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.kafka.batch_producer import client_log
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
-from sparkonce.spark import left
+from sparkonce.spark import query_end
+from sparkonce.spark.start.arguments import _options
 from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_repeats
-from sparkonce.spark.start.given import _options
-from sparkonce.spark.start.source_checks import KafkaSource
+from sparkonce.spark.start.kafka import KafkaSource
 from sparkonce.spark.views import Share
 from sparkonce.watch import display  # noqa: F401 - which sets the format
 
@@ -31,9 +31,9 @@ def test_a_program_that_leaves_its_query_alone_says_so(
     monkeypatch: pytest.MonkeyPatch, is_active: bool, is_interactive: bool, says: str
 ) -> None:
     monkeypatch.setattr("sys.stderr", said := io.StringIO())
-    monkeypatch.setattr(left, "is_interactive", lambda: is_interactive)
-    monkeypatch.setattr(left, "_started", [SimpleNamespace(isActive=is_active, name="totals", id="1")])
-    left._say()
+    monkeypatch.setattr(query_end, "is_interactive", lambda: is_interactive)
+    monkeypatch.setattr(query_end, "_started", [SimpleNamespace(isActive=is_active, name="totals", id="1")])
+    query_end._say()
     assert said.getvalue().strip().endswith(says) if says else said.getvalue() == ""
 
 

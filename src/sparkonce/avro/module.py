@@ -13,7 +13,7 @@ from sparkonce.avro.limits import warn_without_limits
 from sparkonce.avro.schemas import is_recursive
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.packages import AVRO_MODULE
-from sparkonce.spark.modules import require_class
+from sparkonce.spark.jvm import require_class
 
 _OURS = ("mode", "avroSchema", "avroSchemaUrl")
 """Options of ``from_avro`` that are set here."""

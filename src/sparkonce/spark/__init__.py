@@ -3,10 +3,9 @@
 - ``exactly_once``: the object that a user gives to ``foreachBatch``; it puts the parts together.
 - ``start``: everything that is checked before Spark runs a batch.
 - ``checkpoints``: reaches a checkpoint as Spark does.
-- ``work``: writes a batch on the executors, by ``slot_tasks``; ``views`` computes each sink's share of it; ``letters``
-  says where refused rows go; ``grouping`` gives it fewer slots, ``arrow_batches`` bounds what a task gets at once;
-  ``kept`` keeps objects from batch to batch; ``worker`` keeps Python workers light, and gives them tasks with their
-  needs; ``shipped`` checks those inside them.
+- ``work``: writes a batch on the executors, by ``slot_tasks``; ``views`` says which rows go to which sink; ``grouping``
+  gives it fewer slots, ``arrow_batches`` bounds what a task gets at once; ``worker`` keeps Python workers light, and
+  gives them tasks with their needs; ``shipped`` checks those inside them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
 - ``read_rabbitmq_queue``: RabbitMQ queues, by the Python data source ``rabbitmq_queue``.
@@ -16,8 +15,8 @@
 - ``tables``: the sinks of Delta and Iceberg tables; ``waiting`` reads the rows that wait for them.
 - ``show``: progress and errors, as people see them.
 - ``job``: runs a user's file and ends its queries.
-- ``query_end``: closes a query's connections when it ends.
+- ``query_end``: closes a query's connections when it ends, and says so if a program leaves it running.
 - ``explain``: reads queries for the analyser.
 - ``limits``: the limit of a batch of a source in Python.
-- ``plans``: reads plans; ``jvm`` reads objects of the JVM; ``modules`` looks for Spark's own modules.
+- ``plans``: reads plans; ``jvm`` reads and caches objects of the JVM, and looks for jars.
 """

@@ -30,27 +30,41 @@ from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
 from sparkonce.spark.grouping import grouping_of, slots_decided
-from sparkonce.spark.kept import Kept
-from sparkonce.spark.left import warn_if_left
-from sparkonce.spark.letters import letters_of, warn_of_refused
+from sparkonce.spark.jvm import Kept
 from sparkonce.spark.plans import reads_plainly, registered_sources
-from sparkonce.spark.query_end import close_at_end, running
+from sparkonce.spark.query_end import close_at_end, running, warn_if_left
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
-from sparkonce.spark.start.checkpoint import check_query, input_offsets
-from sparkonce.spark.start.checks import check_sources, needs_of_sources
-from sparkonce.spark.start.classic import never_pickled, running_query
+from sparkonce.spark.start.arguments import (
+    accepted,
+    check_frame,
+    check_name,
+    groups,
+    location_of,
+    never_pickled,
+    new_writer,
+    running_query,
+)
+from sparkonce.spark.start.checks import check_query, check_sources, input_offsets, needs_of_sources
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import (
+    SlotAdvice,
     warn_of_loops,
     warn_of_mode,
     warn_of_repeats,
     warn_of_rows,
     warn_of_slots,
 )
-from sparkonce.spark.start.given import accepted, check_frame, check_name, groups, location_of, new_writer
-from sparkonce.spark.start.slots import SlotAdvice
-from sparkonce.spark.start.topics import SourceTopics, kafka_sources, running_plan
-from sparkonce.spark.views import Letters, ShareSample, Sinks, check_columns, shares, views_of
+from sparkonce.spark.start.kafka import SourceTopics, kafka_sources, running_plan
+from sparkonce.spark.views import (
+    Letters,
+    ShareSample,
+    Sinks,
+    check_columns,
+    letters_of,
+    shares,
+    views_of,
+    warn_of_refused,
+)
 from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.location import checked_location

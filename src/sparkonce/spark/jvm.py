@@ -1,15 +1,21 @@
-"""Reads and makes objects of the JVM: classes, Scala's collections, private fields, DataFrames without rows."""
+"""Reads, makes and caches objects of the JVM, and checks that a session has a jar.
+
+A call to the JVM takes a third of a millisecond, and a batch makes many. So a run caches what it can use again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar, cast
 
+from py4j.java_gateway import JavaClass
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sources.packages import missing_module
 
 
 def jvm() -> Any:
@@ -78,3 +84,52 @@ def field(thing: Any, name: str) -> Any:
 def quoted(name: str) -> str:
     """Returns a name quoted for Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
+
+
+_Made = TypeVar("_Made")
+
+_MOST = 16
+
+_MISSING = object()
+
+
+class Kept:
+    """Objects that are made once in a run of a query, by what they were made of. Another run may have another JVM."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """Returns what was made for this key, or makes it. Threads may call it; two may both make the same."""
+        made = self._made.get(key, _MISSING)
+        if made is _MISSING:
+            if len(self._made) >= _MOST:
+                self._made.clear()
+            self._made[key] = made = make()
+        return cast(_Made, made)
+
+
+def require_class(session: SparkSession, module: str, name: str) -> None:
+    """Checks that the session has a module, by one of its classes.
+
+    Args:
+        session: The session.
+        module: The name of a module of Spark's, or the coordinate of another jar.
+        name: The class.
+
+    Raises:
+        ConfigurationError: if not; it says how to get the module.
+    """
+    found = session._jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, JavaClass):  # to py4j any other name is a package
+        raise missing(session, module)
+
+
+def missing(session: SparkSession, module: str) -> ConfigurationError:
+    """Returns the error for a session without the module."""
+    asked, jars = (str(session.conf.get(name, "")) for name in ("spark.jars.packages", "spark.jars"))
+    # Spark-submit gives Python the port of the JVM that it has started.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    return missing_module(module, session.version, asked=asked, jars=jars, submitted=submitted)

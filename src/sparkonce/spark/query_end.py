@@ -1,4 +1,7 @@
-"""Closes a query's connections when it ends, and shows its progress until then."""
+"""Closes a query's connections when it ends, and shows its progress until then.
+
+If a program ends while its query still runs, because nothing waited for it, a line says so.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import atexit
 import concurrent.futures.thread  # noqa: F401 - its hook for the process's end must be older than ours: see _close_ended
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,11 +24,14 @@ from sparkonce.watch.display import ProgressDisplay
 logger = logging.getLogger("sparkonce")
 
 _SHOWN_EVERY_S = 1.0
+
 _CLOSED_WITHIN_S = 30.0
+
 _CLOSED_AT_EXIT_S = 10.0
 
 _ends: dict[str, tuple[StreamingQuery, threading.Thread]] = {}
 """The runs that are not closed yet, by their id, with the threads that wait for their ends."""
+
 _follows = threading.Lock()
 
 
@@ -103,3 +111,31 @@ def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:
 def _has_ended(query: StreamingQuery, display: ProgressDisplay) -> bool:
     """Waits for the query's end; if its progress is shown, only until the next update is due."""
     return bool(query.awaitTermination(_SHOWN_EVERY_S)) if display.is_live else query.awaitTermination() is None
+
+
+_started: list[StreamingQuery] = []
+
+
+def is_interactive() -> bool:
+    """Tells if this is an interactive session (a notebook, IPython, ``python -i``), which SystemExit would end."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and bool(ipython.get_ipython()))
+
+
+def warn_if_left(query: StreamingQuery) -> None:
+    """Notes a query that was started: if it runs when the program ends, a line says so on standard error."""
+    _started.append(query)
+
+
+@atexit.register
+def _say() -> None:
+    if is_interactive():
+        return
+    for query in _started:
+        with suppress(Exception):  # Spark's JVM may be gone
+            if query.isActive:
+                sys.stderr.write(
+                    f"sparkonce: The program ends while its query {query.name or query.id} runs, which stops the query "
+                    "in the middle of a batch. No row is lost: the next start resumes it. Next: End the program with "
+                    "await_end(query).\n"
+                )

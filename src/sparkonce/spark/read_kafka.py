@@ -13,8 +13,8 @@ from sparkonce.arguments import flag, mapping, nonempty, one_of, texts, whole_nu
 from sparkonce.errors import ConfigurationError
 from sparkonce.sources.kafka import Starting, consumer_settings, starting_options
 from sparkonce.sources.packages import KAFKA_MODULE
-from sparkonce.spark.modules import missing
-from sparkonce.spark.start.given import check_session
+from sparkonce.spark.jvm import missing
+from sparkonce.spark.start.arguments import check_session
 
 _OURS: Mapping[str, str] = {
     "subscribe": "topics",

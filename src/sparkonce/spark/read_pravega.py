@@ -8,11 +8,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.arguments import nonempty, number, whole_number
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.modules import require_class
+from sparkonce.spark.jvm import require_class
 from sparkonce.spark.pravega.client import CLIENT_CLASS
 from sparkonce.spark.pravega.cluster import CLIENT_JAR, Pravega
 from sparkonce.spark.pravega.compiled import FORMAT, add_source, source_options
-from sparkonce.spark.start.given import check_session
+from sparkonce.spark.start.arguments import check_session
 
 MAX_BYTES_PER_BATCH = 128 * 2**20
 """The default limit of a batch: a million events of 128 bytes, as `read_kafka` has it."""

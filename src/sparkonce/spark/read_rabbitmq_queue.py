@@ -12,7 +12,7 @@ from sparkonce.sources.rabbitmq.queue.messages import Identify, identified_by
 from sparkonce.sources.rabbitmq.queue.receiver import Acknowledge
 from sparkonce.spark.checkpoints.opening import open_checkpoint
 from sparkonce.spark.rabbitmq_queue import NAME, QueueOptions, source_of
-from sparkonce.spark.start.given import check_session
+from sparkonce.spark.start.arguments import check_session
 from sparkonce.storage.location import checked_location
 
 MOST_PREFETCH = 65_535

@@ -13,7 +13,7 @@ from sparkonce.arguments import mapping, need_package, nonempty, number, one_of,
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.rabbitmq.server import RabbitMQ, checked_server
 from sparkonce.spark.rabbitmq_stream import NAME, OPTION, RabbitMQStreamSource, StreamOptions
-from sparkonce.spark.start.given import check_session
+from sparkonce.spark.start.arguments import check_session
 
 MAX_ROWS_PER_BATCH = 1_000_000
 """The default limit of a batch, as `read_kafka` has it."""

@@ -15,8 +15,7 @@ from pyspark.util import PythonEvalType
 
 from sparkonce.executor import SlotTask, write_slot
 from sparkonce.protocol.codec import encode_handle
-from sparkonce.spark.jvm import quoted
-from sparkonce.spark.kept import Kept
+from sparkonce.spark.jvm import Kept, quoted
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.worker import checked_first, lighten_worker
 

@@ -25,8 +25,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
-from sparkonce.spark.jvm import quoted
-from sparkonce.spark.kept import Kept
+from sparkonce.spark.jvm import Kept, quoted
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of

@@ -19,8 +19,7 @@ from sparkonce.sinks.tables.merging import CONDITION, INSERT_ALL, SOURCE, Merge,
 from sparkonce.sinks.tables.table import Table
 from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce.spark.jvm import no_rows, quoted
-from sparkonce.spark.modules import require_class
+from sparkonce.spark.jvm import no_rows, quoted, require_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,6 @@ from sparkonce.spark.jvm import jvm
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
-from sparkonce.storage.opening import object_files
 from sparkonce.storage.proof import prove
 
 
@@ -47,9 +46,9 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     scheme = url.partition(":")[0]
     if scheme == "file":
         return LocalFiles(local_folder(url))
-    from sparkonce.spark.checkpoints.calls import StoreError
-    from sparkonce.spark.checkpoints.hadoop import HadoopFiles
+    from sparkonce.spark.checkpoints.hadoop import HadoopFiles, StoreError
     from sparkonce.spark.checkpoints.s3a import S3AFiles
+    from sparkonce.storage.opening import object_files
 
     settings = hadoop_settings(spark)
     try:

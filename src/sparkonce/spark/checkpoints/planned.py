@@ -14,8 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.spark.jvm import items, jvm
-from sparkonce.spark.kept import Kept
+from sparkonce.spark.jvm import Kept, items, jvm
 from sparkonce.storage.offsets import without_files
 from sparkonce.storage.spark import SparkCheckpoint, canonical
 

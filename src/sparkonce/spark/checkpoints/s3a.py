@@ -10,8 +10,7 @@ import time
 from typing import Any
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.checkpoints.calls import CONFLICT, Decisive, StoreError, called, in_time
-from sparkonce.spark.checkpoints.hadoop import FileSystemFiles, bounded
+from sparkonce.spark.checkpoints.hadoop import CONFLICT, Decisive, FileSystemFiles, StoreError, bounded, called, in_time
 from sparkonce.storage.files import PAUSE_S, CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce.storage.opening import LISTED, NEWER_SPARK, object_files
 

@@ -22,8 +22,8 @@ from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.explain.plan import plan_facts
 from sparkonce.spark.jvm import class_name, field, jvm, scala_map
-from sparkonce.spark.letters import refused_rows_of
 from sparkonce.spark.plans import format_of, source_facts
+from sparkonce.spark.views import refused_rows_of
 
 Stable = bool | Iterable[str]
 OurSinks = tuple[TwoPhaseCommitSink, ...]

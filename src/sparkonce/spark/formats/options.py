@@ -1,12 +1,17 @@
-"""Options of a format as the settings of its sink: Spark's names where Spark's own sink has one, else the sink's."""
+"""The options of a format: settings of its sink, and where its checkpoint or log is.
+
+An option has Spark's name where Spark's own sink has one, else the sink's. The stores of checkpoints and logs are found
+without a JVM, by settings that a session has left.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError
@@ -17,8 +22,13 @@ from sparkonce.sinks.mysql.settings import read_texts
 from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.local import LocalFiles
+from sparkonce.storage.location import checked_location, local_folder
+from sparkonce.storage.opening import open_location
 
 _KAFKA = "kafka."
+
 _SHARED = ("guarantee",)
 """The settings of sinks that no format has: they need calls that Spark does not make."""
 
@@ -176,3 +186,59 @@ FORMATS = (
     SparkFormat(name="sparkonce-files", kind=FilesSink, translate=_files, target=("path",)),
 )
 """All formats. Sinks that need functions or a session (write-ahead, Delta, Iceberg) have none."""
+
+Settings = Mapping[str, str]
+"""Hadoop's settings of stores, by name."""
+
+_OF_STORES = ("dfs.", "fs.", "google.cloud.", "hadoop.security.", "ipc.")
+
+_URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/?.*)", re.DOTALL)
+
+
+def session_settings(spark: Any) -> Settings | None:
+    """Reads a session's settings of stores; None on Spark Connect, where the server has them."""
+    if not hasattr(spark, "_jsparkSession"):
+        return None
+    from sparkonce.spark.checkpoints.opening import hadoop_settings
+    from sparkonce.spark.jvm import jvm
+
+    everything = hadoop_settings(spark).getPropsWithPrefix("")
+    told = jvm().com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(everything)
+    return {name: value for name, value in json.loads(told).items() if name.startswith(_OF_STORES)}
+
+
+def open_files(setting: str, location: str, settings: Settings | None) -> CheckpointFiles:
+    """Returns the files of a folder.
+
+    Args:
+        setting: The option that names it.
+        location: As it was given.
+        settings: Of the session; None to reach stores by the environment of this process.
+
+    Raises:
+        ConfigurationError: if it is relative, or its store cannot carry a log, or cannot be reached from here.
+    """
+    url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme == "file":
+        return LocalFiles(local_folder(url))
+    try:
+        return open_location(url, settings)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{setting}={location!r}: {error.message}",
+            next_step="Use credentials that docs/checkpoints.md lists, or ExactlyOnce, for which Spark's own connector "
+            "reaches the store.",
+            setting=setting,
+        ) from None
+
+
+def _qualified(location: str, default: str) -> str:
+    """Returns a location as Hadoop qualifies it: with the default store's scheme and host where it names none."""
+    given, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
+    scheme, authority = given["scheme"], given["authority"]
+    if not scheme and store["scheme"] not in (None, "file"):
+        scheme, authority = store["scheme"], store["authority"]
+    elif scheme == store["scheme"] and scheme != "file":
+        authority = authority or store["authority"]
+    return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{given['path']}"

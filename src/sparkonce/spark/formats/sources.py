@@ -1,4 +1,4 @@
-"""The data sources that Spark calls, one for each format."""
+"""The data sources that Spark calls, one for each format, and `register`, which makes them known to a session."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.formats.ends import Ends
-from sparkonce.spark.formats.job import FormatJobWriter
-from sparkonce.spark.formats.kept import run_key
-from sparkonce.spark.formats.options import FORMATS, SparkFormat
-from sparkonce.spark.formats.stores import Settings, open_files
-from sparkonce.spark.formats.stream import FormatStreamWriter, RunningBatch
+from sparkonce.spark.formats.ends import Ends, run_key
+from sparkonce.spark.formats.options import FORMATS, Settings, SparkFormat, open_files, session_settings
+from sparkonce.spark.formats.writers import FormatJobWriter, FormatStreamWriter, RunningBatch
 from sparkonce.spark.views import arrow_schema
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.proof import prove
 from sparkonce.storage.spark import SparkCheckpoint
 
 CHECKPOINT, JOB, LOG = "checkpointlocation", "job", "log"
+
 MOVED, PATIENCE = "checkpoint_moved", "outage_patience_s"
+
 _OURS = (CHECKPOINT, JOB, LOG, MOVED, PATIENCE, "queryname")  # the last one is what Spark makes of queryName("…")
+
 _JOBS = uuid.UUID("6c7d6b0e-5f0a-4b56-9a6e-0a3f5b1f7f11")
 """The namespace of the ids that jobs have by their names."""
 
@@ -177,3 +177,16 @@ def sources(stores: Settings | None) -> Iterator[type[FormatSource]]:
 
 
 SOURCES = (KafkaFormat, PostgresFormat, MySQLFormat, RedisFormat, FilesFormat)
+
+
+def register(spark: Any) -> None:
+    """Registers ``sparkonce-kafka``, ``-postgres``, ``-mysql``, ``-redis`` and ``-files`` as formats of a session.
+
+    Then ``df.writeStream.format("sparkonce-kafka")`` and ``df.write.format("sparkonce-kafka")`` write exactly once.
+    See docs/formats.md.
+
+    Args:
+        spark: The session.
+    """
+    for source in sources(session_settings(spark)):
+        spark.dataSource.register(source)

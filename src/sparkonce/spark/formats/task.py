@@ -1,11 +1,18 @@
-"""The part of a format that runs in a task: it prepares one slot, or throws the rows of a decided batch away."""
+"""The part of a format that runs in a task: it prepares one slot, or throws the rows of a decided batch away.
+
+It computes a hash of each row, too: Spark gives a data source no column that its JVM has computed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -14,7 +21,6 @@ from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.protocol.handles import Handle
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.formats.fingerprints import fingerprints
 from sparkonce.spark.shipped import acknowledge_at_once
 from sparkonce.spark.worker import lighten_worker
 
@@ -101,3 +107,79 @@ class BatchTask:
 def _hashed(rows: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         yield batch.append_column(_FINGERPRINT, fingerprints(batch, columns))
+
+
+_Hashes = npt.NDArray[np.uint64]
+
+_NULL = np.uint64(0x9E3779B97F4A7C15)
+
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def fingerprints(rows: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+    """Returns an int64 for each row: the same for the same values of these columns, in every process and version."""
+    found = np.zeros(rows.num_rows, np.uint64)
+    for name in columns:
+        found = _mixed(found * _FIRST + _hashes(rows.column(name)))
+    return pa.array(found.view(np.int64))
+
+
+def _hashes(column: pa.Array) -> _Hashes:
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        found = _of_integers(column)
+    elif pa.types.is_date32(kind):
+        found = _of_integers(column.cast(pa.int32()))
+    elif pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        found = _of_integers(column.cast(pa.int64()))
+    elif pa.types.is_floating(kind):
+        found = _mixed(pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False).view(np.uint64))
+    elif pa.types.is_struct(kind):
+        found = np.zeros(len(column), np.uint64)
+        for number in range(kind.num_fields):
+            found = _mixed(found * _FIRST + _hashes(pc.struct_field(column, [number])))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        found = _of_lists(column)
+    else:
+        found = _of_bytes(column)
+    if not column.null_count:
+        return found
+    return np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL, found)
+
+
+def _of_integers(column: pa.Array) -> _Hashes:
+    numbers = column.cast(pa.int64()) if not pa.types.is_uint64(column.type) else column
+    return _mixed(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).view(np.uint64))
+
+
+def _of_lists(column: pa.Array) -> _Hashes:
+    """Adds up the hashes of the elements, each mixed with its place."""
+    if pa.types.is_map(column.type):
+        entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+        column = pa.ListArray.from_arrays(column.offsets, entries)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(lengths)
+    places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    elements = _mixed(_hashes(column.flatten()) + (places.astype(np.uint64) + np.uint64(1)) * _NULL)
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)))
+    return _mixed(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
+
+
+def _of_bytes(column: pa.Array) -> _Hashes:
+    """Hashes the bytes in Arrow's memory: Python has no string that is not UTF-8."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        column = column.view(pa.binary(kind.byte_width))
+    values = pc.fill_null(column.cast(pa.large_binary()), b"").to_pylist()
+    return np.fromiter(map(_of_value, values), np.uint64, len(column))
+
+
+def _of_value(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+def _mixed(numbers: _Hashes) -> _Hashes:
+    """Spreads each number over all bits: the last step of SplitMix64."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
+    return numbers ^ (numbers >> np.uint64(31))

@@ -17,8 +17,7 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
-from sparkonce.spark.left import is_interactive
-from sparkonce.spark.query_end import wait_until_closed
+from sparkonce.spark.query_end import is_interactive, wait_until_closed
 from sparkonce.spark.show.failures import message_and_next
 from sparkonce.watch.display import end_displays, leave_terminal
 

@@ -15,7 +15,7 @@ from sparkonce.sinks.tables.committer import WAIT_S, never
 from sparkonce.sinks.tables.sink import SEEN_BY_ALL, driver_session
 from sparkonce.sinks.write_ahead.application import Applies, CallSettings
 from sparkonce.sinks.write_ahead.sink import WriteAheadSink
-from sparkonce.spark.modules import require_class
+from sparkonce.spark.jvm import require_class
 from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
 from sparkonce.spark.pravega.client import CLIENT_CLASS, PravegaStream, reason
 from sparkonce.spark.pravega.cluster import CLIENT_JAR, Pravega

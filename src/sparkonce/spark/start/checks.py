@@ -1,21 +1,25 @@
-"""Checks the sources of a query, before Spark starts it."""
+"""Checks a query's sources before Spark starts it, and that its checkpoint is the one that `ExactlyOnce` was given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
+from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.driver.start import ResumePoint, recorded_topics
+from sparkonce.errors import ConfigurationError, LogError
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.plans import registered_sources
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
-from sparkonce.spark.start.source_checks import KafkaSource, ask_sources
-from sparkonce.spark.start.topics import SourceTopics, check_names, kafka_sources
+from sparkonce.spark.start.kafka import KafkaSource, SourceTopics, ask_sources, check_names, kafka_sources
 from sparkonce.spark.views import ShareSample
+from sparkonce.storage.files import CheckpointFiles
+from sparkonce.storage.spark import SparkCheckpoint
 
 
 def check_sources(
@@ -64,3 +68,69 @@ def check_sources(
 def needs_of_sources(df: DataFrame) -> dict[str, WorkerNeeds]:
     """Returns what a query's tasks need to read sources that packages have registered, by a name for people."""
     return {facts.where or facts.format: one.worker_needs(facts) for facts, one in registered_sources(analyzed(df))}
+
+
+class CheckpointLocation(NamedTuple):
+    """The place of a query's checkpoint.
+
+    Attributes:
+        folder: A path on this machine, or a URL.
+        is_temporary: True if Spark deletes it when the query ends.
+    """
+
+    folder: str
+    is_temporary: bool
+
+
+def check_query(
+    files: CheckpointFiles, running: str, location: Callable[[], CheckpointLocation | None] = lambda: None
+) -> None:
+    """Refuses a checkpoint that is not the running query's.
+
+    Args:
+        files: Of the folder that `ExactlyOnce` was given.
+        running: The query's id.
+        location: Returns the place of the query's checkpoint; None if it is unknown.
+
+    Raises:
+        ConfigurationError: if its checkpointLocation is another one, or missing.
+    """
+    found = SparkCheckpoint(files).query_id()
+    checkpoint = files.location
+    if found != running:
+        where = location()
+        if where is not None and where.is_temporary:
+            raise ConfigurationError(
+                f"The query has no option checkpointLocation, so that each start would begin anew. "
+                f"ExactlyOnce has checkpoint={checkpoint!r}.",
+                next_step=f'Add .option("checkpointLocation", "{checkpoint}") to the query.',
+                setting="checkpointLocation",
+            )
+        if where is not None and where.folder != checkpoint:
+            raise ConfigurationError(
+                f"The query's checkpointLocation is {where.folder!r}, and ExactlyOnce has checkpoint={checkpoint!r}.",
+                next_step="Give both the same folder.",
+                setting="checkpointLocation",
+            )
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} holds {'no query' if found is None else f'query {found}'}, and the "
+            f"running query is {running}.",
+            next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
+        )
+
+
+def input_offsets(kept: SparkCheckpoint, batch: int, patience_s: float) -> tuple[str, ...] | None:
+    """Returns a batch's offsets, as `SparkCheckpoint.input_offsets` does. Waits for a store that is away.
+
+    Raises:
+        CheckpointMismatchError: if the file is not one of Spark's.
+        LogError: if it cannot be read.
+    """
+    doing = f"the offsets of batch {batch} in {kept.files.location} cannot be read"
+    try:
+        return Outage(patience_s).retry(partial(kept.input_offsets, batch), doing, again=is_store_outage)
+    except OSError as error:
+        raise LogError(
+            f"{doing}: {error}.",
+            next_step="Make the checkpoint readable and start the query again; no row is lost.",
+        ) from error

@@ -1,10 +1,13 @@
-"""Checks what a query is given (session, frame, trigger, options, checkpoint) before any server is asked."""
+"""Checks a query's arguments (session, frame, trigger, options, checkpoint) before any server is asked.
+
+Spark Connect is refused: the parts of its queries run in processes that cannot share one run.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -15,17 +18,20 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sources.groups import GroupOffsets
 from sparkonce.spark.jvm import execution_of, field
-from sparkonce.spark.start.checkpoint import CheckpointLocation
-from sparkonce.spark.start.classic import check_classic
+from sparkonce.spark.start.checks import CheckpointLocation
 from sparkonce.storage.location import checked_location, local_folder
 
 _LOCATION = "checkpointLocation"
+
 _OF_SINKS = frozenset({"topic", "path", "url", "dbtable"})
+
 _MODES = ("append", "update", "complete")
+
 _REFUSED_TRIGGERS = {
     "continuous": "continuous processing has no batches that could be committed",
     "realTime": "real-time mode shows rows before their batch ends, and Spark refuses foreachBatch in it",
 }
+
 _TRIGGERS = "{'processingTime': '1 second'}, {'availableNow': True} or {'once': True}"
 
 
@@ -192,3 +198,50 @@ def location_of(spark: SparkSession, query: str) -> CheckpointLocation | None:
         return CheckpointLocation(folder, bool(field(execution, "deleteCheckpointOnStop")))
     except Exception:  # noqa: BLE001 - Spark's own classes may change; the message then says less
         return None
+
+
+_NEXT = (
+    "Start a classic session: without .remote(…), spark.remote and SPARK_REMOTE, where the driver runs, for example by "
+    "spark-submit."
+)
+
+
+def check_classic(what: str, thing: object) -> None:
+    """Refuses Spark Connect's classes. They are known by their module, which may be missing.
+
+    Raises:
+        ConfigurationError: if it is one of them.
+    """
+    if type(thing).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigurationError(
+            f"{what} is of Spark Connect ({type(thing).__module__}), and sparkonce works only in the process of "
+            "Spark's driver.",
+            next_step=_NEXT,
+            setting=what,
+        )
+
+
+def never_pickled(_: object) -> NoReturn:
+    """Refuses to send an object to another process, as Spark Connect's ``foreachBatch`` would.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError(
+        "ExactlyOnce works only in the process of Spark's driver, and something sends it to another one, as Spark "
+        "Connect's foreachBatch does.",
+        next_step=_NEXT,
+    )
+
+
+def running_query(df: DataFrame) -> tuple[str, str]:
+    """Returns the run's and the query's id, which Spark keeps as the thread's local properties in ``foreachBatch``."""
+    check_classic("df", df)
+    context = df.sparkSession.sparkContext
+    run, query = context.getLocalProperty("spark.jobGroup.id"), context.getLocalProperty("sql.streaming.queryId")
+    if not run or not query:
+        raise ConfigurationError(
+            "ExactlyOnce was called outside a streaming query.",
+            next_step="Give it to df.writeStream.foreachBatch(…), on a classic Spark session (not Spark Connect).",
+        )
+    return run, query
