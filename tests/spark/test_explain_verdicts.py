@@ -24,8 +24,8 @@ from spark.harness import new_name
 from spark.in_process import MARKS, ROWS, Batches, forget, forget_commit, read_lines, run, write_lines
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink, explain
 from sparkonce.analysis.checkpoint import checkpoint_facts
+from sparkonce.analysis.explanation import Explanation
 from sparkonce.analysis.findings import Role
-from sparkonce.analysis.model import Explanation
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka import Cluster

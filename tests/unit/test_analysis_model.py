@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
+from sparkonce.analysis.explanation import Explanation
 from sparkonce.analysis.findings import Part, Role
-from sparkonce.analysis.model import Explanation
 from sparkonce.findings import doubles, holds, loses, must, note
 from sparkonce.guarantees import Guarantee
 

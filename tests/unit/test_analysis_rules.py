@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
+from sparkonce.analysis.explanation import Explanation, judge
 from sparkonce.analysis.facts import (
     EngineFacts,
     KafkaSourceFacts,
@@ -19,9 +20,7 @@ from sparkonce.analysis.facts import (
     TopicFacts,
 )
 from sparkonce.analysis.findings import Part, Role
-from sparkonce.analysis.model import Explanation
-from sparkonce.analysis.readers import parse_reader
-from sparkonce.analysis.verdict import judge
+from sparkonce.analysis.sinks import parse_reader
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.source import SourceFacts

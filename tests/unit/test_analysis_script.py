@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from sparkonce.analysis.script import may_follow
+from sparkonce.spark.explain.dry_run import may_follow
 
 
 @pytest.mark.parametrize(

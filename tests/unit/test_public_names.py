@@ -43,7 +43,7 @@ def test_importing_needs_nothing_heavy() -> None:
         "sparkonce.protocol.codec",
         "sparkonce.log",
         "sparkonce.analysis.checkpoint",
-        "sparkonce.analysis.verdict",
+        "sparkonce.analysis.explanation",
         "sparkonce.sink",
         "sparkonce.sinks.kafka",
         "sparkonce.sinks.mysql",

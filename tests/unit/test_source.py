@@ -13,9 +13,9 @@ import pytest
 from own_source.lines_source import Lines
 from sparkonce import source, spark_packages
 from sparkonce.analysis.checkpoint import checkpoint_facts
+from sparkonce.analysis.explanation import judge
 from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
 from sparkonce.analysis.findings import Role
-from sparkonce.analysis.verdict import judge
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
 from sparkonce.source import Source, SourceFacts, all_registered, registered

@@ -2,17 +2,14 @@
 
 What was seen of a query:
 
-- ``facts``: the facts as values.
+- ``facts``: the facts as values, and durations such as ``2h``.
 - ``checkpoint``: reads them off a checkpoint folder; a running query's are read by `sparkonce.spark.explain`.
-- ``given``: reads them off what a user gives as ``sink=``; ``functions`` looks into Python functions.
+- ``given``: reads them off what a user gives as ``sink=``, and off Python functions.
 - ``servers``: asks Kafka's brokers for some.
-- ``script``: finds out if a file may start another query after the place where it waits.
 
 What follows from it:
 
-- ``sources``, ``engine``, ``sinks``, ``readers``: the rules, one module a part of the query.
-- ``verdict``: applies them all.
-- ``findings``: one finding, and the part that it is about.
-- ``model``: the answer; ``table`` renders it.
-- ``durations``: reads and writes ``2h`` and ``1 day 12 hours``.
+- ``sources``, ``engine``, ``sinks``: the rules for the parts of a query; ``sinks`` has those for its readers, too.
+- ``findings``: a part, with what was found about it.
+- ``explanation``: applies all rules, and is the answer; ``table`` renders it.
 """

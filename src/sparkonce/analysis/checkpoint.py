@@ -15,13 +15,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from sparkonce.analysis.explanation import Explanation, judge
 from sparkonce.analysis.facts import EngineFacts, KafkaSourceFacts, Pipeline, SinkFacts
 from sparkonce.analysis.given import sink_facts
-from sparkonce.analysis.model import Explanation
-from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_source
-from sparkonce.analysis.sinks import OURS
-from sparkonce.analysis.verdict import judge
+from sparkonce.analysis.sinks import OURS, parse_reader
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
@@ -78,7 +76,7 @@ def explain_checkpoint(
     Args:
         files: Of the query's checkpoint.
         sink: The Spark format that the query writes, if the checkpoint does not say.
-        reader: See `sparkonce.analysis.readers.parse_reader`.
+        reader: See `sparkonce.analysis.sinks.parse_reader`.
         downtime: The longest downtime of the query.
         ask: The settings for asking the brokers of its topics, in librdkafka's names; None does not ask.
 

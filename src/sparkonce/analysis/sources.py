@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from sparkonce.analysis.durations import parse_duration, say
-from sparkonce.analysis.facts import KafkaSourceFacts, Pipeline, TopicFacts
+from sparkonce.analysis.facts import KafkaSourceFacts, Pipeline, TopicFacts, parse_duration, say
 from sparkonce.analysis.findings import Part, Role
 from sparkonce.errors import ConfigurationError
 from sparkonce.findings import Finding, doubles, holds, loses, must, note

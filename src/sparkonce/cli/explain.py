@@ -15,7 +15,7 @@ from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee, weakest
 
 if TYPE_CHECKING:
-    from sparkonce.analysis.model import Explanation
+    from sparkonce.analysis.explanation import Explanation
 
 _WIDEST = 120
 _WEAKER, _FAILED = 1, 2
@@ -59,7 +59,7 @@ def explain(
     or not every query of the file was seen; exits with 2 if the level cannot be determined.
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
-    from sparkonce.analysis.durations import parse_duration
+    from sparkonce.analysis.facts import parse_duration
     from sparkonce.storage.opening import open_location
 
     unseen = ""

@@ -2,15 +2,17 @@
 
 ``DataStreamWriter.start`` and ``toTable`` hand over what they would start. The file runs until it waits for a query, or
 calls any method of one: then its run ends, and nothing after that happens. A query that ends by itself
-(``availableNow``, ``once``) counts as ended when the file waits for it, and the run continues.
+(``availableNow``, ``once``) counts as ended when the file waits for it, and the run continues. The file's text shows
+whether it could start another query behind the place where its run ended.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.util import default_api_mode
 
-from sparkonce.analysis.script import may_follow
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.job import ending
@@ -32,6 +33,7 @@ from sparkonce.watch.display import ProgressDisplay
 Explainer = Callable[[DataStreamWriter, str | None], None]
 
 _ENDING = {"AvailableNowTrigger", "OneTimeTrigger"}
+
 _CONNECT = "pyspark.sql.connect.session"
 
 
@@ -202,3 +204,63 @@ def _set_up(writer: DataStreamWriter, options: Mapping[str, Any], **given: Any) 
     for name, value in given.items():
         if value is not None:
             getattr(writer, name)(value)
+
+
+_HARMLESS = {"awaitAnyTermination", "awaitTermination", "close", "debug", "error", "exit", "info", "print", "stop"}
+
+_HARMLESS |= {"await_end", "shutdown", "warning"}
+"""Names of calls that start no query; any other may."""
+
+
+def may_follow(calls: Iterable[tuple[str, int]]) -> bool:
+    """Tells if the rest of a script may start a query.
+
+    Args:
+        calls: File and line of each call that is under way, from the script's own to the one that waits.
+    """
+    return any(_after(Path(file), line) for file, line in calls)
+
+
+def _after(file: Path, line: int) -> bool:
+    try:
+        tree = ast.parse(file.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    return any(
+        isinstance(node, ast.Call) and _name(node.func) not in _HARMLESS
+        for statement in _following(tree, line)
+        for node in ast.walk(statement)
+    )
+
+
+def _following(block: ast.AST, line: int) -> Iterator[ast.AST]:
+    """Yields the statements that may run after the one at a line, in the function or module around it."""
+    for _, value in ast.iter_fields(block):
+        if not isinstance(value, list):
+            continue
+        places = [place for place, each in enumerate(value) if _holds(each, line)]
+        for place in places:
+            inner = value[place]
+            if not _defines(inner):  # statements after a definition do not follow its call
+                yield from (each for each in value[place + 1 :] if isinstance(each, ast.stmt) and not _defines(each))
+            if isinstance(inner, ast.For | ast.While | ast.AsyncFor):
+                yield inner
+            elif isinstance(inner, ast.Try):
+                yield from (*inner.handlers, *inner.orelse, *inner.finalbody)
+            yield from _following(inner, line)
+
+
+def _holds(node: object, line: int) -> bool:
+    if isinstance(node, ast.match_case):
+        return any(_holds(each, line) for each in node.body)
+    return isinstance(node, ast.stmt | ast.excepthandler) and node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _defines(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

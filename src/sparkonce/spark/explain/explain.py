@@ -11,13 +11,11 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sparkonce.analysis.durations import parse_duration
-from sparkonce.analysis.facts import Pipeline
+from sparkonce.analysis.explanation import Explanation, judge
+from sparkonce.analysis.facts import Pipeline, parse_duration
 from sparkonce.analysis.given import kafka_settings
-from sparkonce.analysis.model import Explanation
-from sparkonce.analysis.readers import parse_reader
 from sparkonce.analysis.servers import ask_about_sink, ask_about_source
-from sparkonce.analysis.verdict import judge
+from sparkonce.analysis.sinks import parse_reader
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.explain.queries import of_frame, of_query, of_writer, sinks_given

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.serializers import CloudPickleSerializer
 
 from sparkonce.analysis.facts import PlanFacts, PythonFunction
-from sparkonce.analysis.functions import suspects
+from sparkonce.analysis.given import suspects
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, STATEFUL, expressions, is_leaf, nodes
 

@@ -11,12 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sparkonce.analysis.durations import parse_duration
 from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
-from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, lower_names
-from sparkonce.analysis.functions import used_by
-from sparkonce.analysis.given import function_facts, sink_facts
-from sparkonce.analysis.readers import IGNORE_METADATA
+from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts, lower_names, parse_duration
+from sparkonce.analysis.given import function_facts, sink_facts, used_by
+from sparkonce.analysis.sinks import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.exactly_once import ExactlyOnce

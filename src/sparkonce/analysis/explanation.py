@@ -1,4 +1,4 @@
-"""The answer: every part of a query with its level and the reason, as an object, as JSON and as a table."""
+"""The answer: every part of a query with its level and the reason, as an object and as JSON. `judge` gives it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkonce.analysis.engine import judge_engine
+from sparkonce.analysis.facts import Pipeline
 from sparkonce.analysis.findings import Part, Role
+from sparkonce.analysis.sinks import judge_reader, judge_sink
+from sparkonce.analysis.sources import judge_source
+from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee, weakest
 
 if TYPE_CHECKING:
@@ -78,3 +83,21 @@ class Explanation:
         from sparkonce.analysis.table import as_html
 
         return as_html(self.__rich__())
+
+
+def judge(pipeline: Pipeline) -> Explanation:
+    """Returns the level of each part of the pipeline, with the reasons.
+
+    Raises:
+        ConfigurationError: if it has no source or no sink: a part that was not seen cannot be judged.
+    """
+    if not pipeline.sources or not pipeline.sinks:
+        raise ConfigurationError(
+            f"{pipeline.query}: no {'sink' if pipeline.sources else 'source'} was found in it.",
+            next_step="Give a streaming query with a source and a sink.",
+        )
+    parts: list[Part] = [judge_source(source, pipeline) for source in pipeline.sources]
+    parts.append(judge_engine(pipeline))
+    parts += [judge_sink(sink, pipeline) for sink in pipeline.sinks]
+    readers = [judge_reader(sink, pipeline) for sink in pipeline.sinks]
+    return Explanation(query=pipeline.query, parts=(*parts, *dict.fromkeys(readers)))
