@@ -18,7 +18,7 @@ from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sink import Owner
 from sparkonce.spark import slot_tasks, work
-from sparkonce.spark.jvm import _MOST, Kept
+from sparkonce.spark.jvm import _MOST, JvmCache
 from sparkonce.spark.shipped import acknowledge_at_once
 from sparkonce.spark.views import shares, views_of
 from sparkonce.spark.work import SparkWork
@@ -30,7 +30,7 @@ class Query:
     """Batches of one query, without Spark's streaming. Counts the functions that are made for their tasks."""
 
     def __init__(self, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.spark, self.kept, self.functions = spark, Kept(), 0
+        self.spark, self.kept, self.functions = spark, JvmCache(), 0
         self.sink = FilesSink(str(folder))
         made = slot_tasks.pandas_udf
 
@@ -45,7 +45,7 @@ class Query:
         facts = self.sink.preflight("0123456789ab", None)
         owner = Owner(query="0123456789ab", token=Token(claim, "0" * 8), facts=facts)
         rows = self.spark.range(10, numPartitions=2) if rows is None else rows
-        task = SparkWork(rows, batch, shares(views_of(self.sink)), kept=self.kept)
+        task = SparkWork(rows, batch, shares(views_of(self.sink)), cache=self.kept)
         handles, _ = task.write({self.sink.name: owner}, None)
         assert sum(handle.rows for handle in handles) == rows.count()
         found = [TransactionName.parse(str(handle["name"])) for handle in handles]
@@ -133,7 +133,7 @@ def test_a_task_that_is_not_told_its_batch_writes_nothing(
 
 
 def test_what_is_kept_is_bounded() -> None:
-    kept = Kept()
+    kept = JvmCache()
     made: list[int] = []
     for number in (*range(_MOST), *range(_MOST), *range(_MOST + 1)):
         kept.get(number, lambda number=number: made.append(number))  # type: ignore[misc]

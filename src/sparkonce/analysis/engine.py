@@ -113,7 +113,11 @@ def _starts_at_the_end(source: SourceFacts) -> bool:
 
 
 def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    unstable = [*_unstable(plan), *_unordered(plan)]
+    unstable = list(_unstable(plan))
+    if plan.order:
+        unstable.append(
+            (plan.order, "depends on the order in which rows arrive, which may differ in a replay after a shuffle")
+        )
     yield from _replayed([f"{_listed(names)} {why}" for names, why in unstable], pipeline.sinks)
     yield from _state_made_again(plan)
     drawn = [*plan.random, *(function.name for function in plan.functions if function.deterministic is False)]
@@ -156,12 +160,6 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
         yield plan.static, "is joined as it is when a batch runs, which a replay may find changed"
     if plan.unnamed:
         yield ["an expression"], "is not deterministic, according to Spark"
-
-
-def _unordered(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
-    """Yields the parts of a plan that depend on an order which differs when a batch runs again."""
-    if plan.order:
-        yield plan.order, "depends on the order in which rows arrive, which may differ in a replay after a shuffle"
 
 
 def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:

@@ -216,8 +216,9 @@ def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
 def judge_reader(sink: SinkFacts, pipeline: Pipeline) -> Part:
     """Returns the readers of one sink, with their level."""
     reader = pipeline.reader
+    is_consumer = reader.word in {COMMITTED, UNCOMMITTED} or reader.settings is not None
     of_kafka, of_files = sink.kafka or sink.format == "kafka", sink.format in FILES | {"delta", "iceberg"}
-    if (of_kafka and reader.word == BARE_FILES) or (of_files and _is_of_kafka(reader)):
+    if (of_kafka and reader.word == BARE_FILES) or (of_files and is_consumer):
         return _part("not fitting", reader, _not_fitting("files" if of_kafka else "a Kafka consumer", sink))
     if sink.format == OURS and sink.kafka and sink.guarantee in {Guarantee.EXACTLY_ONCE, None}:
         return _part("kafka consumer", reader, _transactions(reader))
@@ -226,10 +227,6 @@ def judge_reader(sink: SinkFacts, pipeline: Pipeline) -> Part:
     if sink.format in {"delta", "iceberg"}:
         return _part("table", reader, _table(sink, reader))
     return _part("any", reader, _plain(sink))
-
-
-def _is_of_kafka(reader: ReaderFacts) -> bool:
-    return reader.word in {COMMITTED, UNCOMMITTED} or reader.settings is not None
 
 
 def _not_fitting(what: str, sink: SinkFacts) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
 from sparkonce.spark.grouping import grouping_of, slots_decided
-from sparkonce.spark.jvm import Kept
+from sparkonce.spark.jvm import JvmCache
 from sparkonce.spark.plans import reads_plainly, registered_sources
 from sparkonce.spark.query_end import close_at_end, running, warn_if_left
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
@@ -162,7 +162,7 @@ class ExactlyOnce:
         )
         # By run, since a query that is started again with the same object must claim again.
         self._run: tuple[str, RunDriver] | None = None
-        self._kept = Kept()
+        self._cache = JvmCache()
         self._topics: SourceTopics | None = None
         self._others: Sequence[Source] = ()
         self._is_plain = False
@@ -275,15 +275,15 @@ class ExactlyOnce:
                 f"checkpoint={self.checkpoint!r} has no offsets/{batch}, which Spark writes before it runs a batch.",
                 next_step="Give ExactlyOnce the same folder as the query's option checkpointLocation.",
             )
-        check_planned(df.sparkSession, query, batch, checkpoint, offsets, self._kept)
+        check_planned(df.sparkSession, query, batch, checkpoint, offsets, self._cache)
         decision = run.state.view.decision(batch)
         if self._topics is not None and decision is None:
             self._topics.check_same()
         before = input_offsets(checkpoint, batch - 1, patience_s)
         rows = rows_read(before, offsets, self._others)
-        row_bytes = self._arrow.row_bytes if self._is_plain and is_as_planned(df, query, self._kept) else None
+        row_bytes = self._arrow.row_bytes if self._is_plain and is_as_planned(df, query, self._cache) else None
         grouping = grouping_of(rows, before, offsets, self._rows_per_slot, row_bytes, slots_decided(decision))
-        work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._kept)
+        work = SparkWork(df, batch, self._shares, grouping, self._max_refused, self._arrow, self._cache)
         asked = BatchAsked(batch=batch, offsets=offsets, previous_offsets=before)
         return rows, run.run_batch(asked, work, rows)
 
@@ -317,7 +317,7 @@ class ExactlyOnce:
     def _end(self, known: tuple[str, RunDriver] | None, failure: str = "") -> None:
         """Ends a run; another one of the same object may begin meanwhile."""
         if known is not None:
-            self._kept = Kept()
+            self._cache = JvmCache()
             known[1].end()
         self.listener.end_run(known[0] if known is not None else "", failure)
 
@@ -354,7 +354,7 @@ class ExactlyOnce:
             reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
             topics=lambda recorded: topics.kept(recorded, offsets),
         )
-        self._run, self._kept = (run, driver), Kept()
+        self._run, self._cache = (run, driver), JvmCache()
         self.listener.begin_run(query, run, driver, files)
         if (found := running(df.sparkSession, query)) is not None:  # of another writer than `start`, for one
             self._follow(found, found.name or "")

@@ -47,10 +47,6 @@ def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
 
 def class_name(thing: Any) -> str:
     """Returns the short name of its class, without the ``$`` of Scala's objects."""
-    return str(thing.getClass().getName()).rpartition(".")[2].rpartition("$")[2] or _object_name(thing)
-
-
-def _object_name(thing: Any) -> str:
     return str(thing.getClass().getName()).rpartition(".")[2].rstrip("$").rpartition("$")[2]
 
 
@@ -93,7 +89,7 @@ _MOST = 16
 _MISSING = object()
 
 
-class Kept:
+class JvmCache:
     """Objects that are made once in a run of a query, by what they were made of. Another run may have another JVM."""
 
     def __init__(self) -> None:

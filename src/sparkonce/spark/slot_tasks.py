@@ -15,7 +15,7 @@ from pyspark.util import PythonEvalType
 
 from sparkonce.executor import SlotTask, write_slot
 from sparkonce.protocol.codec import encode_handle
-from sparkonce.spark.jvm import Kept, quoted
+from sparkonce.spark.jvm import JvmCache, quoted
 from sparkonce.spark.shipped import Needs
 from sparkonce.spark.worker import checked_first, lighten_worker
 
@@ -34,7 +34,7 @@ _OUTPUT = pa.schema(
 _ANSWER = from_arrow_schema(_OUTPUT)
 
 
-def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, kept: Kept) -> DataFrame:
+def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, cache: JvmCache) -> DataFrame:
     """Returns the answers of tasks that write these rows, for one collect in this thread.
 
     The function that the tasks run stays the same, so that only a run's first batch makes it. They get the batch's
@@ -44,7 +44,7 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, kept: Kept) -> Dat
         rows: The rows.
         task: The task of every slot.
         needs: Of a worker.
-        kept: The function of the batch before. It is used again if it would be pickled to the same bytes.
+        cache: Has the function of the batch before, which is used again if it would be pickled to the same bytes.
     """
     session, context = rows.sparkSession, rows.sparkSession.sparkContext
     context.setLocalProperty(_BATCH, str(task.batch))
@@ -56,7 +56,7 @@ def answers_of(rows: DataFrame, task: SlotTask, needs: Needs, kept: Kept) -> Dat
 
     # PySpark puts the Python files that were added, and the environment of workers, into the function.
     given = repr((needs, context._python_includes, context.environment))
-    column = kept.get(("function", pickled, given), function)
+    column = cache.get(("function", pickled, given), function)
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), session)
 
 

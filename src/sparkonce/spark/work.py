@@ -25,7 +25,7 @@ from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
 from sparkonce.spark.arrow_batches import ArrowBatches
 from sparkonce.spark.grouping import Grouping
-from sparkonce.spark.jvm import Kept, quoted
+from sparkonce.spark.jvm import JvmCache, quoted
 from sparkonce.spark.show.failures import short_error
 from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
@@ -61,7 +61,7 @@ class SparkWork:
         grouping: Groups the partitions to fewer slots; None to leave them.
         max_refused: How many rows of the batch may go to a sink of dead letters.
         arrow: What is known of the query's rows from its batches before.
-        kept: What the batches before have made in the JVM.
+        cache: Objects that earlier batches have made in the JVM.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class SparkWork:
         grouping: Grouping | None = None,
         max_refused: int = 0,
         arrow: ArrowBatches | None = None,
-        kept: Kept | None = None,
+        cache: JvmCache | None = None,
     ) -> None:
         self._df = df
-        self._kept = kept or Kept()
+        self._cache = cache or JvmCache()
         self._arrow = arrow or ArrowBatches()
         self._sent: list[tuple[int, int]] = []
         self._grouping = grouping
@@ -194,7 +194,7 @@ class SparkWork:
         """Plans a view's job: its columns, a fingerprint for each sink, and the sinks' tasks."""
         # A view may have other columns in each batch. So may rows that the user's own function gives.
         kinds = df._jdf.schema().json()
-        schema = self._kept.get(("schema", kinds), lambda: arrow_schema(df.schema))
+        schema = self._cache.get(("schema", kinds), lambda: arrow_schema(df.schema))
         tasks: list[SinkTask] = []
         hashed: list[tuple[str, tuple[str, ...]]] = []
         marks: list[str] = []
@@ -223,7 +223,7 @@ class SparkWork:
             )
         needed = {column: None for task in tasks if task.fingerprint for column in task.columns}
         names = (*needed, *marks)
-        chosen = self._kept.get(
+        chosen = self._cache.get(
             (kinds, names, *hashed),
             lambda: df._jcols(*map(_column, names), *(row_hash(some, df.schema).alias(name) for name, some in hashed)),
         )
@@ -242,7 +242,7 @@ class SparkWork:
             rows = rows.localCheckpoint()
             needs["addresses"] = []  # their client waits for a server that is away, and the driver does not write again
         task = SlotTask(batch=self._batch, sinks=tuple(tasks), only=only, max_refused=self._max_refused)
-        written = answers_of(rows, task, needs, self._kept)
+        written = answers_of(rows, task, needs, self._cache)
         answers = written.collect()
         if any(answer["batch"] != self._batch for answer in answers):
             raise PrepareError(f"Spark's tasks wrote batch {self._batch} as another one.")

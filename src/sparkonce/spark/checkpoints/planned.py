@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.spark.jvm import Kept, items, jvm
+from sparkonce.spark.jvm import JvmCache, items, jvm
 from sparkonce.storage.offsets import without_files
 from sparkonce.storage.spark import SparkCheckpoint, canonical
 
@@ -25,7 +25,7 @@ _NONE_YET = "-"
 
 
 def check_planned(
-    spark: SparkSession, query: str, batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str], kept: Kept
+    spark: SparkSession, query: str, batch: int, checkpoint: SparkCheckpoint, recorded: Sequence[str], cache: JvmCache
 ) -> None:
     """Refuses a batch whose rows are not those that the checkpoint's offsets name.
 
@@ -35,13 +35,13 @@ def check_planned(
         batch: The batch's number.
         checkpoint: The query's.
         recorded: The offsets of the batch there.
-        kept: Of the query's run.
+        cache: The cache of the query's run.
 
     Raises:
         CheckpointMismatchError: with both offsets.
     """
     try:
-        planned = _planned(kept.get("execution", partial(_execution, spark, query)), batch)
+        planned = _planned(cache.get("execution", partial(_execution, spark, query)), batch)
     except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the file is what counts
         logger.debug("The planned offsets of batch %d cannot be seen, and are not compared: %s", batch, error)
         return
@@ -55,13 +55,13 @@ def check_planned(
     )
 
 
-def is_as_planned(batch: DataFrame, query: str, kept: Kept) -> bool:
+def is_as_planned(batch: DataFrame, query: str, cache: JvmCache) -> bool:
     """Tells if a batch is as Spark gave it to ``foreachBatch``, and not what the user's function has made of it.
 
     Spark gives the rows of the plan that it executes (``ForeachBatchSink.addBatch``).
     """
     try:
-        execution = kept.get("execution", partial(_execution, batch.sparkSession, query))
+        execution = cache.get("execution", partial(_execution, batch.sparkSession, query))
         return bool(batch._jdf.queryExecution().logical().rdd().id() == execution.lastExecution().toRdd().id())
     except Exception as error:  # noqa: BLE001 - another plan has no rows of its own; Spark's own classes may change
         logger.debug("A batch of query %s is not as Spark gave it: %s", query, error)
@@ -81,9 +81,6 @@ def _planned(execution: Any, batch: int) -> tuple[str, ...] | None:
     context = execution.getLatestExecutionContext()
     if context.batchId() != batch:
         return None
-    ends = context.endOffsets()
-    return tuple(_text(ends.get(source)) for source in items(execution.sources()))
-
-
-def _text(offset: Any) -> str:
-    return canonical(str(offset.get().json())) if offset.isDefined() else _NONE_YET
+    offsets = context.endOffsets()
+    ends = [offsets.get(source) for source in items(execution.sources())]
+    return tuple(canonical(str(end.get().json())) if end.isDefined() else _NONE_YET for end in ends)

@@ -25,7 +25,7 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.sink import Facts
 from sparkonce.source import SourceFacts
 from sparkonce.sources.offsets import Offsets, kafka_offsets
-from sparkonce.spark.jvm import Kept, jvm
+from sparkonce.spark.jvm import JvmCache, jvm
 from sparkonce.spark.plans import source_facts
 
 logger = logging.getLogger("sparkonce")
@@ -370,7 +370,7 @@ class SourceTopics:
     def __init__(self, sources: Sequence[SourceFacts]) -> None:
         self._sources = [dict(source.options or {}) for source in sources]
         self._admins: dict[int, Any] = {}
-        self._kept = Kept()
+        self._cache = JvmCache()
         self._unit: Any = None
         self._known: dict[str, str] = {}
         self._changed = ""
@@ -509,7 +509,7 @@ class SourceTopics:
         if not names:
             return {}
         try:
-            asked = self._kept.get((number, *names), lambda: java_list(names))
+            asked = self._cache.get((number, *names), lambda: java_list(names))
             answers = self._admin(number).describeTopics(asked).topicNameValues()
             self._unit = self._unit or milliseconds()
             ids = {name: _id_of(answers.get(name), self._unit) for name in names}
