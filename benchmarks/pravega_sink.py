@@ -21,10 +21,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
-from sparkonce import ExactlyOnce, PravegaSink
-from sparkonce.spark.pravega.cluster import CLIENT_JAR
+from sparkonce import ExactlyOnce
 from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
 from sparkonce_lab.rig.servers.pravega import PravegaServer
+from sparkonce_pravega import PravegaSink
+from sparkonce_pravega.cluster import CLIENT_JAR
 
 SCOPE, STREAM, SEGMENTS = "bench", "rows", 4
 

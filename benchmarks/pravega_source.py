@@ -26,9 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from session import session
-from sparkonce import read_pravega, spark_packages
+from sparkonce import spark_packages
 from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
 from sparkonce_lab.rig.servers.pravega import PravegaServer
+from sparkonce_pravega import read_pravega
 
 SCOPE, STREAM = "bench", "measured"
 LOOP, QUERY = "a reader group's reader, in plain Java", "our source, in a query of Spark"

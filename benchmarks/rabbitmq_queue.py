@@ -22,16 +22,16 @@ from pathlib import Path
 import pika
 import pyarrow as pa
 
-from sparkonce import RabbitMQ
-from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish
-from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
-from sparkonce.sources.rabbitmq.queue.progress import Progress
-from sparkonce.sources.rabbitmq.queue.receiver import Receiver, ReceiverSettings
-from sparkonce.sources.rabbitmq.queue.segments import Segments
 from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import ApplyToken
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_rabbitmq import RabbitMQ
+from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
+from sparkonce_rabbitmq.queue.progress import Progress
+from sparkonce_rabbitmq.queue.receiver import Receiver, ReceiverSettings
+from sparkonce_rabbitmq.queue.segments import Segments
+from sparkonce_rabbitmq.sinks.queue_publisher import QueuePublish
 
 QUEUE = "measured"
 PREFETCH = 20_000

@@ -23,10 +23,11 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
-from sparkonce import ExactlyOnce, Guarantee, RabbitMQ, RabbitMQStreamSink
+from sparkonce import ExactlyOnce, Guarantee
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import StreamClient
+from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink
 
 AT_ONCE = 1_000
 STREAM = "rows"

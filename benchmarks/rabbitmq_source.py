@@ -27,12 +27,12 @@ from rich.table import Table
 from rstream import Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, Producer, RawMessage
 
 from session import session
-from sparkonce import RabbitMQ, read_rabbitmq_stream
-from sparkonce.sources.rabbitmq.asking import StreamAsker
-from sparkonce.sources.rabbitmq.places import beginning, ranges_of
-from sparkonce.sources.rabbitmq.reading import RangeReader
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_rabbitmq import RabbitMQ, read_rabbitmq_stream
+from sparkonce_rabbitmq.stream.asking import StreamAsker
+from sparkonce_rabbitmq.stream.places import beginning, ranges_of
+from sparkonce_rabbitmq.stream.reading import RangeReader
 
 STREAM = "measured"
 PIECE = 1000

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jvm import bare_jvm, jars_beside_spark
-from sparkonce import PravegaSink
 from sparkonce.protocol.handles import Handle
-from sparkonce.spark.pravega.client import PravegaStream
-from sparkonce.spark.pravega.cluster import CLIENT_JAR
 from sparkonce_lab.rig.proxy import Request
 from sparkonce_lab.rig.servers.pravega import PravegaServer
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.systems.injections import ServerSystem
 from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
+from sparkonce_pravega import PravegaSink
+from sparkonce_pravega.client import PravegaStream
+from sparkonce_pravega.cluster import CLIENT_JAR
 
 SCOPE = "tests"
 

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka.sink import KafkaSink as KafkaSink
     from sparkonce.sinks.mysql.sink import MySQLSink as MySQLSink
     from sparkonce.sinks.postgres.sink import PostgresSink as PostgresSink
-    from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink as RabbitMQQueueSink
-    from sparkonce.sinks.rabbitmq.server import RabbitMQ as RabbitMQ
-    from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink as RabbitMQStreamSink
     from sparkonce.sinks.redis.sink import RedisSink as RedisSink
     from sparkonce.sinks.tables.delta import DeltaSink as DeltaSink
     from sparkonce.sinks.tables.iceberg import IcebergSink as IcebergSink
@@ -40,12 +37,7 @@ if TYPE_CHECKING:
     from sparkonce.spark.explain.explain import explain as explain
     from sparkonce.spark.formats.sources import register as register
     from sparkonce.spark.job.ending import await_end as await_end
-    from sparkonce.spark.pravega.cluster import Pravega as Pravega
-    from sparkonce.spark.pravega.sink import PravegaSink as PravegaSink
     from sparkonce.spark.read_kafka import read_kafka as read_kafka
-    from sparkonce.spark.read_pravega import read_pravega as read_pravega
-    from sparkonce.spark.read_rabbitmq_queue import read_rabbitmq_queue as read_rabbitmq_queue
-    from sparkonce.spark.read_rabbitmq_stream import read_rabbitmq_stream as read_rabbitmq_stream
     from sparkonce.watch.prometheus import serve_metrics as serve_metrics
 
 HOMES = {
@@ -58,19 +50,11 @@ HOMES = {
     "KafkaSink": "sparkonce.sinks.kafka.sink",
     "MySQLSink": "sparkonce.sinks.mysql.sink",
     "PostgresSink": "sparkonce.sinks.postgres.sink",
-    "Pravega": "sparkonce.spark.pravega.cluster",
-    "PravegaSink": "sparkonce.spark.pravega.sink",
-    "RabbitMQ": "sparkonce.sinks.rabbitmq.server",
-    "RabbitMQQueueSink": "sparkonce.sinks.rabbitmq.queue_sink",
-    "RabbitMQStreamSink": "sparkonce.sinks.rabbitmq.sink",
     "RedisSink": "sparkonce.sinks.redis.sink",
     "WriteAheadSink": "sparkonce.sinks.write_ahead.sink",
     "await_end": "sparkonce.spark.job.ending",
     "explain": "sparkonce.spark.explain.explain",
     "read_kafka": "sparkonce.spark.read_kafka",
-    "read_pravega": "sparkonce.spark.read_pravega",
-    "read_rabbitmq_queue": "sparkonce.spark.read_rabbitmq_queue",
-    "read_rabbitmq_stream": "sparkonce.spark.read_rabbitmq_stream",
     "register": "sparkonce.spark.formats.sources",
     "serve_metrics": "sparkonce.watch.prometheus",
     "spark_packages": "sparkonce.sources.packages",

@@ -16,11 +16,13 @@ class WorkerNeeds:
         modules: The modules that the writers import.
         files: The setting and the path of each file that they read.
         addresses: The host and the port of each server that they may connect to first. One of them has to answer.
+        packages: The packages of which they need the driver's own build, such as the one that has the sink.
     """
 
     modules: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     addresses: tuple[tuple[str, int], ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 def files_of(settings: Mapping[str, Any], names: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,9 @@ author knows: how `sparkonce.explain` judges it, what a start checks, and how ma
 
 A package names its sources in the entry point group ``sparkonce.sources``: under the name that
 ``spark.readStream.format(…)`` takes, ``module:class`` of the `Source`. It is loaded when a query has that format.
+
+The module also exports what methods take and return, and for a source that keeps something in the query's checkpoint
+`CheckpointFiles` with the answers of its ``put``, and `SparkCheckpoint`, which says how far the query is.
 """
 
 from __future__ import annotations
@@ -19,17 +22,24 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.errors import ConfigurationError, OutageError, PreflightError
 from sparkonce.findings import Finding, doubles, holds, loses, must, note
 from sparkonce.needs import WorkerNeeds
+from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce.storage.spark import SparkCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "CheckpointFiles",
     "ConfigurationError",
     "Finding",
+    "Landed",
     "OutageError",
     "PreflightError",
+    "PutUnknownError",
     "Source",
     "SourceFacts",
+    "SparkCheckpoint",
+    "Taken",
     "WorkerNeeds",
     "doubles",
     "holds",

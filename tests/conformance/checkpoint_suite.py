@@ -19,8 +19,8 @@ from sparkonce.log import DecisionLog, FilesLogStore, LogStore, record_name
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
-from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce_rabbitmq.queue.segments import Segment, Segments
 
 RACES = 20
 RECORD = f"sparkonce/records/{record_name(1)}"

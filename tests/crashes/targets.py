@@ -21,7 +21,6 @@ from plain_store import PlainStore
 from pravega_witness import PravegaSystem
 from sparkonce.errors import SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.pravega.cluster import CLIENT_JAR
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.kafka import KafkaReader
@@ -33,6 +32,7 @@ from sparkonce_lab.systems.postgres import PostgresSystem
 from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem, RabbitStreamSystem
 from sparkonce_lab.systems.redis import RedisClusterSystem, RedisSystem
 from sparkonce_lab.systems.s3 import S3System
+from sparkonce_pravega.cluster import CLIENT_JAR
 
 NO_SERVER = (RESTART, PAUSE, CUT, HOLE, DISK_FULL, MEMORY_FULL)
 LONG = "x" * 60_000
@@ -300,8 +300,8 @@ def rabbit(name: str, make: Any, requests: Mapping[str, Any], *preload: str, **m
     return Target(name, make, preload=preload, requests=requests, rows=text_rows, cannot=cannot, **waits, **more)
 
 
-STREAM = ("sparkonce.sinks.rabbitmq.writer", "sparkonce.sinks.rabbitmq.committer")
-QUEUE = ("sparkonce.sinks.rabbitmq.queue_publisher", "sparkonce.sinks.write_ahead.committer")
+STREAM = ("sparkonce_rabbitmq.sinks.writer", "sparkonce_rabbitmq.sinks.committer")
+QUEUE = ("sparkonce_rabbitmq.sinks.queue_publisher", "sparkonce.sinks.write_ahead.committer")
 WAITING = (
     write_ahead("write-ahead", "slot"),
     write_ahead("write-ahead-by-batch", "batch"),
@@ -365,7 +365,7 @@ class PravegaTarget(Target):
 PRAVEGA = PravegaTarget(
     "pravega",
     PravegaSystem,
-    preload=("pyspark.sql", "sparkonce.sinks.write_ahead.writer", "sparkonce.spark.pravega.application"),
+    preload=("pyspark.sql", "sparkonce.sinks.write_ahead.writer", "sparkonce_pravega.application"),
     requests=PravegaSystem.REQUESTS[""],
     rows=text_rows,
     cannot=(RESTART, DISK_FULL, MEMORY_FULL),  # the server keeps its data in memory

@@ -13,15 +13,15 @@ from eventually import eventually
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, SupersededError
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer, queue_is_there
-from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE, Progress
-from sparkonce.sources.rabbitmq.queue.receiver import Receiver, ReceiverSettings
-from sparkonce.sources.rabbitmq.queue.segments import Segments
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem
+from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer, queue_is_there
+from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE, Progress
+from sparkonce_rabbitmq.queue.receiver import Receiver, ReceiverSettings
+from sparkonce_rabbitmq.queue.segments import Segments
+from sparkonce_rabbitmq.server import RabbitMQ
 
 pytestmark = USES_RABBIT
 

@@ -11,12 +11,12 @@ import pytest
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import PreflightError, SchemaError
 from sparkonce.guarantees import Guarantee
-from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER, QueuePublish, check_exchange
-from sparkonce.sinks.rabbitmq.queue_rows import queue_columns
-from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.write_ahead import ApplyToken, RefusedError
 from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER, QueuePublish, check_exchange
+from sparkonce_rabbitmq.sinks.queue_rows import queue_columns
+from sparkonce_rabbitmq.sinks.queue_sink import RabbitMQQueueSink
 
 pytestmark = USES_RABBIT
 

@@ -18,18 +18,18 @@ from shared_servers import USES_RABBIT, rabbit_server
 from simulation.sheets import ROW, STREAM, stream_answers
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle, Outcome
-from sparkonce.sinks.rabbitmq import publishing
-from sparkonce.sinks.rabbitmq.committer import StreamCommitter
-from sparkonce.sinks.rabbitmq.connection import PublisherConnection, connect_to
-from sparkonce.sinks.rabbitmq.ids import Ids
-from sparkonce.sinks.rabbitmq.publishing import Publisher
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks import publishing
+from sparkonce_rabbitmq.sinks.committer import StreamCommitter
+from sparkonce_rabbitmq.sinks.connection import PublisherConnection, connect_to
+from sparkonce_rabbitmq.sinks.ids import Ids
+from sparkonce_rabbitmq.sinks.publishing import Publisher
+from sparkonce_rabbitmq.sinks.sink import RabbitMQStreamSink
 
 pytestmark = USES_RABBIT
 

@@ -22,15 +22,15 @@ from eventually import eventually
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, PrepareError, StaleServerError
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq.amqp import with_sections
-from sparkonce.sources.rabbitmq.asking import StreamAsker
-from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, ranges_of
-from sparkonce.sources.rabbitmq.reading import RangeReader
 from sparkonce_lab.rig.proxy import FaultProxy
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.stream.amqp import with_sections
+from sparkonce_rabbitmq.stream.asking import StreamAsker
+from sparkonce_rabbitmq.stream.places import Places, StreamRange, beginning, ranges_of
+from sparkonce_rabbitmq.stream.reading import RangeReader
 
 pytestmark = USES_RABBIT
 
@@ -261,7 +261,7 @@ def test_a_connection_that_is_cut_goes_on_behind_what_was_read(
         batches = RangeReader(rabbit.settings(stream_port=port), part, patience_s=30).batches()
         found = [next(batches)]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, sleep=time.sleep)
-        monkeypatch.setattr("sparkonce.sources.rabbitmq.reading.time", later)  # Spark took its time with these rows
+        monkeypatch.setattr("sparkonce_rabbitmq.stream.reading.time", later)  # Spark took its time with these rows
         proxy.cut()
         found += batches
     assert len(found) > 1

@@ -26,17 +26,7 @@ import pytest
 from integration.mysql_scene import NOT_BULK
 from redis_servers import witness
 from shared_servers import redis_server
-from sparkonce import (
-    FilesSink,
-    KafkaSink,
-    MySQLSink,
-    PostgresSink,
-    RabbitMQ,
-    RabbitMQQueueSink,
-    RabbitMQStreamSink,
-    RedisSink,
-    WriteAheadSink,
-)
+from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
 from sparkonce.errors import SchemaError, SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.mysql.connection import Connection
@@ -46,6 +36,7 @@ from sparkonce.testing.scene import Scene
 from sparkonce.write_ahead import Applies
 from sparkonce_lab.systems.mysql import MySQLSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
+from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink, RabbitMQStreamSink
 
 # --- the table --------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from _pytest.runner import runtestprotocol
 from coverage import CoverageData
 
 from mutants.faults import Mutant, generated, wrong_rules
-from mutants.operators import Fault
+from mutants.operators import Fault, module_of, path_of
 from mutants.table import COLUMNS, Row, read, write
 from verifying.mutants import TOGETHER
 
@@ -173,7 +173,7 @@ class Table:
             test for file, lines in mutant.places for one in lines for test in contexts(harness, file).get(one, ())
         }
         # What was not recorded, as it is newer: a file that names the module may reach it.
-        modules = ["sparkonce." + file.removesuffix(".py").replace("/", ".") for file, _ in mutant.places]
+        modules = [module_of(file) for file, _ in mutant.places]
         fresh = [test for test in self.items if test.startswith(f"tests/{harness}/") and test not in recorded(harness)]
         found.update(test for test in fresh if any(one in _text(test.partition("::")[0]) for one in modules))
         by_file: dict[str, list[str]] = defaultdict(list)
@@ -262,7 +262,8 @@ def contexts(harness: str, file: str) -> dict[int, Collection[str]]:
     found: dict[int, set[str]] = defaultdict(set)
     data = CoverageData(str(WORK / f"reach-{harness}"))
     data.read()
-    path = next((one for one in data.measured_files() if one.endswith(f"/src/sparkonce/{file}")), "")
+    end = path_of(file).relative_to(ROOT).as_posix()
+    path = next((one for one in data.measured_files() if one.endswith(f"/{end}")), "")
     for line, tests in data.contexts_by_lineno(path).items():
         found[line] = {test.partition("|")[0] for test in tests if test}
     return found
@@ -280,7 +281,7 @@ def recorded(harness: str) -> Collection[str]:
 
 def record(folder: str) -> int:
     """Records which test of a folder reaches which lines."""
-    command = ["-m", "pytest", f"tests/{folder}", "-q", "-p", "no:cacheprovider", "--cov=sparkonce", "--cov-report="]
+    command = ["-m", "pytest", f"tests/{folder}", "-q", "-p", "no:cacheprovider", "--cov", "--cov-report="]
     env = {**os.environ, "COVERAGE_FILE": str(WORK / f"reach-{folder}")}
     return subprocess.run([sys.executable, *command, "--cov-context=test"], cwd=ROOT, env=env).returncode
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from mutants.operators import SOURCE, Fault, sites
+from mutants.operators import SOURCES, Fault, sites
 from mutants.rules import RULES
 
 GENERATED = {
@@ -25,7 +25,7 @@ GENERATED = {
     "sinks/postgres/*.py": 9,
     "sinks/mysql/*.py": 9,
     "sinks/redis/*.py": 9,
-    "sinks/rabbitmq/*.py": 9,
+    "sparkonce_rabbitmq/sinks/*.py": 9,
     "sinks/files/*.py": 14,
     "sinks/write_ahead/*.py": 9,
     "storage/*.py": 14,
@@ -54,7 +54,7 @@ class Mutant:
 
     @property
     def places(self) -> list[tuple[str, range]]:
-        """Lists the files, below ``src/sparkonce``, and lines that it changes."""
+        """Lists the files and lines that it changes."""
         return [(one.file, one.lines) for one in Fault.of(self.fault)] if self.fault else []
 
 
@@ -70,8 +70,7 @@ def _chosen() -> set[str]:
     chosen: set[str] = set()
     for pattern, number in GENERATED.items():
         found: set[str] = set()
-        for path in SOURCE.rglob("*.py"):
-            file = path.relative_to(SOURCE).as_posix()
+        for file, path in ((path.relative_to(one).as_posix(), path) for one in SOURCES for path in one.rglob("*.py")):
             if fnmatch(file, pattern) and path.name not in NOT_IN:
                 found.update(f"{file}:{end}" for end in sites(ast.parse(path.read_text())))
         chosen.update(sorted(found - chosen, key=_digest)[:number])

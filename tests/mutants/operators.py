@@ -25,7 +25,9 @@ from typing import Any
 
 from mutants.rules import RULES
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "sparkonce"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = (ROOT / "src" / "sparkonce", *sorted((ROOT / "packages").glob("*/src")))
+"""Below which a file is named: those of other distributions with their package."""
 
 _TURNED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 _MISREAD = {
@@ -46,6 +48,24 @@ class Site:
 
     lines: range
     change: Callable[[], None]
+
+
+def path_of(file: str) -> Path:
+    """Returns where a file is.
+
+    Raises:
+        FileNotFoundError: if there is none of this name.
+    """
+    for source in SOURCES:
+        if (source / file).exists():
+            return source / file
+    raise FileNotFoundError(file)
+
+
+def module_of(file: str) -> str:
+    """Returns the name by which a file is imported."""
+    name = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    return name if path_of(file).is_relative_to(ROOT / "packages") else f"sparkonce.{name}"
 
 
 def sites(tree: ast.Module) -> dict[str, Site]:
@@ -130,7 +150,7 @@ class Fault:
     """A changed module.
 
     Attributes:
-        file: Below ``src/sparkonce``.
+        file: Below one of `SOURCES`.
         lines: The changed lines.
         source: Returns the changed module.
     """
@@ -148,7 +168,7 @@ class Fault:
         """
         file, _, end = names[0].partition(".py:")
         if end:
-            tree = ast.parse((SOURCE / f"{file}.py").read_text())
+            tree = ast.parse(path_of(f"{file}.py").read_text())
             site = sites(tree)[end]
 
             def changed() -> ast.Module:
@@ -159,7 +179,7 @@ class Fault:
         texts: dict[str, str] = {}
         lines: dict[str, list[int]] = {}
         for change in chain(*(RULES[name] for name in names)):
-            text = texts.get(change.file) or (SOURCE / change.file).read_text()
+            text = texts.get(change.file) or path_of(change.file).read_text()
             texts[change.file] = change.made(text)
             first = text[: text.index("\n".join(change.old))].count("\n") + 1
             lines.setdefault(change.file, []).extend((first, first + len(change.old)))
@@ -170,7 +190,7 @@ class Fault:
 
     def apply(self) -> list[tuple[FunctionType, CodeType]]:
         """Makes this process use the changed module. Returns the functions that were changed, and their code before."""
-        module = ".".join(["sparkonce", *Path(self.file).with_suffix("").parts]).removesuffix(".__init__")
+        module = module_of(self.file)
         if module not in sys.modules:
             sys.meta_path.insert(0, _Finder(module, self._compiled))
             return []
@@ -187,7 +207,7 @@ class Fault:
         return before
 
     def _compiled(self, *, is_changed: bool = True) -> CodeType:
-        path = SOURCE / self.file
+        path = path_of(self.file)
         code: CodeType = compile(self.source() if is_changed else path.read_text(), str(path), "exec")
         return code
 
@@ -197,7 +217,7 @@ def wrong(name: str) -> Iterator[None]:
     """The product in this process with a wrong rule, as long as this lasts."""
     faults = Fault.of(name)
     for fault in faults:
-        import_module(".".join(["sparkonce", *Path(fault.file).with_suffix("").parts]))
+        import_module(module_of(fault.file))
     before = [fault.apply() for fault in faults]
     try:
         if not all(before):

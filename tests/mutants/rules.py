@@ -2,8 +2,8 @@
 
 The model, the simulation and the verifier look for those that they list; ``dev.py mutants`` runs all of them against
 every harness. A rule is a line of words. Below it are other rules that are part of it (``&``), and its changes: a file
-below ``src/sparkonce``, and ``old => new``; or the old lines behind ``-``, and the new ones behind ``+``. The old text
-stands in its file exactly once, or as often as a number behind the file says (``x2``).
+below ``src/sparkonce`` or a package's ``src``, and ``old => new``; or the old lines behind ``-``, and the new ones
+behind ``+``. The old text stands in its file exactly once, or as often as a number behind the file says (``x2``).
 """
 
 from __future__ import annotations

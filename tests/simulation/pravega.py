@@ -17,9 +17,9 @@ from py4j.protocol import Py4JJavaError
 from simulation.staged import Staged
 from sparkonce.sinks.tables.committer import never
 from sparkonce.sinks.write_ahead.application import Applies
-from sparkonce.spark.pravega.application import PravegaApplication, PravegaCommitter
-from sparkonce.spark.pravega.client import PravegaStream
-from sparkonce.spark.pravega.segments import StreamSegments
+from sparkonce_pravega.application import PravegaApplication, PravegaCommitter
+from sparkonce_pravega.client import PravegaStream
+from sparkonce_pravega.segments import StreamSegments
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation
@@ -231,4 +231,4 @@ class _Text:
 
 
 REPLACED: tuple[tuple[str, Any], ...] = (("_SETTLES_WITHIN_S", 0.2), ("_ASK_EVERY_S", 0.05))
-"""Deadlines of `sparkonce.spark.pravega.client`, of which a run has few within its own."""
+"""Deadlines of `sparkonce_pravega.client`, of which a run has few within its own."""

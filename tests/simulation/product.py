@@ -197,10 +197,13 @@ def _run() -> str:
 
 _CLOCK = _Clock()
 _SINKS = "sparkonce.sinks"
-_RUNS_HERE = tuple(f"sparkonce.{name}" for name in ("driver.", "executor", "log.", "sinks.", "spark.pravega."))
+_RUNS_HERE = (
+    *(f"sparkonce.{name}" for name in ("driver.", "executor", "log.", "sinks.")),
+    *("sparkonce_rabbitmq.", "sparkonce_pravega."),
+)
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     ("sparkonce.driver.run", "threading", SimpleNamespace(RLock=Lock)),
-    (f"{_SINKS}.rabbitmq.publishing", "threading", SimpleNamespace(RLock=Lock)),
+    ("sparkonce_rabbitmq.sinks.publishing", "threading", SimpleNamespace(RLock=Lock)),
     ("sparkonce.driver.sweeper", "threading", SimpleNamespace(Condition=_Condition, Thread=_Thread)),
     ("sparkonce.driver.run", "uuid", SimpleNamespace(uuid4=_nonce)),
     ("sparkonce.spark.formats.ends", "uuid", SimpleNamespace(uuid4=_run)),
@@ -226,8 +229,8 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     *((f"{_SINKS}.files.{module}", name, value) for module, name, value in files.REPLACED),
     *((f"{_SINKS}.files.s3.{module}", name, value) for module, name, value in s3.REPLACED),
     *((f"{_SINKS}.write_ahead.{module}", name, value) for module, name, value in staged.REPLACED),
-    *((f"{_SINKS}.rabbitmq.{module}", name, value) for module, name, value in rabbitmq.REPLACED),
-    *(("sparkonce.spark.pravega.client", name, value) for name, value in pravega.REPLACED),
+    *((f"sparkonce_rabbitmq.sinks.{module}", name, value) for module, name, value in rabbitmq.REPLACED),
+    *(("sparkonce_pravega.client", name, value) for name, value in pravega.REPLACED),
     *((f"sparkonce.sinks.tables.{module}", name, value) for module, name, value in tables.REPLACED),
     *(("sparkonce.sinks.tables.iceberg", name, value) for name, value in iceberg.REPLACED),
 )

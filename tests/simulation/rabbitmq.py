@@ -20,13 +20,13 @@ from pika.exceptions import AMQPConnectionError
 from simulation.engine import NoAnswerError, RefusedError, Words
 from simulation.oracle import Violation
 from simulation.staged import WIDTH, Staged, read
-from sparkonce.sinks.rabbitmq.committer import StreamCommitter
-from sparkonce.sinks.rabbitmq.connection import StreamRefusedError
-from sparkonce.sinks.rabbitmq.messages import FRAME_OVERHEAD_BYTES, Frame
-from sparkonce.sinks.rabbitmq.publishing import Publisher
-from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER, QueuePublish
 from sparkonce.sinks.write_ahead.application import Applies
 from sparkonce.sinks.write_ahead.committer import WriteAheadCommitter
+from sparkonce_rabbitmq.sinks.committer import StreamCommitter
+from sparkonce_rabbitmq.sinks.connection import StreamRefusedError
+from sparkonce_rabbitmq.sinks.messages import FRAME_OVERHEAD_BYTES, Frame
+from sparkonce_rabbitmq.sinks.publishing import Publisher
+from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER, QueuePublish
 
 if TYPE_CHECKING:
     from simulation.engine import Simulation

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkonce.sinks.rabbitmq.messages import frames
+from sparkonce_rabbitmq.sinks.messages import frames
 
 ROW = b"%06d"
 
@@ -16,7 +16,7 @@ def stream_answers(connect: Callable[[], Any], stream: str) -> list[object]:
     """The answers of a stream to publishers of two names, one of which comes back on a second connection.
 
     Args:
-        connect: Opens a connection to the leader, as `sparkonce.sinks.rabbitmq.connection.PublisherConnection` has it.
+        connect: Opens a connection to the leader, as `sparkonce_rabbitmq.sinks.connection.PublisherConnection` has it.
         stream: The stream.
     """
     first, again, other = connect(), connect(), connect()

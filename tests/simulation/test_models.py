@@ -26,7 +26,7 @@ from sparkonce import errors
 from sparkonce.driver import stops
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner
-from sparkonce.sinks.rabbitmq.messages import frames
+from sparkonce_rabbitmq.sinks.messages import frames
 
 OWNER = Owner(query="5f6a2c1e0000", token=Token(0, "00000001"), facts={"prefix": "p"})
 

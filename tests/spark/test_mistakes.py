@@ -18,6 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkonce
+import sparkonce_pravega
+import sparkonce_rabbitmq
 from mistakes import NOTHING, Mistake, keep, said
 from spark.harness import new_name
 from spark.in_process import MARKS, ended, stopped
@@ -313,7 +315,11 @@ def names(place: Place) -> dict[str, Any]:
         return type("DataFrame", (), {"__module__": f"pyspark.sql.connect.{module}"})()
 
     return {
-        **{name: getattr(sparkonce, name) for name in sparkonce.__all__},
+        **{
+            name: getattr(one, name)
+            for one in (sparkonce, sparkonce_pravega, sparkonce_rabbitmq)
+            for name in one.__all__
+        },
         **{name: getattr(place, name) for name in ("spark", "settings", "sink", "rows", "topic", "to")},
         "once": sparkonce.ExactlyOnce(place.sink, checkpoint=str(place.folder / "c")),
         "nowhere": {"bootstrap.servers": "127.0.0.1:1"},

@@ -24,16 +24,17 @@ from simulation.sheets import TRANSACTIONS, transaction_answers
 from spark.harness import new_name
 from spark.in_process import LIMIT_S, SPARK, crash_at, ended, stopped
 from spark.table_job import QUERY, KilledError, TableJob
-from sparkonce import ExactlyOnce, FilesSink, Guarantee, Pravega, PravegaSink, explain, read_pravega
+from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
 from sparkonce.files import whole_batches
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
-from sparkonce.spark.pravega.client import PravegaStream
-from sparkonce.spark.pravega.notes import TransactionNotes
 from sparkonce.testing.conformance import SinkConformance
+from sparkonce_pravega import Pravega, PravegaSink, read_pravega
+from sparkonce_pravega.client import PravegaStream
+from sparkonce_pravega.notes import TransactionNotes
 from tryout.bulk import make_orders
 
 pytestmark = SPARK
@@ -217,7 +218,7 @@ def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
 def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known until it goes on, and nothing is done twice then."""
     monkeypatch.setattr("sparkonce.sinks.tables.committer.WAIT_S", 1.0)
-    monkeypatch.setattr("sparkonce.spark.pravega.sink.WAIT_S", 1.0)
+    monkeypatch.setattr("sparkonce_pravega.sink.WAIT_S", 1.0)
     handle, committer = job.prepare(), job.run_of_its_own()
     server = pravega_server()
     server.pause()
@@ -235,7 +236,7 @@ def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client no longer renews it, as in a process that stands still: Pravega aborts the transaction by itself."""
-    monkeypatch.setattr("sparkonce.spark.pravega.client.LEASE_MS", 10_000)
+    monkeypatch.setattr("sparkonce_pravega.client.LEASE_MS", 10_000)
     write, open_writer, opened = PravegaStream.write, PravegaStream.writer, []
 
     @contextmanager

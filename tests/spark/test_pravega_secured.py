@@ -18,10 +18,11 @@ from spark.harness import new_name
 from spark.in_process import SPARK, ended
 from spark.table_job import QUERY
 from spark.test_pravega import PravegaJob
-from sparkonce import ExactlyOnce, FilesSink, Pravega, PravegaSink, read_pravega
+from sparkonce import ExactlyOnce, FilesSink
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Outcome
 from sparkonce_lab.rig.servers.pravega import PravegaServer
+from sparkonce_pravega import Pravega, PravegaSink, read_pravega
 
 pytestmark = [*SPARK, pytest.mark.slow]
 

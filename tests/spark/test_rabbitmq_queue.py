@@ -15,10 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from eventually import eventually
 from shared_servers import rabbit_server
 from spark.in_process import LIMIT_S, SPARK, stopped
-from sparkonce import ExactlyOnce, FilesSink, read_rabbitmq_queue
+from sparkonce import ExactlyOnce, FilesSink
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
 from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem
+from sparkonce_rabbitmq import read_rabbitmq_queue
 
 pytestmark = SPARK
 

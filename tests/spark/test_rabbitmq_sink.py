@@ -12,9 +12,9 @@ from shared_servers import USES_RABBIT, rabbit_server
 from spark.in_process import MARKS, crash_at
 from sparkonce import ExactlyOnce, Guarantee, explain
 from sparkonce.protocol.state import Phase
-from sparkonce.sinks.rabbitmq.connection import PublisherConnection
-from sparkonce.sinks.rabbitmq.messages import Frame
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
+from sparkonce_rabbitmq.sinks.connection import PublisherConnection
+from sparkonce_rabbitmq.sinks.messages import Frame
 from tryout.bulk import make_orders
 
 pytestmark = [*(mark for mark in MARKS if mark.name != "kafka"), USES_RABBIT]

@@ -16,13 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from eventually import eventually
 from shared_servers import rabbit_server
 from spark.in_process import LIMIT_S, SPARK, ended, stopped
-from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain, read_rabbitmq_stream
+from sparkonce import ExactlyOnce, FilesSink, Guarantee, explain
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import PreflightError
 from sparkonce.files import whole_batches
-from sparkonce.sources.rabbitmq.asking import StreamAsker
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
+from sparkonce_rabbitmq import read_rabbitmq_stream
+from sparkonce_rabbitmq.stream.asking import StreamAsker
 
 pytestmark = SPARK
 

@@ -39,7 +39,7 @@ from integration.test_values import (
 from shared_servers import rabbit_server
 from spark.harness import new_name
 from spark.in_process import SPARK, ended
-from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, KafkaSink, RabbitMQ, RabbitMQStreamSink
+from sparkonce import DeltaSink, ExactlyOnce, IcebergSink, KafkaSink
 from sparkonce.errors import SparkonceError
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.files.formats import choose
@@ -49,6 +49,7 @@ from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce_lab.kafka import create_topic, read_committed
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.systems.rabbitmq import StreamClient
+from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink
 
 pytestmark = SPARK
 

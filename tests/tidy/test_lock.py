@@ -122,7 +122,7 @@ def test_what_is_installed_is_what_is_locked() -> None:
 
 @pytest.mark.parametrize("project", sorted(OURS))
 def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
-    """Others than sparkonce also what sparkonce declares. Import contracts say which of ours know which."""
+    """Or what one of ours declares that it needs, and sparkonce. Import contracts say which of ours know which."""
     # Parts of the interfaces of boto3 and PySpark, and installed by them.
     parts = {"botocore", "py4j"}
     types_alone = {"typing_extensions": "names of types, for the type checker"}
@@ -134,7 +134,9 @@ def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield node.module.partition(".")[0]
 
-    groups = [group for group in asked_for() if group.partition("[")[0] in {project, "sparkonce"}]
+    own = [one for group, wanted in asked_for().items() if group.partition("[")[0] == project for one in wanted]
+    projects = {project, "sparkonce", *(one.name for one in own)}
+    groups = [group for group in asked_for() if group.partition("[")[0] in projects]
     declared = {canonicalize_name(one.name) for group in groups for one in asked_for()[group]} | parts
     homes = importlib.metadata.packages_distributions()
     modules = [path for path in MODULES if home(path).name == project.replace("-", "_")]

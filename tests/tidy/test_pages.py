@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 import sparkonce
+import sparkonce_pravega
+import sparkonce_rabbitmq
 from sparkonce import errors
 from sparkonce.sinks.files.s3.settings import S3Settings
 from tidy.sources import MODULES, ROOT, nobody
@@ -20,6 +22,9 @@ from tidy.sources import name as where_in_src
 from tidy.sources import text as source
 
 DOCS = ROOT / "docs"
+PUBLIC = (sparkonce, sparkonce_pravega, sparkonce_rabbitmq)
+"""Packages from which users import."""
+
 
 PROPERTIES: dict[str, list[str]] = {
     "kafka": ["KafkaSink"],
@@ -42,7 +47,9 @@ def headings(text: str) -> list[str]:
 
 
 def parameters(name: str) -> set[str]:
-    called: Any = S3Settings if name == "store_options" else getattr(sparkonce, name)
+    if name == "store_options":
+        return set(inspect.signature(S3Settings).parameters)
+    called: Any = next(getattr(one, name) for one in PUBLIC if name in one.__all__)
     return set(inspect.signature(called).parameters)
 
 
@@ -111,7 +118,7 @@ def test_every_property_is_in_its_page() -> None:
 
 
 def test_every_sink_has_a_page() -> None:
-    sinks = {one for one in sparkonce.__all__ if one.endswith("Sink") and not one.startswith("TwoPhase")}
+    sinks = {one for package in PUBLIC for one in package.__all__ if one.endswith("Sink")}
     assert {name for names in PROPERTIES.values() for name in names} >= sinks
 
 

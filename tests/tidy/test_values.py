@@ -19,10 +19,10 @@ ALLOWED = {
     "sinks/memory/sink.py": "for tests",
     "sinks/memory/server.py": "for tests",
     "sinks/mysql/encoding.py": "texts of arrow_text, and hexadecimal digits",
-    "sinks/rabbitmq/queue_publisher.py": "bytes, numbers, and strings that are known to be UTF-8",
-    "sinks/rabbitmq/routing.py": "bytes",
+    "sparkonce_rabbitmq/sinks/queue_publisher.py": "bytes, numbers, and strings that are known to be UTF-8",
+    "sparkonce_rabbitmq/sinks/routing.py": "bytes",
     "sinks/redis/names.py": "bytes",
-    "sources/rabbitmq/amqp.py": "what a broker has sent as UTF-8",
+    "sparkonce_rabbitmq/stream/amqp.py": "what a broker has sent as UTF-8",
 }
 """The modules that may, and what they convert."""
 

@@ -15,6 +15,8 @@ import pytest
 
 import sparkonce.sinks
 import sparkonce.spark
+import sparkonce_pravega
+import sparkonce_rabbitmq
 from sparkonce.errors import CorruptRecordError, NewerFormatError
 from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol import codec
@@ -34,16 +36,16 @@ from sparkonce.sinks.mysql.markers import FORMAT_ID, StagingTable, Xid, parse_re
 from sparkonce.sinks.postgres.names import FIELDS, BackendName, Location, PostgresTransaction, staging_table
 from sparkonce.sinks.postgres.settings import Target
 from sparkonce.sinks.postgres.statements import create_commits
-from sparkonce.sinks.rabbitmq.ids import Ids
 from sparkonce.sinks.redis import names as redis
 from sparkonce.sinks.tables.table import Label
 from sparkonce.sinks.write_ahead.ledger import Entry, entries_of, text_of
-from sparkonce.sources.rabbitmq.places import behind, ranges_of
-from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
-from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 from sparkonce.storage.local import LocalFiles
 from sparkonce.watch.figures import InDoubt, WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import RunNow, TimelineReader, TimelineSegment
+from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
+from sparkonce_rabbitmq.queue.segments import Segment, Segments
+from sparkonce_rabbitmq.sinks.ids import Ids
+from sparkonce_rabbitmq.stream.places import behind, ranges_of
 
 TOKEN = Token(5, "60a1de0a")
 QUERY = "60a1de00-0000-4000-8000-000000000001"
@@ -201,15 +203,15 @@ def handle_of(**fields: str | int) -> Handle:
 
 def test_a_handle_with_a_field_of_a_newer_version_is_left_alone() -> None:
     """The committers have no server that they could ask."""
-    for package in (sparkonce.sinks, sparkonce.spark):
+    for package in (sparkonce.sinks, sparkonce.spark, sparkonce_pravega, sparkonce_rabbitmq):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name.endswith(".committer"):
+            if module.name.endswith((".committer", "sparkonce_pravega.application")):
                 importlib.import_module(module.name)
     known: list[Any] = []
     kinds: list[Any] = [HandleCommitter]
     while kinds:
         kinds += (kind := kinds.pop()).__subclasses__()
-        if kind.__module__.startswith("sparkonce.") and kind not in (HandleCommitter, DatabaseCommitter):
+        if kind.__module__.startswith("sparkonce") and kind not in (HandleCommitter, DatabaseCommitter):
             known.append(kind)
     assert len(known) >= 8
     for kind in known:

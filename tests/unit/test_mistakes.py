@@ -11,6 +11,8 @@ import sparkonce
 import sparkonce.avro
 import sparkonce.files
 import sparkonce.write_ahead
+import sparkonce_pravega
+import sparkonce_rabbitmq
 from mistakes import Mistake, keep, said
 
 
@@ -183,10 +185,9 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "psycopg": "PostgresSink('dbname=shop', table='t')",
         "pymysql": "MySQLSink({'database': 'shop'}, table='t')",
         "redis": "RedisSink()",
-        "rstream": "RabbitMQStreamSink(RabbitMQ(), stream='s')",
     }
     settings_of = {"bootstrap.servers": "broker:9092"}
-    public = [sparkonce, sparkonce.avro, sparkonce.files, sparkonce.write_ahead]
+    public = [sparkonce, sparkonce.avro, sparkonce.files, sparkonce.write_ahead, sparkonce_pravega, sparkonce_rabbitmq]
     names = {
         **{name: getattr(module, name) for module in public for name in module.__all__},
         "settings": settings_of,

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from sparkonce.spark.pravega import compiled
+from sparkonce_pravega import compiled
 
 
 def test_a_jar_that_could_not_be_added_is_added_by_the_next_call(

@@ -11,8 +11,8 @@ import pytest
 from rstream import AMQPMessage, Properties
 
 from sparkonce.errors import PrepareError
-from sparkonce.sources.rabbitmq import amqp
-from sparkonce.sources.rabbitmq.amqp import with_sections
+from sparkonce_rabbitmq.stream import amqp
+from sparkonce_rabbitmq.stream.amqp import with_sections
 
 
 def rows(*values: bytes) -> pa.RecordBatch:

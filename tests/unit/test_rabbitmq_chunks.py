@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkonce.errors import PrepareError
-from sparkonce.sources.rabbitmq.chunks import columns_of, messages_of, next_offset
+from sparkonce_rabbitmq.stream.chunks import columns_of, messages_of, next_offset
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 

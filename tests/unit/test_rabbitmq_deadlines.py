@@ -12,11 +12,11 @@ from rstream import schema
 from rstream.constants import Key, OffsetType
 from rstream.encoding import encode_frame
 
-from sparkonce.sinks.rabbitmq.connection import PublisherConnection, StreamConnection
-from sparkonce.sinks.rabbitmq.messages import Frame
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq.connection import ConsumerConnection
 from sparkonce_lab.rig.ports import HOST
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.connection import PublisherConnection, StreamConnection
+from sparkonce_rabbitmq.sinks.messages import Frame
+from sparkonce_rabbitmq.stream.connection import ConsumerConnection
 
 LIMIT = r"did not send {} within timeout_s=1"
 BEAT_S = 0.02

@@ -14,12 +14,12 @@ import pytest
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
 from sparkonce.errors import OutageError, PreflightError
-from sparkonce.sinks.rabbitmq.amqp import is_refused_login
-from sparkonce.sinks.rabbitmq.queue_publisher import QueuePublish, check_exchange
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
 from sparkonce.sinks.write_ahead.application import ApplyToken
-from sparkonce.sources.rabbitmq.queue.consumer import queue_is_there
 from sparkonce_lab.rig.ports import HOST
+from sparkonce_rabbitmq.queue.consumer import queue_is_there
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.amqp import is_refused_login
+from sparkonce_rabbitmq.sinks.queue_publisher import QueuePublish, check_exchange
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkonce.sinks.rabbitmq.connection import connect_to
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.connection import connect_to
 
 GIVEN = ("given", 5552)
 Node = tuple[str, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.sources.rabbitmq.places import Places, StreamRange, beginning, behind, ranges_of, rows_between, shares
+from sparkonce_rabbitmq.stream.places import Places, StreamRange, beginning, behind, ranges_of, rows_between, shares
 
 
 def test_a_batch_takes_of_each_stream_in_proportion_and_of_none_nothing() -> None:

@@ -11,10 +11,10 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from sparkonce.errors import OutageError, PreflightError, SparkonceError
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq.queue import consumer as module
-from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
-from sparkonce.sources.rabbitmq.queue.messages import QueueMessage
+from sparkonce_rabbitmq.queue import consumer as module
+from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer
+from sparkonce_rabbitmq.queue.messages import QueueMessage
+from sparkonce_rabbitmq.server import RabbitMQ
 
 PATIENCE_S = 30.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import pika
 import pytest
 
-from sparkonce.sources.rabbitmq.queue.consumer import _message
-from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of, rows_of
+from sparkonce_rabbitmq.queue.consumer import _message
+from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of, rows_of
 
 
 def delivered(key: Any = "k", **properties: Any) -> QueueMessage:

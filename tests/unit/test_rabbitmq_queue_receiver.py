@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError, SupersededError
-from sparkonce.sources.rabbitmq.queue.memory import Memory
-from sparkonce.sources.rabbitmq.queue.messages import QueueMessage, id_of
-from sparkonce.sources.rabbitmq.queue.progress import NEXT, QUEUE, Finished, Progress
-from sparkonce.sources.rabbitmq.queue.receiver import Acknowledge, Receiver, ReceiverSettings
-from sparkonce.sources.rabbitmq.queue.segments import Segment, Segments
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
+from sparkonce_rabbitmq.queue.memory import Memory
+from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
+from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE, Finished, Progress
+from sparkonce_rabbitmq.queue.receiver import Acknowledge, Receiver, ReceiverSettings
+from sparkonce_rabbitmq.queue.segments import Segment, Segments
 
 KEPT = "sparkonce-queue/orders"
 STEPS = 400

@@ -12,10 +12,10 @@ from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
-from sparkonce.sinks.rabbitmq.routing import ROUTE, RowsByStream, by_stream, routes, total
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
 from sparkonce.sinks.write_ahead.application import RefusedError
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.routing import ROUTE, RowsByStream, by_stream, routes, total
+from sparkonce_rabbitmq.sinks.sink import RabbitMQStreamSink
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 7])

@@ -24,6 +24,7 @@ from sparkonce.spark.start.executors import _judge, _refuse_wheels
 from sparkonce.spark.worker import checked_first, needs_of
 from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.write_ahead import Applies
+from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink
 
 SOURCES = Path(sparkonce.__file__).parent
 
@@ -90,6 +91,11 @@ def test_what_each_sinks_writers_need(sink: TwoPhaseCommitSink, found: tuple[Any
     assert "secret" not in repr(told)
 
 
+def test_the_package_of_a_sink_is_asked_for_in_the_drivers_build() -> None:
+    sink = RabbitMQStreamSink(RabbitMQ(), stream="s")
+    assert needs_of([sink], "local[2]")["builds"] == {"sparkonce_rabbitmq": build_of("sparkonce_rabbitmq")}
+
+
 def test_a_proxy_of_the_environment_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = FilesSink("s3://bucket", store_options={"endpoint_url": "https://store", "verify": "/ca.pem"})
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
@@ -115,7 +121,7 @@ def test_a_build_is_the_same_from_a_folder_and_from_a_zip_and_another_after_any_
         for file in sorted(copy.rglob("*.py"), reverse=True):
             packed.write(file, file.relative_to(copy))
     assert build(copy) == build(archive) == build_of("sparkonce")
-    with (copy / "sparkonce" / "log" / "local.py").open("a") as file:
+    with (copy / "sparkonce" / "storage" / "local.py").open("a") as file:
         file.write("\n")
     assert build(copy) != build_of("sparkonce")
 
@@ -132,6 +138,8 @@ def test_a_worker_that_has_everything_lacks_nothing() -> None:
     [
         ({"version": "0.0.9"}, PACKAGE, f"sparkonce {sparkonce.__version__} (build "),
         ({"build": "0123"}, PACKAGE, f"and the driver has sparkonce {sparkonce.__version__} (build 0123)"),
+        ({"builds": {"sparkonce_rabbitmq": "0" * 12}}, PACKAGE, "sparkonce_rabbitmq (build "),
+        ({"builds": {"no_package": "0" * 12}}, PACKAGE, f"{sys.executable} cannot import no_package (ModuleNotFound"),
         ({"modules": ["no_client"]}, PACKAGE, f"{sys.executable} cannot import no_client (ModuleNotFoundError: No"),
         ({"files": [("ca", "/no/ca.pem")]}, FILE, "ca='/no/ca.pem' cannot be read (No such file or directory)"),
         ({"addresses": [("kafka", (("127.0.0.1", 1),))]}, ADDRESS, "sink 'kafka' is not reached at 127.0.0.1:1 (Con"),

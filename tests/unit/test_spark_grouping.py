@@ -11,7 +11,7 @@ import pytest
 
 from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.grouping import SMALL_PARTITIONS, SMALL_ROWS, Grouping, grouping_of
-from sparkonce.spark.rabbitmq_source import RabbitMQStreams
+from sparkonce_rabbitmq.sources import RabbitMQStreams
 
 ONE = '{"t":{"0":100,"1":100}}'
 STREAM = '{"s":{"offset":100,"first":0}}'

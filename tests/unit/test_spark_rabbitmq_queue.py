@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pyspark import cloudpickle
 
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq.queue.consumer import ConsumerSettings
-from sparkonce.sources.rabbitmq.queue.receiver import ReceiverSettings
-from sparkonce.spark.rabbitmq_queue import QueueOptions, source_of
 from sparkonce.storage.local import LocalFiles
+from sparkonce_rabbitmq.queue.consumer import ConsumerSettings
+from sparkonce_rabbitmq.queue.data_source import QueueOptions, source_of
+from sparkonce_rabbitmq.queue.receiver import ReceiverSettings
+from sparkonce_rabbitmq.server import RabbitMQ
 
 
 def test_the_password_goes_to_the_process_that_plans_and_to_no_task(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from sparkonce.errors import OutageError, PreflightError
 from sparkonce.needs import WorkerNeeds
-from sparkonce.sinks.rabbitmq.server import RabbitMQ
-from sparkonce.sources.rabbitmq import asking
-from sparkonce.sources.rabbitmq.places import Places
-from sparkonce.spark.rabbitmq_stream import StreamOptions, StreamReader
 from sparkonce.spark.worker import needs_of
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.stream import asking
+from sparkonce_rabbitmq.stream.data_source import StreamOptions, StreamReader
+from sparkonce_rabbitmq.stream.places import Places
 
 SERVER = RabbitMQ(host="rabbit")
 

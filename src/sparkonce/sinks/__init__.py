@@ -4,9 +4,8 @@
 - ``files``: folders and buckets of files.
 - ``postgres``, ``mysql``: tables of PostgreSQL, and of MariaDB and MySQL.
 - ``redis``: keys of Redis.
-- ``rabbitmq``: streams of RabbitMQ.
 - ``write_ahead``: a function of the user's, applied to files of rows.
 - ``memory``: a system in this process, for tests.
 
-``_shared`` is the frame that they have in common. ``rabbitmq`` alone builds on another one, ``write_ahead``.
+``_shared`` is the frame that they have in common.
 """

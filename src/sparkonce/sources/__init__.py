@@ -4,5 +4,4 @@
 - ``packages``: Maven coordinates of Spark's modules and table formats.
 - ``offsets``: offsets of a batch in Spark's offset log.
 - ``groups``, ``group_client``: commit them to a consumer group, by the Kafka sink's connection.
-- ``rabbitmq``: RabbitMQ streams.
 """

@@ -8,10 +8,6 @@
   gives them tasks with their needs; ``shipped`` checks those inside them.
 - ``formats``: the sinks as formats of Spark's own, ``df.writeStream.format("sparkonce-kafka")``.
 - ``read_kafka``: Spark's Kafka source, with the defaults that exactly-once needs.
-- ``read_rabbitmq_queue``: RabbitMQ queues, by the Python data source ``rabbitmq_queue``.
-- ``read_rabbitmq_stream``: RabbitMQ streams, by the Python data source ``rabbitmq_stream``.
-- ``read_pravega``: Pravega streams, by a source of Java.
-- ``pravega``: the sink of Pravega streams, and the source's classes.
 - ``tables``: the sinks of Delta and Iceberg tables; ``waiting`` reads the rows that wait for them.
 - ``show``: progress and errors, as people see them.
 - ``job``: runs a user's file and ends its queries.

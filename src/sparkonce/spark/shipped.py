@@ -13,8 +13,8 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 Needs: TypeAlias = dict[str, Any]
-"""Plain values, which any Python unpickles: ``version`` and ``build`` of the driver's sparkonce, ``modules``, ``files``
-and ``addresses`` by sink. A class of ours would need sparkonce."""
+"""Plain values, which any Python unpickles: ``version`` and ``build`` of the driver's sparkonce, ``builds`` of other
+packages, ``modules``, ``files``, and ``addresses`` by sink. A class of ours would need sparkonce."""
 
 REPORT = "host string, kind string, text string"
 PACKAGE, FILE, ADDRESS = "package", "file", "address"
@@ -37,6 +37,7 @@ def lacking(needs: Needs) -> list[tuple[str, str]]:
     found = [
         (PACKAGE, _other_build(needs["version"], needs["build"])),
         *((PACKAGE, _not_imported(module)) for module in needs["modules"]),
+        *((PACKAGE, _other_package(package, build)) for package, build in needs["builds"].items()),
         *((FILE, _not_read(setting, path)) for setting, path in needs["files"]),
         *((ADDRESS, _not_reached(sink, addresses)) for sink, addresses in needs.get("addresses", ())),
     ]
@@ -136,6 +137,15 @@ def _other_build(version: str, build: str) -> str:
         f"(build {build})"
         if there != (version, build)
         else ""
+    )
+
+
+def _other_package(package: str, build: str) -> str:
+    if text := _not_imported(package):
+        return text
+    there = build_of(package)
+    return (
+        f"{package} (build {there}) is in {files(package)}, and the driver has build {build}" if there != build else ""
     )
 
 

@@ -60,6 +60,7 @@ def needs_of(
         "version": __version__,
         "build": build_of("sparkonce"),
         "modules": sorted({*_ALWAYS, *(module for one in needs.values() for module in one.modules)}),
+        "builds": {package: build_of(package) for one in needs.values() for package in one.packages},
         "files": sorted({file for one in elsewhere.values() for file in one.files}),
         "addresses": [(name, one.addresses) for name, one in elsewhere.items() if one.addresses],
     }

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from sparkonce.sinks.rabbitmq.queue_publisher import DEDUPLICATION_HEADER
 from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.injections import ServerSystem
 from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
+from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
     from sparkonce.protocol.handles import Handle
     from sparkonce.sink import TwoPhaseCommitSink
-    from sparkonce.sinks.rabbitmq.server import RabbitMQ
     from sparkonce_lab.rig.proxy import Request
+    from sparkonce_rabbitmq.server import RabbitMQ
 
 _Answer = TypeVar("_Answer")
 _ANSWERS_WITHIN_S = 60.0
@@ -90,12 +90,12 @@ class RabbitSystem(ServerSystem):
 
     @property
     def address(self) -> dict[str, Any]:
-        """Where the server is, past the proxy, as arguments of `sparkonce.RabbitMQ`."""
+        """Where the server is, past the proxy, as arguments of `sparkonce_rabbitmq.RabbitMQ`."""
         return {"host": HOST, "port": self.rabbit.port, "stream_port": self.rabbit.stream_port}
 
     def settings(self, **changed: Any) -> RabbitMQ:
         """Returns how to reach the server, past the proxy."""
-        from sparkonce.sinks.rabbitmq.server import RabbitMQ
+        from sparkonce_rabbitmq.server import RabbitMQ
 
         return RabbitMQ(**{**self.address, **changed})
 
@@ -156,8 +156,8 @@ class RabbitStreamSystem(RabbitSystem):
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
         """See `System.build`."""
-        from sparkonce.sinks.rabbitmq.server import RabbitMQ
-        from sparkonce.sinks.rabbitmq.sink import RabbitMQStreamSink
+        from sparkonce_rabbitmq.server import RabbitMQ
+        from sparkonce_rabbitmq.sinks.sink import RabbitMQStreamSink
 
         return RabbitMQStreamSink(**{**arguments, "server": RabbitMQ(**arguments["server"])})
 
@@ -236,8 +236,8 @@ class RabbitQueueSystem(RabbitSystem):
     @staticmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
         """See `System.build`."""
-        from sparkonce.sinks.rabbitmq.queue_sink import RabbitMQQueueSink
-        from sparkonce.sinks.rabbitmq.server import RabbitMQ
+        from sparkonce_rabbitmq.server import RabbitMQ
+        from sparkonce_rabbitmq.sinks.queue_sink import RabbitMQQueueSink
 
         return RabbitMQQueueSink(**{**arguments, "server": RabbitMQ(**arguments["server"])})
 

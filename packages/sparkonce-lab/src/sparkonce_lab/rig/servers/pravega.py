@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkonce.operate.java import find_java
-from sparkonce.spark.pravega.cluster import CLIENT_VERSION
 from sparkonce_lab.rig.kafka.jars import resolve
 from sparkonce_lab.rig.servers.process import HOST, Server, free_port
 
@@ -20,7 +19,7 @@ _LEFT_OUT = (
     "slf4j-reload4j",
     *(f"jersey-{part}" for part in ("core", "guice", "json", "servlet")),
 )
-_JARS = (f"io.pravega:pravega-standalone:{CLIENT_VERSION}", "com.google.protobuf:protobuf-java:3.21.12")
+_JARS = ("io.pravega:pravega-standalone:0.13.0", "com.google.protobuf:protobuf-java:3.21.12")
 
 
 class PravegaServer(Server):

@@ -1,0 +1,134 @@
+"""The driver half of the Pravega sink: one transaction for all rows of a batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from py4j.protocol import Py4JJavaError
+
+from sparkonce.sink import Finished, Handle
+from sparkonce.write_ahead import (
+    Application,
+    ApplyToken,
+    CallSettings,
+    RefusedError,
+    RetryLaterError,
+    Unit,
+    WriteAheadCommitter,
+    WriteAheadFolder,
+)
+from sparkonce_pravega.client import PravegaStream, reason
+from sparkonce_pravega.notes import Begun, TransactionNotes
+from sparkonce_pravega.segments import StatusUnknownError
+
+log = logging.getLogger("sparkonce")
+
+COMMITTED = "COMMITTED"
+OPEN = "OPEN"
+ABORTED = "ABORTED"
+
+
+class PravegaApplication(Application):
+    """Writes files to a stream in a transaction, whose id it notes before.
+
+    Args:
+        folder: The sink's folder.
+        sink: The sink's name.
+        settings: One call for all rows of a batch.
+        stream: The stream.
+    """
+
+    def __init__(self, folder: WriteAheadFolder, sink: str, settings: CallSettings, stream: PravegaStream) -> None:
+        super().__init__(folder, sink, settings)
+        self._stream = stream
+        self._notes = TransactionNotes(folder.ledger.files)
+
+    def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
+        """Asks for the status of the last transaction that was begun for the rows. Aborts it if it is open.
+
+        Raises:
+            RefusedError: if Pravega has forgotten it, or if the stream is another one now.
+            StatusUnknownError: if Pravega does not tell.
+        """
+        _, begun = self._notes.last(unit.name)
+        return begun is not None and self._is_committed(begun, token)
+
+    def _is_committed(self, begun: Begun, token: ApplyToken) -> bool:
+        self._see_same_stream(begun, token)
+        transaction = begun.id
+        with self._stream.writer() as writer:
+            status = self._stream.settled(writer, transaction)
+            if status == OPEN:
+                try:
+                    self._stream.abort(writer, transaction)
+                except Py4JJavaError as error:
+                    raise StatusUnknownError(f"Transaction {transaction} cannot be aborted: {reason(error)}") from error
+                status = self._stream.settled(writer, transaction)
+        if status is None:
+            raise RefusedError(
+                f"Whether {token.id} was written is no longer known: Pravega has forgotten transaction {transaction}."
+            )
+        if status not in (COMMITTED, ABORTED):
+            raise StatusUnknownError(f"Transaction {transaction} is {status}.")
+        return status == COMMITTED
+
+    def _see_same_stream(self, begun: Begun, token: ApplyToken) -> None:
+        """Sees that the stream is the same: one that was made anew may know the id as that of another transaction."""
+        try:
+            with self._stream.segments() as segments:
+                found = segments.has(begun.birth)
+        except Py4JJavaError as error:
+            raise StatusUnknownError(f"Pravega does not tell the stream's segments: {reason(error)}") from error
+        if not found:
+            raise RefusedError(
+                f"Whether {token.id} was written is no longer known: transaction {begun.id} was begun when the stream "
+                f"had segment {begun.birth}, and it has not now. It was truncated, made anew, or is another cluster's."
+            )
+
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
+        """Writes the rows in a transaction, and commits it; readers see them when it returns.
+
+        Raises:
+            RetryLaterError: if another driver writes them, or if the outcome is not known.
+            RefusedError: see `is_applied`.
+        """
+        count, last = self._notes.last(unit.name)
+        # Another driver may have begun since this one asked.
+        if last is not None and self._is_committed(last, token):
+            return
+        urls = [self._folder.url(entry.name) for entry in unit.entries]
+        try:
+            with self._stream.writer() as writer:
+                with self._stream.segments() as segments:
+                    birth = segments.birth()
+                transaction = writer.beginTxn()
+                noted = Begun(str(transaction.getTxnId().toString()), birth)
+                if not self._notes.put(unit.name, count, noted):
+                    transaction.abort()
+                    raise RetryLaterError("Another driver writes these rows now.")
+                written = self._stream.write(transaction, urls)
+                if written != token.rows:
+                    transaction.abort()
+                    raise RefusedError(f"{written} of {token.rows} rows of {token.id} could be read.")
+                transaction.commit()
+                if (status := self._stream.settled(writer, noted.id)) != COMMITTED:
+                    raise RetryLaterError(f"Transaction {noted.id} was to be committed, and is {status}.")
+        except Py4JJavaError as error:
+            raise RetryLaterError(reason(error)) from error
+
+
+class PravegaCommitter(WriteAheadCommitter):
+    """Finishes transactions whose rows go to a stream. See `WriteAheadCommitter`."""
+
+    def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
+        """Deletes old markers, and the notes of transactions that belong to them."""
+        super().conclude(batch, handles)
+        ledger = self._folder.ledger
+        queries = {one.query for handle in handles if not isinstance(one := self.transaction_of(handle), Finished)}
+        try:
+            for query in queries:
+                TransactionNotes(ledger.files).forget(query, ledger.forgotten_up_to(query))
+        except OSError as error:
+            log.warning("Sink %s: old notes of transactions could not be deleted: %s", self._sink, error)

@@ -1,0 +1,88 @@
+"""Gives a session the source's Java classes: compiled by Janino, which Spark ships, into a jar that its tasks get.
+
+The source is of Java, as Spark's own sources are: workers of a Python source have no JVM, and Pravega's Python client
+has no stream cuts. Its rows pass through no Python.
+"""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from pyspark import SparkContext
+
+from sparkonce_pravega.cluster import Pravega
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "pravega"
+"""The short name of the format, by which `sparkonce.source` knows it, too."""
+
+_SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
+_SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
+"""The file in a jar by which Spark finds a format's class."""
+
+_JAVA = 8
+"""The version of the language and of the classes. Janino knows static methods of interfaces from this one on."""
+
+_adding = threading.Lock()
+_added: WeakSet[SparkContext] = WeakSet()
+"""The contexts that have the classes. A jar that is there may be one that could not be added."""
+
+
+def add_source(spark: SparkSession) -> None:
+    """Adds the classes, unless the session's Spark has them, and lets this thread find them by name."""
+    # Spark deletes this folder when it stops. Executors that join later fetch the jar from the driver.
+    jar = Path(str(spark.sparkContext._temp_dir), "sparkonce-pravega.jar")
+    with _adding:
+        if spark.sparkContext not in _added:
+            classes = _compiled(spark._jvm)
+            unfinished = jar.with_suffix(".unfinished")
+            with zipfile.ZipFile(unfinished, "w") as archive:
+                archive.writestr(_SERVICE, _SOURCE_CLASS)
+                for name, code in classes.items():
+                    archive.writestr(name, code)
+            unfinished.replace(jar)
+            spark._jsparkSession.sessionState().resourceLoader().addJar(str(jar))
+            _added.add(spark.sparkContext)
+    loader = spark._jsparkSession.sharedState().jarClassLoader()
+    spark._jvm.java.lang.Thread.currentThread().setContextClassLoader(loader)
+
+
+def source_options(cluster: Pravega) -> dict[str, str]:
+    """Returns the source's options for a cluster. Spark shows none of that name that is a password."""
+    given = {"user": cluster.user, "password": cluster.password, "trust_store": cluster.trust_store}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {"controller": cluster.controller, "check_host_name": str(cluster.check_host_name).lower(), **known}
+
+
+def cluster_of(options: Mapping[str, str]) -> Pravega:
+    """Returns the cluster of these options."""
+    known = {name: options[name] for name in ("controller", "user", "password", "trust_store") if name in options}
+    return Pravega(**known, check_host_name=options["check_host_name"] == "true")
+
+
+def _compiled(jvm: Any) -> dict[str, bytes]:
+    """Returns the classes by the names of their files."""
+    compiling, resource = jvm.org.codehaus.janino, jvm.org.codehaus.commons.compiler.util.resource
+    made, folder = jvm.java.util.HashMap(), files(__package__) / "java"
+    sources = [one for one in folder.iterdir() if one.name.endswith(".java")]
+    texts = SparkContext._gateway.new_array(resource.Resource, len(sources))
+    for number, source in enumerate(sources):
+        texts[number] = resource.StringResource(source.name, source.read_text(encoding="utf-8"))
+    compiler = compiling.Compiler()
+    pravega = jvm.io.pravega.client.ClientConfig.builder().getClass().getClassLoader()
+    compiler.setIClassLoader(compiling.ClassLoaderIClassLoader(pravega))
+    compiler.setClassFileFinder(resource.ResourceFinder.EMPTY_RESOURCE_FINDER)
+    compiler.setClassFileCreator(resource.MapResourceCreator(made))
+    compiler.setSourceVersion(_JAVA)
+    compiler.setTargetVersion(_JAVA)
+    compiler.setDebugLines(True)
+    compiler.compile(texts)
+    return {str(name): bytes(code) for name, code in made.items()}

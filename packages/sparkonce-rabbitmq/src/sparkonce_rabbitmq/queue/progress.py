@@ -1,0 +1,62 @@
+"""Reads how far Spark has finished from its checkpoint: it records a batch once its sinks have finished it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from sparkonce.source import CheckpointFiles, SparkCheckpoint
+
+QUEUE, NEXT = "queue", "next"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The numbers of segments that bound what is finished.
+
+    Attributes:
+        below: Segments below it belong to finished batches.
+        spare: Segments below it belong to batches before the newest finished one: nothing reads them again.
+    """
+
+    below: int = 0
+    spare: int = 0
+
+
+class Progress:
+    """Looks into a query's checkpoint.
+
+    Args:
+        files: Of the checkpoint.
+        identity: Of the segments' folder: it is in each position of this source.
+    """
+
+    def __init__(self, files: CheckpointFiles, identity: str) -> None:
+        self._spark = SparkCheckpoint(files)
+        self._identity = identity
+        self._batch = -1
+        self._found = Finished()
+
+    def look(self) -> Finished:
+        """Returns what is finished by now. Raises OSError if the store cannot be asked."""
+        newest = self._batch
+        if newest < 0:
+            newest = self._spark.finished()
+        while self._spark.is_finished(newest + 1):
+            newest += 1
+        if newest > self._batch:
+            before = self._end(newest - 1) if newest > self._batch + 1 else self._found.below
+            self._found = Finished(max(self._end(newest), self._found.below), max(before, self._found.spare))
+            self._batch = newest
+        return self._found
+
+    def _end(self, batch: int) -> int:
+        """Returns the end of a batch; 0 if the batch has none of this source."""
+        return next(filter(None, (self._next(line) for line in self._spark.source_lines(batch))), 0)
+
+    def _next(self, line: str) -> int:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return 0
+        return said[NEXT] if isinstance(said, dict) and said.get(QUEUE) == self._identity else 0

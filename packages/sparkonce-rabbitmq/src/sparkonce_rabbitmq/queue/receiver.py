@@ -1,0 +1,307 @@
+"""Decides what is kept of a queue, and what is acknowledged. It knows no connection.
+
+**Kept, then told**: a message is in a durable segment before Spark hears of it. A batch is a range of segments, so a
+replay reads the same rows.
+
+**Acknowledged last**: a message is acknowledged when its batch is finished, or, by choice, when its segment is durable.
+Whatever dies before that, the server delivers the message again, and its id is still in the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparkonce.errors import CorruptRecordError, SupersededError
+from sparkonce.source import PutUnknownError
+from sparkonce_rabbitmq.queue.memory import Memory
+from sparkonce_rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
+from sparkonce_rabbitmq.queue.progress import Finished, Progress
+from sparkonce_rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
+
+Acknowledge = Literal["finished", "stored"]
+
+_CLAIMS = 100
+
+_SPARE_SEGMENTS = 16
+"""The least number of finished segments that are deleted together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverSettings:
+    """The settings of a receiver.
+
+    Attributes:
+        identify: What tells messages from each other.
+        acknowledge: When messages are acknowledged: when their batch is ``finished``, or when they are ``stored``.
+        remember: How many ids are remembered.
+        most_ahead: With ``stored``: acknowledgements pause while so many rows wait for a batch.
+        segment_rows: The most rows of a segment.
+        segment_bytes: The size of bodies with which a segment is full.
+        linger_s: How long a message waits for others of its segment.
+    """
+
+    identify: Identify = "message_id"
+    acknowledge: Acknowledge = "finished"
+    remember: int = 250_000
+    most_ahead: int = 1_000_000
+    segment_rows: int = 10_000
+    segment_bytes: int = 8 * 2**20
+    linger_s: float = 0.2
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Messages that are not kept yet, by id; and the segment that they are being put as, if that has been tried."""
+
+    messages: dict[bytes, QueueMessage] = field(default_factory=dict)
+    size: int = 0
+    since: float = 0.0
+    tried: Segment | None = None
+
+
+class Receiver:
+    """Keeps messages, and says which may be acknowledged. Methods of its consumer come from one thread.
+
+    Args:
+        segments: Where messages are kept.
+        progress: How far Spark has finished.
+        settings: The settings.
+        clock: The time in seconds.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        progress: Progress,
+        settings: ReceiverSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._segments, self._progress, self._settings, self._clock = segments, progress, settings, clock
+        self._token = new_token()
+        self._memory = Memory(settings.remember)
+        self._ids: dict[int, tuple[bytes, ...]] = {}
+        self._files_of_ids: list[tuple[str, int]] = []
+        self._rows: dict[int, int] = {}
+        self._next = self._ahead = 0
+        self._finished = Finished()
+        self._held: deque[tuple[int, int]] = deque()
+        self._waiting = _Waiting()
+        self._lock = threading.Lock()
+
+    def claim(self) -> None:
+        """Learns what is kept, and takes the queue over from an older receiver.
+
+        Raises:
+            CorruptRecordError: if messages that a batch has to read are missing.
+            SupersededError: if others take the queue over again and again.
+            OSError: if the store cannot be asked, or it is not known whether the claim landed. Claim again.
+        """
+        for tries_left in reversed(range(_CLAIMS)):
+            self._load()
+            try:
+                self._put(Segment(token=self._token, ids=()))
+                return
+            except PutUnknownError as error:
+                raise OSError(str(error)) from error
+            except SupersededError:  # the older receiver has put a segment meanwhile
+                if not tries_left:
+                    raise
+
+    def take(self, tag: int, message: QueueMessage) -> None:
+        """Takes a delivery.
+
+        Args:
+            tag: Its delivery tag: it grows within a connection.
+            message: The message.
+
+        Raises:
+            ConfigurationError: if nothing tells the message from others.
+        """
+        waiting, identity = self._waiting, id_of(message, self._settings.identify)
+        number = self._memory.find(identity)
+        self._held.append((tag, self._next if number is None else number))
+        if number is None and identity not in waiting.messages:
+            if not waiting.messages:
+                waiting.since = self._clock()
+            waiting.messages[identity] = message
+            waiting.size += len(message.value)
+
+    def is_full(self) -> bool:
+        """Tells whether messages are to be kept before others are taken."""
+        waiting, settings = self._waiting, self._settings
+        has_many = len(waiting.messages) >= settings.segment_rows or waiting.size >= settings.segment_bytes
+        return has_many or waiting.tried is not None
+
+    def keep_due(self) -> bool:
+        """Keeps messages, if there are enough or they have waited long enough.
+
+        Returns:
+            Whether none is waiting.
+
+        Raises:
+            SupersededError: if another receiver has taken the queue over.
+            OSError: if they are not kept, or that is not known. Ask again.
+        """
+        waiting = self._waiting
+        if not waiting.messages:
+            return True
+        if not self.is_full() and self._clock() - waiting.since < self._settings.linger_s:
+            return False
+        self.keep()
+        return True
+
+    def keep(self) -> None:
+        """Keeps the messages that wait. See `keep_due`. After an error no message may be taken before it succeeds."""
+        waiting = self._waiting
+        if waiting.tried is None and waiting.messages:
+            rows = arrow_stream(rows_of(list(waiting.messages.values())))
+            waiting.tried = Segment(token=self._token, ids=tuple(waiting.messages), rows=rows)
+        if waiting.tried is not None:
+            try:
+                self._put(waiting.tried)
+            except PutUnknownError as error:
+                raise OSError(str(error)) from error
+            self._waiting = _Waiting()
+
+    def disconnected(self) -> None:
+        """Learns that the connection is gone: the server delivers again what was not acknowledged.
+
+        A segment whose put has no known end stays, for `settle`: it may stand.
+        """
+        self._held.clear()
+        if self._waiting.tried is None:
+            self._waiting = _Waiting()
+
+    def settle(self) -> None:
+        """Puts the segment again whose put has no known end. Raises what `keep_due` raises."""
+        if self._waiting.tried is not None:
+            self.keep()
+
+    def acknowledge(self) -> int | None:
+        """Returns the tag up to which all deliveries may be acknowledged; None if there is no new one."""
+        finished, ahead = self._finished.below, self.ahead()
+        all_stored = self._settings.acknowledge == "stored" and ahead <= self._settings.most_ahead
+        bound = self._next if all_stored else min(finished, self._next)
+        tag = None
+        while self._held and self._held[0][1] < bound:
+            tag, _ = self._held.popleft()
+        return tag
+
+    def look(self) -> None:
+        """Learns what Spark has finished by now, and deletes what nobody reads again.
+
+        Raises:
+            SupersededError: if another receiver has taken the queue over.
+            OSError: if the store cannot be asked.
+        """
+        found = self._progress.look()
+        with self._lock:
+            self._ahead -= sum(self._rows.get(number, 0) for number in range(self._finished.below, found.below))
+            self._finished = found
+        self._segments.check_newest(self._next - 1)
+        self._memory.forget(self._finished.below)
+        self._clean()
+
+    # --- for Spark's thread -------------------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """Returns the number of the first segment that is not finished."""
+        with self._lock:
+            return self._finished.below
+
+    def end(self, begin: int, most_rows: int | None) -> int:
+        """Returns the number behind the last segment of the next batch; `begin` if there are no rows.
+
+        Args:
+            begin: The number of its first segment.
+            most_rows: The most rows; a batch has one segment with rows at least.
+
+        Raises:
+            SupersededError: if others have finished that batch meanwhile, and its segments are deleted.
+        """
+        with self._lock:
+            if begin < self._next and begin not in self._rows:
+                raise superseded(self._segments.files.location)
+            rows, end = 0, begin
+            for number in range(begin, self._next):
+                count = self._rows[number]
+                if most_rows is not None and rows and rows + count > most_rows:
+                    break
+                rows, end = rows + count, number + 1
+            return end if rows else begin
+
+    def newest(self) -> int:
+        """Returns the number behind the last segment."""
+        with self._lock:
+            return self._next
+
+    def ahead(self) -> int:
+        """Returns how many kept rows are not finished."""
+        with self._lock:
+            return self._ahead
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        with self._lock:  # a claim that is repeated, beside somebody who asks for the end
+            self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
+            self._ahead = self._next = 0
+        self._finished = self._progress.look()
+        numbers = self._segments.numbers()
+        below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest one is never deleted
+        if (below and not numbers) or (numbers and numbers[0] > below):
+            raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
+        if behind < below:  # what is put there next would count as finished, and be acknowledged unread
+            raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
+        for name, ids in self._segments.kept_ids():
+            self._files_of_ids.append((name, len(ids)))
+            self._memory.add(ids, -1)
+        for number in numbers:
+            self._learn(number, self._segments.read(number))
+        self._next = behind
+
+    def _broken(self, why: str) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"{self._segments.files.location} {why}.",
+            next_step="Restore the checkpoint with all of its folders, as they were at one time.",
+        )
+
+    def _put(self, segment: Segment) -> None:
+        self._segments.put(self._next, segment)
+        self._learn(self._next, segment)
+        with self._lock:
+            self._next += 1
+
+    def _learn(self, number: int, segment: Segment) -> None:
+        self._memory.add(segment.ids, number)
+        with self._lock:
+            self._ids[number] = segment.ids
+            self._rows[number] = len(segment.ids)
+            self._ahead += len(segment.ids) if number >= self._finished.below else 0
+
+    def _clean(self) -> None:
+        spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
+        # An older receiver puts where a claim stood. If that were the last to go, its late put would join the others.
+        while spare and not self._ids[spare[-1]]:
+            spare.pop()
+        if len(spare) < _SPARE_SEGMENTS:
+            return
+        self._segments.forget([(number, self._ids[number]) for number in spare])
+        with self._lock:
+            ids = sum(len(self._ids.pop(number)) for number in spare)
+            for number in spare:
+                del self._rows[number]
+        self._files_of_ids.append((f"{spare[0]:012}-{spare[-1]:012}", ids))
+        kept, old = 0, []
+        for name, count in reversed(self._files_of_ids):
+            if kept >= self._settings.remember:
+                old.append(name)
+            kept += count
+        if old:
+            self._segments.delete_ids(old)
+            self._files_of_ids = [one for one in self._files_of_ids if one[0] not in old]

@@ -1,0 +1,125 @@
+"""The address of a RabbitMQ server, and how to log in there: for streams and for queues."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+
+from sparkonce.arguments import flag, nonempty, number, shown, whole_number
+from sparkonce.checks import see_files
+from sparkonce.errors import ConfigurationError
+
+_PORTS = {False: (5672, 5552), True: (5671, 5551)}
+"""The ports of AMQP and of streams, without TLS and with it."""
+
+PACKAGES = ("sparkonce_rabbitmq",)
+"""What workers need, to write to it and to read it."""
+
+TLS_FILES = ("ca_file", "certificate_file", "key_file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitMQ:
+    """A server, or a node of a cluster, and a user of it.
+
+    Attributes:
+        host: Its name or address.
+        port: The port of AMQP 0-9-1, for queues; by default 5672, with TLS 5671.
+        stream_port: The port of the stream protocol; by default 5552, with TLS 5551.
+        virtual_host: The virtual host.
+        user: The user.
+        password: The user's password.
+        tls: Whether connections are encrypted. The server's certificate is always checked then.
+        ca_file: The authorities that the server's certificate is checked against; by default the system's.
+        certificate_file: The client's own certificate, if the server asks for one.
+        key_file: The key of that certificate.
+        load_balancer: Whether the address is a load balancer's: a certain node is reached by connecting again.
+        timeout_s: The time for which a connection, or an answer, is waited for.
+
+    Raises:
+        ConfigurationError: naming the setting that is wrong.
+    """
+
+    host: str = "localhost"
+    port: int | None = None
+    stream_port: int | None = None
+    virtual_host: str = "/"
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    tls: bool = False
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    load_balancer: bool = False
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for setting in ("host", "virtual_host", "user"):
+            nonempty(setting, getattr(self, setting), example="a name, such as 'rabbit-1'")
+        if not isinstance(self.password, str):
+            raise ConfigurationError(
+                f"password is a {type(self.password).__name__}.", next_step="Give text.", setting="password"
+            )
+        for setting in ("port", "stream_port"):
+            if getattr(self, setting) is not None:
+                whole_number(setting, getattr(self, setting), least=1, most=65535)
+        for setting in ("tls", "load_balancer"):
+            flag(setting, getattr(self, setting))
+        number("timeout_s", self.timeout_s, above=0)
+        given = [setting for setting in TLS_FILES if getattr(self, setting) is not None]
+        if given and not self.tls:
+            raise ConfigurationError(
+                f"{given[0]}={getattr(self, given[0])!r} has no effect without tls=True.",
+                next_step="Give tls=True, or leave the file out.",
+                setting=given[0],
+            )
+        if (self.key_file is None) != (self.certificate_file is None):
+            raise ConfigurationError(
+                f"certificate_file={self.certificate_file!r} and key_file={self.key_file!r} belong together.",
+                next_step="Give both, or neither.",
+                setting="certificate_file",
+            )
+
+    @property
+    def amqp_address(self) -> tuple[str, int]:
+        """The host and port of AMQP 0-9-1."""
+        return self.host, self.port or _PORTS[self.tls][0]
+
+    @property
+    def stream_address(self) -> tuple[str, int]:
+        """The host and port of the stream protocol."""
+        return self.host, self.stream_port or _PORTS[self.tls][1]
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The settings and paths of files that each process that connects must be able to read."""
+        return tuple((setting, path) for setting in TLS_FILES if (path := getattr(self, setting)) is not None)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Makes the context of an encrypted connection; None without TLS.
+
+        Raises:
+            OSError: naming a file that cannot be read.
+        """
+        if not self.tls:
+            return None
+        see_files(dict(self.files), TLS_FILES)
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if self.certificate_file is not None:
+            context.load_cert_chain(self.certificate_file, self.key_file)
+        return context
+
+
+def checked_server(server: object) -> RabbitMQ:
+    """Returns what was given as a server.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if not isinstance(server, RabbitMQ):
+        raise ConfigurationError(
+            f"server={shown(server)} is not a RabbitMQ.",
+            next_step="Give RabbitMQ(host='rabbit', user='job', password='…').",
+            setting="server",
+        )
+    return server

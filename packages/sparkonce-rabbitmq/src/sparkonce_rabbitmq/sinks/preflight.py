@@ -1,0 +1,100 @@
+"""Checks a stream before anything is claimed or written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from sparkonce.errors import PreflightError
+from sparkonce_rabbitmq.sinks.connection import (
+    NOT_AVAILABLE,
+    PublisherConnection,
+    StreamConnection,
+    StreamRefusedError,
+    connect_to,
+)
+
+if TYPE_CHECKING:
+    from sparkonce_rabbitmq.server import RabbitMQ
+
+_Answer = TypeVar("_Answer")
+
+_LEADER_WITHIN_S = 30.0
+_POLL_S = 0.2
+_NEXT_STEPS = {
+    2: "Make the stream first: rabbitmqadmin declare queue name=… queue_type=stream, or rstream's create_stream.",
+    8: "Give the right user and password.",
+    11: "Give another user than guest, or allow it with loopback_users = none.",
+    12: "Give the right virtual_host, or rabbitmqctl set_permissions -p VHOST USER CONFIGURE WRITE READ.",
+    16: "Let the user write and read the stream: rabbitmqctl set_permissions -p VHOST USER '' STREAM STREAM.",
+}
+
+
+def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
+    """Checks that the user can publish to the stream under this name, and can ask what is there.
+
+    Returns:
+        The greatest size of a frame that the server takes.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+
+    def check() -> int:
+        connection = _connect(settings, stream)
+        try:
+            connection.declare(stream, publisher)
+            if publisher:
+                connection.sequence(stream, publisher)
+            return connection.frame_max
+        finally:
+            connection.close()
+
+    return _asked(settings, check)
+
+
+def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
+    """Returns the streams of a super stream, in the order of its partitions.
+
+    Raises:
+        PreflightError: naming the setting and its value.
+    """
+
+    def ask() -> Sequence[str]:
+        connection = StreamConnection(settings)
+        try:
+            return connection.partitions_of(super_stream)
+        finally:
+            connection.close()
+
+    return _asked(settings, ask)
+
+
+def _asked(settings: RabbitMQ, ask: Callable[[], _Answer]) -> _Answer:
+    host, port = settings.stream_address
+    try:
+        return ask()
+    except StreamRefusedError as error:
+        step = _NEXT_STEPS.get(error.code, "Read the server's log, and start again.")
+        raise PreflightError(
+            f"RabbitMQ at {host}:{port} refuses: {error}.", next_step=step, setting="server"
+        ) from error
+    except OSError as error:
+        raise PreflightError(
+            f"RabbitMQ at {host}:{port} cannot be used for streams: {error}.",
+            next_step="See that it listens there, with the plugin rabbitmq_stream, and that TLS fits.",
+            setting="server",
+        ) from error
+
+
+def _connect(settings: RabbitMQ, stream: str) -> PublisherConnection:
+    """Connects, and waits for the stream's leader: a server that has just started is still looking for it."""
+    give_up_at = time.monotonic() + _LEADER_WITHIN_S
+    while True:
+        try:
+            return connect_to(PublisherConnection, settings, stream, leader=True)
+        except StreamRefusedError as error:
+            if error.code != NOT_AVAILABLE or time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_POLL_S)

@@ -1,0 +1,223 @@
+"""The publisher: brings the rows of a decided batch into the stream, in order, each once.
+
+The stream's leader keeps the highest publishing id of each publisher's name, and drops a message whose id is not above
+it. So a row is there once, however often it is published, as long as **no id is taken before the one below it**. That
+holds because each process that publishes a group of rows asks for the highest id first, goes on directly after it, and
+sends one frame at a time. It holds for several processes at once: each of them sends a row only after all rows before
+it were confirmed to it, and so were taken from somebody.
+
+The answer to the question may be ahead of what is replicated. So the row that it names is published again: the server
+confirms a message that it drops only when the one that it has is safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from sparkonce.write_ahead import (
+    Application,
+    ApplyToken,
+    CallSettings,
+    RefusedError,
+    RetryLaterError,
+    Unit,
+    WriteAheadFolder,
+    read,
+)
+from sparkonce_rabbitmq.sinks.connection import FINAL, PublisherConnection, StreamRefusedError, connect_to
+from sparkonce_rabbitmq.sinks.ids import Ids, batch_of
+from sparkonce_rabbitmq.sinks.messages import FRAME_OVERHEAD_BYTES, MESSAGE, frames
+from sparkonce_rabbitmq.sinks.routing import by_stream, total
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce_rabbitmq.server import RabbitMQ
+
+_Answer = TypeVar("_Answer")
+
+OTHERS_WITHIN_S = 10.0
+"""The time that another driver gets to note that it has published the same rows."""
+
+_LOOK_AGAIN_S = 0.2
+
+
+class Publisher:
+    """One publisher of one stream, by its name. Connects when it is used, and again after an error.
+
+    Args:
+        settings: The server and the user.
+        stream: The stream's name.
+        name: The publisher's name; empty for one whose messages the server never takes for duplicates.
+
+    Attributes:
+        newest: The highest id that this publisher is known to have published; None if that is not known yet.
+    """
+
+    def __init__(self, settings: RabbitMQ, stream: str, name: str) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._name = name
+        self._connection: PublisherConnection | None = None
+        self._lock = threading.RLock()
+        self.newest: int | None = None
+
+    def sequence(self) -> int:
+        """Returns the highest id of this publisher that the stream's leader has; 0 if it has none.
+
+        Raises:
+            OSError: if the server cannot be asked.
+            StreamRefusedError: if it refuses.
+        """
+        with self._lock:
+            if self._connection is not None:
+                try:
+                    return self._with(lambda connection: connection.sequence(self._stream, self._name))
+                except OSError:  # it was idle, and the server or something between has closed it
+                    pass
+            return self._with(lambda connection: connection.sequence(self._stream, self._name))
+
+    def publish(self, rows: Iterable[pa.RecordBatch], first_id: int, skip: int = 0) -> None:
+        """Publishes rows, all but the first few, and returns when each is confirmed.
+
+        Raises:
+            OSError: if the connection breaks, or the server does not confirm in time.
+            StreamRefusedError: if it refuses.
+        """
+        with self._lock:
+            at = 0
+            for batch in rows:
+                new = batch.column(MESSAGE).slice(max(0, skip - at))
+                start = first_id + at + batch.num_rows - len(new)
+                at += batch.num_rows
+                self._with(partial(self._send, messages=new, first_id=start))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _send(self, connection: PublisherConnection, messages: pa.Array, first_id: int) -> None:
+        for frame in frames(messages, first_id, connection.frame_max - FRAME_OVERHEAD_BYTES):
+            connection.publish(frame)
+            self.newest = max(self.newest or 0, frame.first_id + frame.count - 1)
+
+    def _with(self, use: Callable[[PublisherConnection], _Answer]) -> _Answer:
+        try:
+            if self._connection is None:
+                self._connection = connect_to(PublisherConnection, self._settings, self._stream, leader=True)
+                self._connection.declare(self._stream, self._name)
+            return use(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+
+@dataclass(slots=True)
+class _Share:
+    """The rows of a group that go to one stream."""
+
+    publisher: Publisher
+    first_id: int
+    skip: int
+    at: int = 0
+
+    def publish(self, rows: pa.RecordBatch) -> None:
+        self.publisher.publish([rows], self.first_id + self.at, max(0, self.skip - self.at))
+        self.at += rows.num_rows
+
+
+class StreamApplication(Application):
+    """Publishes the rows of decided batches.
+
+    Args:
+        folder: The sink's folder.
+        sink: The sink's name.
+        settings: The settings of the calls.
+        stream: The stream, for rows that name none.
+        publisher_of: Returns the publisher of a query to a stream.
+    """
+
+    def __init__(
+        self,
+        folder: WriteAheadFolder,
+        sink: str,
+        settings: CallSettings,
+        stream: str,
+        publisher_of: Callable[[str, str], Publisher],
+    ) -> None:
+        super().__init__(folder, sink, settings)
+        self._stream, self._publisher_of = stream, publisher_of
+        self._begun: set[str] = set()
+        self._ahead_since: dict[str, float] = {}
+
+    def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
+        """Publishes what the streams do not have yet.
+
+        Raises:
+            RefusedError: if one has lost rows of this query, or has rows that another copy of it has published.
+        """
+        begun = unit.repeated or token.id in self._begun
+        counts = total(entry.parts for entry in unit.entries) or {self._stream: token.rows}
+        shares: dict[str, _Share] = {}
+        try:
+            for stream, rows in counts.items():
+                if rows == 0:
+                    continue
+                ids, publisher = Ids.of(token.batch, unit.number, rows), self._publisher_of(token.query, stream)
+                there = publisher.sequence()
+                if reason := why_behind(publisher.newest, there):
+                    raise RefusedError(reason)
+                if not begun and there >= ids.first:
+                    self._wait_for_others(token, there)
+                shares[stream] = _Share(publisher, ids.first, min(max(there - ids.first, 0), rows - 1))
+            self._begun.add(token.id)
+            for batch in read(opened, []):
+                for stream, part in by_stream(batch, tuple(counts)):
+                    if part.num_rows:
+                        shares[stream].publish(part)
+        except OverflowError as error:
+            raise RefusedError(str(error)) from error
+        except StreamRefusedError as error:
+            if error.code in FINAL:
+                raise RefusedError(str(error)) from error
+            raise
+        self._begun.discard(token.id)
+
+    def _wait_for_others(self, token: ApplyToken, there: int) -> None:
+        """Raises, since somebody has published under these ids. Another driver here notes that soon."""
+        since = self._ahead_since.setdefault(token.id, time.monotonic())
+        if time.monotonic() - since >= OTHERS_WITHIN_S:
+            raise RefusedError(ahead(there))
+        raise RetryLaterError(ahead(there), after_s=_LOOK_AGAIN_S)
+
+
+def why_behind(known: int | None, there: int) -> str:
+    """Tells why nothing may be published to a stream that has lost rows; empty if it has not.
+
+    Args:
+        known: The highest id that the publisher is known to have published; None if that is not known.
+        there: The highest id of the publisher in the stream.
+    """
+    if known is None or there >= known:
+        return ""
+    return (
+        f"The stream has rows up to batch {batch_of(there)} of this query, and batch {batch_of(known)} was published "
+        "there: the stream was deleted and made again, or went back to an older state, or its memory of publishers' "
+        "names is full (255)."
+    )
+
+
+def ahead(there: int) -> str:
+    """Tells that a stream has rows that nobody knows of here."""
+    return (
+        f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it is an "
+        "old copy, or another driver of the query is ahead."
+    )

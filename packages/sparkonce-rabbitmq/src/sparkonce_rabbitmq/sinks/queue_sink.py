@@ -1,0 +1,124 @@
+"""The sink for queues of RabbitMQ: its settings. At-least-once, with ids by which readers can drop what comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkonce.arguments import nonempty
+from sparkonce.errors import ConfigurationError
+from sparkonce.sink import Facts, Guarantee, SinkWriter, WorkerNeeds, WriterContext
+from sparkonce.write_ahead import Applies, WriteAheadSink
+from sparkonce_rabbitmq.server import PACKAGES, RabbitMQ, checked_server
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class RabbitMQQueueSink(WriteAheadSink):
+    """Publishes rows to an exchange or a queue of RabbitMQ, one persistent message a row, with publisher confirms.
+
+    The rows wait in the checkpoint until the batch is decided. Then the driver publishes them. A queue does not know
+    what it has had, so a driver that dies meanwhile publishes a slot's rows again: readers get them **at least once**.
+    Each message has an id that a repeat makes alike, as ``message_id`` and in the header ``x-deduplication-header``.
+    A reader that drops ids that it has seen gets each row once.
+
+    Columns: ``value`` is the body, a string or binary. There may be ``routing_key``, ``message_id`` and
+    ``content_type``, all strings.
+
+    Args:
+        server: The server, the user and TLS.
+        queue: The queue, through the default exchange; or, instead:
+        exchange: The exchange. It must exist.
+        routing_key: The routing key of rows, unless there is a column of that name.
+        parallel: How many slots are published at once, each by a connection of its own.
+        wait_s: How long a commit waits for its rows to be published before the driver asks again, in seconds.
+        folder: The folder in which rows wait; by default in the query's checkpoint. See `WriteAheadSink`.
+        guarantee: AT_MOST_ONCE and AT_LEAST_ONCE publish from the executors, before the batch is decided.
+        name: Unique within the query, and the same after a restart.
+
+    Raises:
+        ConfigurationError: naming the setting that is wrong.
+    """
+
+    def __init__(
+        self,
+        server: RabbitMQ,
+        *,
+        queue: str | None = None,
+        exchange: str | None = None,
+        routing_key: str = "",
+        parallel: int = 4,
+        wait_s: float = 60.0,
+        folder: str | Path | None = None,
+        guarantee: Guarantee = Guarantee.EXACTLY_ONCE,
+        name: str = "rabbitmq-queue",
+    ) -> None:
+        from sparkonce_rabbitmq.sinks.queue_publisher import QueuePublish
+
+        if (queue is None) == (exchange is None):
+            raise ConfigurationError(
+                f"queue={queue!r} and exchange={exchange!r}: exactly one is needed.",
+                next_step="Give one of them.",
+                setting="queue",
+            )
+        if queue is not None and routing_key:
+            raise ConfigurationError(
+                f"routing_key={routing_key!r} has no effect with queue={queue!r}.",
+                next_step="Give exchange= in place of queue=, or leave routing_key out.",
+                setting="routing_key",
+            )
+        self.server = checked_server(server)
+        self.exchange = "" if exchange is None else nonempty("exchange", exchange, example="an exchange's name")
+        self.routing_key = routing_key if queue is None else nonempty("queue", queue, example="a queue's name")
+        super().__init__(
+            QueuePublish(server, self.exchange, self.routing_key),
+            applies=Applies.NEITHER,
+            parallel=parallel,
+            wait_s=wait_s,
+            folder=folder,
+            guarantee=guarantee,
+            name=name,
+        )
+
+    def conditions(self) -> Sequence[str]:
+        """Names what a reader has to do, and what the queue has to keep."""
+        if self.guarantee is not Guarantee.EXACTLY_ONCE:
+            return ()
+        return (
+            "at least once: rows of a slot whose publishing was interrupted are published again; the log names the "
+            "slot as 'applied again'",
+            "each row once for a reader that drops messages whose x-deduplication-header it has seen, or behind the "
+            "community plugin for deduplication as long as it remembers",
+            "the queue is durable, and no limit of length or age, nor a policy, drops messages that were confirmed",
+        )
+
+    def columns(self, schema: pa.Schema) -> Sequence[str]:
+        """Returns the columns of a message."""
+        from sparkonce_rabbitmq.sinks.queue_rows import queue_columns
+
+        return queue_columns(schema)
+
+    def preflight(self, query: str, recorded: Facts | None) -> Facts:
+        """Checks that the exchange or the queue is there, and that this user may log in."""
+        from sparkonce_rabbitmq.sinks.queue_publisher import check_exchange
+
+        check_exchange(self.server, self.exchange, self.routing_key)
+        return super().preflight(query, recorded)
+
+    def worker_needs(self) -> WorkerNeeds:
+        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE executors do not connect to the server."""
+        rows = replace(super().worker_needs(), packages=PACKAGES)
+        if self.guarantee is Guarantee.EXACTLY_ONCE:
+            return rows
+        modules = (*rows.modules, "pika")
+        return replace(rows, modules=modules, files=self.server.files, addresses=(self.server.amqp_address,))
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        """See `TwoPhaseCommitSink.writer`."""
+        from sparkonce_rabbitmq.sinks.queue_rows import QueueRowsWriter
+
+        apply_now = None if self.guarantee is Guarantee.EXACTLY_ONCE else self.apply
+        return QueueRowsWriter(self.folder(), self._prefix, context, apply_now)

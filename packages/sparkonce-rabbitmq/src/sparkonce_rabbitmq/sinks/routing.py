@@ -1,0 +1,102 @@
+"""The partitions of a super stream: which one a row goes to, by its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PrepareError, SchemaError
+from sparkonce.write_ahead import RefusedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROUTE = "route"
+"""The column in which the number of a message's partition waits."""
+
+_SEED = 104729
+"""The seed of RabbitMQ's stream clients for Java, Go and .NET, which take murmur3 in 32 bits of the key's UTF-8."""
+
+
+def check_key(schema: pa.Schema, route_by: str) -> None:
+    """Checks that the column with the keys is there.
+
+    Raises:
+        SchemaError: if it is missing, or no string.
+    """
+    import pyarrow as pa
+
+    kind = schema.field(route_by).type if route_by in schema.names else None
+    if kind is None or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise SchemaError(
+            f"route_by={route_by!r} is {'no column' if kind is None else f'a column of {kind}'}.",
+            next_step="Name a column of strings.",
+        )
+
+
+def routes(keys: pa.Array, partitions: int) -> pa.Array:
+    """Returns the number of the partition of each key.
+
+    Raises:
+        PrepareError: if a key is null.
+    """
+    import mmh3
+    import pyarrow as pa
+
+    if keys.null_count:
+        raise PrepareError(
+            f"{keys.null_count} of {len(keys)} rows that came together have no key to route by.",
+            next_step="Filter such rows out, or give them a key.",
+        )
+    hashed = keys.cast(pa.large_binary()).to_pylist()  # a string may hold any bytes
+    return pa.array([mmh3.hash(key, _SEED, signed=False) % partitions for key in hashed], pa.int32())
+
+
+class RowsByStream:
+    """Counts of rows by stream, in the order of partitions, as a handle keeps them.
+
+    Args:
+        streams: The partitions.
+    """
+
+    def __init__(self, streams: Sequence[str]) -> None:
+        self._streams = streams
+        self._counts = [0] * len(streams)
+
+    def add(self, numbers: pa.Array) -> None:
+        """Counts rows, by the numbers of their partitions."""
+        import numpy as np
+
+        found = np.bincount(numbers.to_numpy(), minlength=len(self._counts))
+        self._counts = [before + int(more) for before, more in zip(self._counts, found, strict=True)]
+
+    def text(self) -> str:
+        """Returns it for a handle."""
+        return json.dumps(list(zip(self._streams, self._counts, strict=True)))
+
+
+def total(texts: Iterable[str]) -> dict[str, int]:
+    """Returns the sums of the counts that handles keep, in the order of partitions; nothing for empty texts."""
+    found: dict[str, int] = {}
+    for stream, count in (pair for text in texts if text for pair in json.loads(text)):
+        found[stream] = found.get(stream, 0) + count
+    return found
+
+
+def by_stream(rows: pa.RecordBatch, streams: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yields each stream's share of staged rows, in their order.
+
+    Raises:
+        RefusedError: if a row has the number of a partition that is not among the streams.
+    """
+    import pyarrow.compute as pc
+
+    if ROUTE not in rows.schema.names:
+        yield streams[0], rows
+        return
+    greatest = pc.max(rows.column(ROUTE)).as_py()
+    if greatest is not None and greatest >= len(streams):
+        raise RefusedError(f"a row goes to partition {greatest}, and there are {len(streams)}: {', '.join(streams)}")
+    for number, stream in enumerate(streams):
+        yield stream, rows.filter(pc.equal(rows.column(ROUTE), number))

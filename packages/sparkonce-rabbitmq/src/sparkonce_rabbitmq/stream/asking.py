@@ -1,0 +1,203 @@
+"""Asks a server where its streams begin and end: the driver's side of the source."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import TypeVar
+
+from rstream.constants import OffsetType
+
+from sparkonce.errors import PreflightError
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.connection import OUTAGES, connect_to
+from sparkonce_rabbitmq.stream.chunks import StreamChunk, next_offset
+from sparkonce_rabbitmq.stream.connection import ConsumerConnection
+from sparkonce_rabbitmq.stream.places import Place, Places, another, beginning, behind, shares
+from sparkonce_rabbitmq.stream.reading import AGAIN_S, away
+
+logger = logging.getLogger("sparkonce")
+
+Answer = TypeVar("Answer")
+
+_SURE_AFTER_S = 10.0
+
+
+class StreamAsker:
+    """Asks about streams, by one connection for each.
+
+    Args:
+        server: The server.
+        patience_s: The time for which the server may be away.
+    """
+
+    def __init__(self, server: RabbitMQ, *, patience_s: float) -> None:
+        self._server, self.patience_s = server, patience_s
+        self._open: dict[str, ConsumerConnection] = {}
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
+
+    def partitions(self, super_stream: str) -> tuple[str, ...]:
+        """Returns a super stream's streams."""
+
+        def ask() -> tuple[str, ...]:
+            connection = ConsumerConnection(self._server)
+            try:
+                return tuple(connection.partitions_of(super_stream))
+            finally:
+                connection.close()
+
+        return self._patiently(super_stream, ask)
+
+    def check(self, stream: str) -> None:
+        """Asks once whether a stream is there and may be read.
+
+        Raises:
+            PreflightError: if not.
+            OSError, OutageError: if the server does not answer.
+        """
+        self._connection(stream).first_chunk(stream, OffsetType.FIRST)
+
+    def begin(self, stream: str, starting: str | datetime | int) -> Place:
+        """Returns the position at which a query begins."""
+        if starting == "latest":
+            last = self._chunk(stream, OffsetType.LAST)
+            return beginning(0 if last is None else next_offset(last))
+        if isinstance(starting, datetime):
+            return self._begin_at(stream, int(starting.timestamp() * 1000))
+        first = self._chunk(stream, OffsetType.FIRST)
+        begin = 0 if first is None else first.chunk_first_offset
+        if not isinstance(starting, int):
+            return beginning(begin)
+        last = self._chunk(stream, OffsetType.LAST)
+        end = 0 if last is None else next_offset(last)
+        if not begin <= starting <= end:
+            raise PreflightError(
+                f"starting={starting}: the stream {stream!r} has messages {begin} to {end - 1}.",
+                next_step="Give an offset that it has, or 'earliest'.",
+                setting="starting",
+            )
+        return beginning(starting)
+
+    def _begin_at(self, stream: str, milliseconds: int) -> Place:
+        """Returns the position of the first chunk that is not older."""
+        chunk = self._chunk(stream, OffsetType.TIMESTAMP, milliseconds)
+        if chunk is None or chunk.timestamp < milliseconds:  # the server begins with the chunk before
+            last = self._chunk(stream, OffsetType.LAST)
+            if chunk is None or last is None or last.timestamp < milliseconds:
+                return beginning(0 if last is None else next_offset(last))
+            return beginning(next_offset(chunk))
+        return beginning(chunk.chunk_first_offset)
+
+    def ends(self, streams: tuple[str, ...]) -> Places:
+        """Returns the end of each stream; of one that has no message an empty position."""
+        found: Places = {}
+        for stream in streams:
+            last = self._chunk(stream, OffsetType.LAST)
+            found[stream] = {} if last is None else {"offset": next_offset(last), **_chunk(last)}
+        return found
+
+    def next_place(self, start: Places, ends: Places, most: int | None) -> Places:
+        """Returns the position up to which the next batch reads.
+
+        Args:
+            start: Its start.
+            ends: The ends of the streams.
+            most: The most messages, over all streams.
+
+        Raises:
+            StaleServerError: if a stream ends before its start.
+        """
+        available: dict[str, int] = {}
+        for stream, end in ends.items():
+            known = start[stream]["offset"]
+            if end and end["offset"] < known:
+                self._confirm(stream, known)
+            elif end and end["offset"] > known:
+                available[stream] = end["offset"] - known
+        taken = shares(available, most)
+        return start | {
+            stream: behind(ends[stream]["offset"], (ends[stream]["chunk"], ends[stream]["at"]), start[stream])
+            if count == available[stream]
+            else self._within(stream, start[stream], count)
+            for stream, count in taken.items()
+        }
+
+    def compare(self, places: Places) -> None:
+        """Looks whether each stream still reaches a position.
+
+        Raises:
+            StaleServerError: if one does not.
+        """
+        for stream, place in places.items():
+            self._confirm(stream, place["offset"])
+
+    def _confirm(self, stream: str, known: int) -> None:
+        """Asks again: a node that has become the leader may not know yet that all of its messages are committed.
+
+        Raises:
+            StaleServerError: if the stream stays shorter than what was read of it.
+        """
+        give_up_at = time.monotonic() + min(_SURE_AFTER_S, self.patience_s)
+        while True:
+            last = self._chunk(stream, OffsetType.LAST)
+            if last is None or next_offset(last) >= known:  # an empty one may have lost all to retention
+                return
+            self._drop(stream)
+            if time.monotonic() >= give_up_at:
+                raise another(stream, known, f"it ends at offset {next_offset(last)}")
+            time.sleep(AGAIN_S)
+
+    def _within(self, stream: str, start: Place, count: int) -> Place:
+        """Returns a position so many offsets after another one, or behind the next message if no message is there."""
+        offset = start["offset"] + count
+        chunk = self._chunk(stream, OffsetType.OFFSET, offset - 1)
+        if chunk is None:
+            return start
+        found = _chunk(chunk)
+        return behind(max(offset, chunk.chunk_first_offset + 1), (found["chunk"], found["at"]), start)
+
+    def store(self, place: Places, name: str) -> None:
+        """Stores each stream's last offset under a name. A failure is a warning."""
+        for stream, one in place.items():
+            if "chunk" not in one:
+                continue
+            try:
+                self._connection(stream).store_offset(stream, name, one["offset"] - 1)
+            except (*OUTAGES, PreflightError) as error:
+                logger.warning("The offset of the stream %r could not be stored as %r: %s", stream, name, error)
+
+    def _chunk(self, stream: str, kind: OffsetType, offset: int | None = None) -> StreamChunk | None:
+        return self._patiently(stream, lambda: self._connection(stream).first_chunk(stream, kind, offset))
+
+    def _connection(self, stream: str) -> ConsumerConnection:
+        if stream not in self._open:
+            self._open[stream] = connect_to(ConsumerConnection, self._server, stream, leader=True)
+        return self._open[stream]
+
+    def _patiently(self, stream: str, ask: Callable[[], Answer]) -> Answer:
+        give_up_at = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return ask()
+            except OUTAGES as error:  # noqa: PERF203 - each try is a question
+                self._drop(stream)
+                if time.monotonic() >= give_up_at:
+                    raise away(stream, error, self.patience_s) from None
+                logger.warning("The stream %r is asked again: %s", stream, error)
+                time.sleep(AGAIN_S)
+
+    def _drop(self, stream: str) -> None:
+        with suppress(KeyError):
+            self._open.pop(stream).close()
+
+
+def _chunk(chunk: StreamChunk) -> dict[str, int]:
+    return {"chunk": chunk.chunk_first_offset, "at": chunk.timestamp}

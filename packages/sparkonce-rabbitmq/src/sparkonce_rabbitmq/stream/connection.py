@@ -1,0 +1,132 @@
+"""A connection that reads a stream."""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+
+from rstream import schema
+from rstream.constants import OffsetType
+from rstream.exceptions import ServerError
+
+from sparkonce.errors import OutageError, PreflightError, SparkonceError
+from sparkonce_rabbitmq.server import RabbitMQ
+from sparkonce_rabbitmq.sinks.connection import NO_STREAM, Node, StreamConnection
+
+_NO_LOGIN, _NO_VIRTUAL_HOST, _NO_RIGHT = 8, 12, 16
+_SUBSCRIPTION = 0
+"""The number of a connection's one subscription."""
+
+
+class ConsumerConnection(StreamConnection):
+    """An open connection, which has at most one subscription.
+
+    Args:
+        server: See `StreamConnection`.
+        address: See `StreamConnection`.
+
+    Raises:
+        PreflightError: if the server refuses the login or the virtual host, or is not trusted.
+        OSError, OutageError: if it does not answer.
+    """
+
+    def __init__(self, server: RabbitMQ, address: Node | None = None) -> None:
+        self._delivered: deque[schema.Deliver] = deque()
+        try:
+            super().__init__(server, address)
+        except ssl.SSLCertVerificationError as error:
+            raise PreflightError(
+                f"{self.where} shows a certificate that is not trusted: {error.verify_message}.",
+                next_step="Check ca_file, and that host is a name in the server's certificate.",
+                setting="ca_file",
+            ) from None
+
+    def subscribe(self, stream: str, kind: OffsetType, offset: int | None = None, *, credit: int) -> None:
+        """Asks for chunks from this position on.
+
+        Raises:
+            PreflightError: if there is no such stream, or this user may not read it.
+            OutageError: if this node does not have it now.
+        """
+        place = schema.OffsetSpec.from_params(kind, offset)
+        frame = schema.Subscribe(
+            next(self._numbers),
+            subscription_id=_SUBSCRIPTION,
+            stream=stream,
+            offset_spec=place,
+            credit=credit,
+            properties=[],
+        )
+        self._delivered.clear()
+        self._ask(frame, schema.SubscribeResponse, f"stream {stream!r}")
+
+    def unsubscribe(self, stream: str) -> None:
+        """Ends the subscription. Chunks of it that were under way are dropped."""
+        frame = schema.Unsubscribe(next(self._numbers), subscription_id=_SUBSCRIPTION)
+        self._ask(frame, schema.UnsubscribeResponse, f"stream {stream!r}")
+        self._delivered.clear()
+
+    def credit(self, chunks: int) -> None:
+        """Allows the server to send so many more chunks."""
+        self._send(schema.Credit(subscription_id=_SUBSCRIPTION, credit=chunks))
+
+    def next_chunk(self) -> schema.Deliver:
+        """Returns the subscription's next chunk.
+
+        Raises:
+            OSError: if none has come in time.
+        """
+        self._wait_for("a chunk")
+        while not self._delivered:
+            self._take()
+        return self._delivered.popleft()
+
+    def first_chunk(self, stream: str, kind: OffsetType, offset: int | None = None) -> schema.Deliver | None:
+        """Returns the chunk at a position, or the first one after it; None if the server has none there now.
+
+        The server answers a connection's requests in turn, and sends a subscription's first chunk before it reads the
+        next request. So once a second question is answered, no chunk is under way.
+        """
+        self.subscribe(stream, kind, offset, credit=1)
+        self.nodes_of(stream)
+        found = self._delivered[0] if self._delivered else None
+        self.unsubscribe(stream)
+        return found
+
+    def store_offset(self, stream: str, name: str, offset: int) -> None:
+        """Stores an offset under a name, for tools that show lag. The server does not answer."""
+        self._send(schema.StoreOffset(reference=name, stream=stream, offset=offset))
+
+    def query_offset(self, stream: str, name: str) -> int:
+        """Returns the offset that is stored under a name."""
+        frame = schema.QueryOffset(next(self._numbers), reference=name, stream=stream)
+        return int(self._ask(frame, schema.QueryOffsetResponse, f"stream {stream!r}").offset)
+
+    def refusal(self, code: int, what: str) -> SparkonceError:
+        """See `StreamConnection.refusal`."""
+        kind = ServerError.from_code(code).__name__
+        if code == NO_STREAM:
+            return PreflightError(
+                f"The {what}, which this query reads, does not exist at {self.where}.",
+                next_step="Create it, or correct its name or virtual_host; nothing here creates streams.",
+                setting="streams",
+            )
+        if code == _NO_RIGHT:
+            return PreflightError(
+                f"The {what} may not be read by this user at {self.where}.",
+                next_step="Grant read on it: rabbitmqctl set_permissions.",
+                setting="streams",
+            )
+        if code in (_NO_LOGIN, _NO_VIRTUAL_HOST):
+            return PreflightError(
+                f"{self.where} refused this user: {kind}.",
+                next_step="Check user, password and virtual_host among the settings, and the user's rights there.",
+                setting="user",
+            )
+        return OutageError(f"{self.where} answered with code {code} ({kind}).", next_step="Read the server's log.")
+
+    def _handled(self, data: bytes) -> schema.Frame:
+        frame = super()._handled(data)
+        if isinstance(frame, schema.Deliver):
+            self._delivered.append(frame)
+        return frame

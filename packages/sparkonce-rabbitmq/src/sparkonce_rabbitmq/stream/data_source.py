@@ -1,0 +1,231 @@
+"""Spark's side of RabbitMQ streams: a streaming source by Spark's Python data source API, in Arrow batches.
+
+Spark asks a Python process of the driver for positions, and writes them into the query's checkpoint before a batch
+runs. The partitions of a batch, one for each stream, are read by tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from sparkonce.errors import OutageError
+from sparkonce.session import Limited
+from sparkonce_rabbitmq.server import RabbitMQ
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparkonce_rabbitmq.stream.asking import StreamAsker
+    from sparkonce_rabbitmq.stream.places import Places, StreamRange
+
+logger = logging.getLogger("sparkonce")
+
+NAME = "rabbitmq_stream"
+SCHEMA = "stream string, offset long, timestamp timestamp, value binary"
+AMQP_SCHEMA = f"{SCHEMA}, properties map<string, string>, application_properties map<string, string>"
+OPTION = "source"
+"""The option that holds all of a `StreamOptions`."""
+
+_BRIEF_S = 2.0
+"""The time for which the driver waits for a server that has answered before: then it looks again with Spark's next try,
+so that a query can be stopped meanwhile."""
+
+_TASK_PATIENCE_S = 30.0
+"""The time for which a task waits for the server. Then the driver waits, and writes the batch again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """The settings of a source, as they travel in an option.
+
+    Attributes:
+        server: The server's settings.
+        streams: The streams; or one super stream.
+        super_stream: True if `streams` is one super stream.
+        starting: For each stream, or for all under ``""``, where the query begins: a word, an offset, or a time as
+            ISO text.
+        most: The most messages of a batch; None for all.
+        amqp: True to read AMQP 1.0 messages.
+        offset_name: The name under which offsets are stored in the server; empty for none.
+        patience_s: The time for which the server may be away.
+        accept_lost: For each stream the offset below which messages may be missing.
+    """
+
+    server: dict[str, Any]
+    streams: tuple[str, ...]
+    super_stream: bool
+    starting: dict[str, str | int]
+    most: int | None
+    amqp: bool
+    offset_name: str
+    patience_s: float
+    accept_lost: dict[str, int]
+
+    def text(self) -> str:
+        """Returns it as a text, for `parse`."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def parse(cls, text: str) -> StreamOptions:
+        """Returns the settings in a text."""
+        known = json.loads(text)
+        return cls(**{**known, "streams": tuple(known["streams"])})
+
+    def begin(self, stream: str, *, is_added: bool = False) -> str | int | datetime:
+        """Returns where the query begins in a stream; in one that was added later, at the stream's own beginning."""
+        given = self.starting.get(stream, "earliest" if is_added else self.starting.get("", "earliest"))
+        if isinstance(given, int) or given in ("earliest", "latest"):
+            return given
+        return datetime.fromisoformat(given)
+
+
+@dataclass
+class StreamPartition(InputPartition):  # type: ignore[misc]
+    """A partition of a batch."""
+
+    part: StreamRange
+
+
+class RabbitMQStreamSource(DataSource):  # type: ignore[misc]
+    """The data source, under the name `NAME`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Returns its name in ``spark.readStream.format``."""
+        return NAME
+
+    def schema(self) -> str:
+        """Returns its columns."""
+        return AMQP_SCHEMA if StreamOptions.parse(self.options[OPTION]).amqp else SCHEMA
+
+    def streamReader(self, schema: object) -> StreamReader:  # noqa: ARG002, N802 - Spark's
+        """Returns its reader."""
+        return StreamReader(StreamOptions.parse(self.options[OPTION]))
+
+
+class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
+    """Plans batches in the driver, and reads their partitions in tasks. It is pickled before it has asked anything.
+
+    Args:
+        options: The settings.
+    """
+
+    def __init__(self, options: StreamOptions) -> None:
+        super().__init__(options.most)
+        self._options = options
+        self._asked: StreamAsker | None = None
+        self._streams: tuple[str, ...] = ()
+        self._begin: Places | None = None
+        self._place: Places | None = None
+        self._target: Places | None = None
+        self._newest: Places | None = None
+        self._answered_at: float | None = None
+        self._is_compared = False
+
+    def initialOffset(self) -> Places:  # noqa: N802 - Spark's
+        """Returns where the query begins: the same within a process."""
+        if self._begin is None:
+            self._begin = self._since_begin({})
+        return self._begin
+
+    def latestOffset(self, start: Places | None = None, limit: Any = None) -> Places:  # noqa: N802 - Spark's
+        """Returns the position up to which the next batch reads; the batch's start if nothing is new.
+
+        Args:
+            start: The start of the batch. Spark before 4.2 does not tell it: it is the end of the batch before, which
+                was planned by `partitions`.
+            limit: Spark's limit.
+        """
+        known = start if start is not None else self._place if self._place is not None else self.initialOffset()
+        try:
+            self._asker(_BRIEF_S if self._is_patient() else None)
+            begun = self._since_begin(known)
+            ends = self._asker().ends(self._all_streams()) if self._target is None else self._target
+            found = self._asker().next_place(begun, ends, self.most_rows(limit))
+        except OutageError as error:
+            if not self._is_patient():
+                raise
+            logger.warning("%s", error)
+            return known
+        finally:
+            self._asker(self._options.patience_s)
+        self._newest, self._answered_at, self._place = ends, time.monotonic(), found
+        return found
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """Notes the ends of the streams, for Spark 4.2 and newer: the query reads up to them."""
+        self._target = self._asker().ends(self._all_streams())
+
+    def reportLatestOffset(self) -> Places | None:  # noqa: N802 - Spark's
+        """Returns the ends of the streams when they were last asked for, for the query's progress."""
+        return self._newest
+
+    def partitions(self, start: Places, end: Places) -> list[StreamPartition]:
+        """Returns the parts of a batch. After a restart, Spark asks for those of the positions in the checkpoint."""
+        from sparkonce_rabbitmq.stream.places import ranges_of
+
+        found = ranges_of(start, end)
+        if found and not self._is_compared:
+            self._asker().compare({part.stream: end[part.stream] for part in found})
+            self._is_compared = True
+        self._place = end
+        return [StreamPartition(part) for part in found]
+
+    def read(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:
+        """Yields a partition's rows."""
+        from sparkonce_rabbitmq.stream.reading import RangeReader
+
+        part = partition.part
+        reader = RangeReader(
+            RabbitMQ(**self._options.server),
+            part,
+            patience_s=min(_TASK_PATIENCE_S, self._options.patience_s),
+            accepted=self._options.accept_lost.get(part.stream, 0),
+        )
+        if not self._options.amqp:
+            return reader.batches()
+        from sparkonce_rabbitmq.stream.amqp import with_sections
+
+        return map(with_sections, reader.batches())
+
+    def commit(self, end: Places) -> None:
+        """Stores offsets in the server: Spark calls it when it plans the batch after this one."""
+        if self._options.offset_name:
+            self._asker().store(end, self._options.offset_name)
+
+    def stop(self) -> None:
+        """Closes the connections."""
+        if self._asked is not None:
+            self._asked.close()
+
+    def _asker(self, patience_s: float | None = None) -> StreamAsker:
+        from sparkonce_rabbitmq.stream.asking import StreamAsker
+
+        if self._asked is None:
+            self._asked = StreamAsker(RabbitMQ(**self._options.server), patience_s=self._options.patience_s)
+        self._asked.patience_s = patience_s or self._asked.patience_s
+        return self._asked
+
+    def _all_streams(self) -> tuple[str, ...]:
+        if not self._streams:
+            options = self._options
+            self._streams = self._asker().partitions(options.streams[0]) if options.super_stream else options.streams
+        return self._streams
+
+    def _since_begin(self, known: Places) -> Places:
+        """Returns a position with those of streams that it does not have yet."""
+        new = [stream for stream in self._all_streams() if stream not in known]
+        begins = {stream: self._options.begin(stream, is_added=bool(known)) for stream in new}
+        return known | {stream: self._asker().begin(stream, begin) for stream, begin in begins.items()}
+
+    def _is_patient(self) -> bool:
+        """Tells whether the server may still be away: it has answered this process, not too long ago."""
+        return self._answered_at is not None and time.monotonic() - self._answered_at < self._options.patience_s

@@ -1,0 +1,32 @@
+"""What authors of sources and sinks need of the driver's Spark session: checks, the query's checkpoint, waiting rows.
+
+- `check_session`, `require_class`: refuse a session that is none, or that has not the jar of a class.
+- `driver_session`: the session of this process, for a sink that writes with it; `read_rows`: rows that wait in files.
+- `checked_location`, `open_checkpoint`: the folder of a query's checkpoint, for a source that keeps something there.
+- `Limited`: a reader of Spark's Python data sources whose batches have at most so many rows.
+- `error_message`: an error of Spark or Java in one line.
+"""
+
+from __future__ import annotations
+
+from sparkonce.sinks.tables.committer import read_rows
+from sparkonce.sinks.tables.errors import error_message
+from sparkonce.sinks.tables.sink import SEEN_BY_ALL, driver_session
+from sparkonce.spark.checkpoints.opening import open_checkpoint
+from sparkonce.spark.jvm import require_class
+from sparkonce.spark.limits import IS_LIMITED_BY_SPARK, Limited
+from sparkonce.spark.start.arguments import check_session
+from sparkonce.storage.location import checked_location
+
+__all__ = [
+    "IS_LIMITED_BY_SPARK",
+    "SEEN_BY_ALL",
+    "Limited",
+    "check_session",
+    "checked_location",
+    "driver_session",
+    "error_message",
+    "open_checkpoint",
+    "read_rows",
+    "require_class",
+]
