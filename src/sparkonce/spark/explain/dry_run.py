@@ -24,6 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.util import default_api_mode
 
 from sparkonce.errors import ConfigurationError, SparkonceError
+from sparkonce.spark import exactly_once
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.job import ending
 from sparkonce.spark.job.script import run_script, script
@@ -194,6 +195,7 @@ def _intercepted(explain: Explainer) -> Iterator[None]:
         patch.object(ending, "await_end", await_end),
         patch.object(ProgressDisplay, "starting", lambda *_: nullcontext()),
         patch.multiple(ExactlyOnce, _preflight=nothing, _follow=nothing),
+        patch.object(exactly_once, "warn_if_left", nothing),
     ):
         yield
 
