@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 INSTALL = "pip install . ./packages/sparkonce-lab pyspark=="
-PROJECTS = {"sparkonce": ROOT, "sparkonce_lab": ROOT / "packages" / "sparkonce-lab"}
+PROJECTS = {"sparkonce": ROOT} | {path.name.replace("-", "_"): path for path in (ROOT / "packages").iterdir()}
 LINES = ("sparkonce new first-job && cd first-job\nsparkonce broker up --port 9092\n", "python job.py\n")
 
 Shell = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,7 +61,7 @@ def shell(
         python = folder / "venv" / "bin" / "python"
         version = PAGE.partition(INSTALL)[2].split()[0]
         subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-        wanted = [*PROJECTS.values(), f"pyspark=={version}"]
+        wanted = [ROOT, PROJECTS["sparkonce_lab"], f"pyspark=={version}"]
         subprocess.run([python, "-m", "pip", "install", "-q", *map(str, wanted)], check=True)
     else:
         for wheel in wheels.values():

@@ -20,7 +20,8 @@ Counts orders by customer, exactly once: `job.py`.
 
 ```
 python3 -m venv .venv && . .venv/bin/activate
-pip install -r requirements.txt /path/to/sparkonce   # its clone: it is on no package index yet
+CLONE=/path/to/sparkonce   # it is on no package index yet
+pip install -r requirements.txt $CLONE $CLONE/packages/sparkonce-lab
 sparkonce broker up --port 9092
 python job.py
 ```
