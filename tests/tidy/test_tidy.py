@@ -12,50 +12,55 @@ import pytest
 
 from tidy.sources import MODULES, ROOT, name, nodes, text, tree
 
-MOST_LINES = 800
-NEEDS_A_NEXT_STEP = {"ConfigurationError", "SchemaError", "PreflightError"}
-PACKAGE_HOST = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/simple\b", re.IGNORECASE)
-
-SEEN_TWICE = {
-    "Batch": "the coordinator's, and the report's view of one",
-    "Driver": "the verifier's process, and the report's view of one",
-    "Finished": "an answer about a handle, and the event that brings all of them",
-    "Kind": "a finding's, which is public, and a recorded event's",
-    "Step": "a schedule's, and the report's view of one",
-    "_Reader": "a private reader of each harness",
-}
-
 
 def test_modules_are_short_enough_to_read_in_one_sitting() -> None:
+    most_lines = 800
     lengths = {str(path.relative_to(ROOT)): text(path).count("\n") for path in MODULES}
-    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
+    assert {path: length for path, length in lengths.items() if length > most_lines} == {}
 
 
 def test_an_error_that_refuses_a_start_names_the_next_step() -> None:
+    needs_a_next_step = {"ConfigurationError", "SchemaError", "PreflightError"}
     silent = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in MODULES
         if not name(path).startswith(("testing/", "sparkonce_lab/"))
         for node in nodes(tree(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NEEDS_A_NEXT_STEP
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in needs_a_next_step
         if "next_step" not in {keyword.arg for keyword in node.keywords}
     ]
     assert silent == []
 
 
 def test_a_class_name_has_one_meaning() -> None:
+    seen_twice = {
+        "Batch": "the coordinator's, and the report's view of one",
+        "Driver": "the verifier's process, and the report's view of one",
+        "Finished": "an answer about a handle, and the event that brings all of them",
+        "Kind": "a finding's, which is public, and a recorded event's",
+        "Step": "a schedule's, and the report's view of one",
+        "_Reader": "a private reader of each harness",
+    }
     homes: dict[str, list[str]] = {}
     for path in MODULES:
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(name(path))
     twice = {one: found for one, found in homes.items() if len(found) > 1}
-    assert twice.keys() == set(SEEN_TWICE), twice
+    assert twice.keys() == set(seen_twice), twice
 
 
 def test_no_file_names_a_package_host() -> None:
     """Which index is used belongs to the machine, never to the project: not even to the lock."""
-    named = [str(path.relative_to(ROOT)) for path in project_files() if PACKAGE_HOST.search(path.read_text())]
+
+    def project_files() -> Iterator[Path]:
+        kinds = {".py", ".md", ".toml", ".yml", ".yaml", ".lock", ".cfg", ".txt"}
+        yield from (path for path in ROOT.iterdir() if path.suffix in kinds)
+        for folder in ("src", "packages", "tests", "docs", "examples", "benchmarks", ".ci"):
+            yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in kinds)
+
+    package_host = re.compile(r"artifactory|nexus|jfrog|https?://(?!pypi\.org/)[^\s\"']*/simple\b", re.IGNORECASE)
+    named = [str(path.relative_to(ROOT)) for path in project_files() if package_host.search(path.read_text())]
     assert named == [str(Path(__file__).relative_to(ROOT))]
 
 
@@ -81,10 +86,3 @@ def test_scripts_that_no_test_runs_find_what_they_import(folder: str) -> None:
         if not hasattr(import_module(str(node.module)), alias.name)
     ]
     assert missing == []
-
-
-def project_files() -> Iterator[Path]:
-    kinds = {".py", ".md", ".toml", ".yml", ".yaml", ".lock", ".cfg", ".txt"}
-    yield from (path for path in ROOT.iterdir() if path.suffix in kinds)
-    for folder in ("src", "packages", "tests", "docs", "examples", "benchmarks", ".ci"):
-        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in kinds)

@@ -152,33 +152,6 @@ def test_what_a_broker_says_of_another_id_is_no_answer(brokers: Brokers) -> None
     assert isinstance(right, Description)
 
 
-class Cluster:
-    """Stands in for the client: an open transaction, and which requests were to end it."""
-
-    def __init__(self, level: int | BrokerAnswer) -> None:
-        self._level = level
-        self.waiting = Waiting()
-        self.asked: list[str] = []
-
-    def describe_transactions(
-        self, transactions: Sequence[KafkaTransaction], *, deadline_s: float
-    ) -> list[Description]:
-        return [Description(one, "Ongoing", 60_000, 5) for one in transactions]
-
-    def transaction_version(self, *, deadline_s: float) -> int | BrokerAnswer:
-        return self._level
-
-    def end_transactions(
-        self, transactions: Sequence[KafkaTransaction], *, commit: bool, deadline_s: float
-    ) -> list[BrokerAnswer]:
-        self.asked.append("commit" if commit else "abort")
-        return [BrokerAnswer(0) for _ in transactions]
-
-    def fence(self, transactions: dict[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
-        self.asked.append(f"fence at {sorted(set(transactions.values()))} ms")
-        return [BrokerAnswer(0) for _ in transactions]
-
-
 FENCE = "fence at [60000] ms"
 
 
@@ -196,6 +169,33 @@ def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
     monkeypatch: pytest.MonkeyPatch, level: int | BrokerAnswer, asked: list[str], outcome: Outcome
 ) -> None:
     """EndTxn v5 is exact. Initialising the id anew ends whatever is open under it: for older clusters only."""
+
+    class Cluster:
+        """Stands in for the client: an open transaction, and which requests were to end it."""
+
+        def __init__(self, level: int | BrokerAnswer) -> None:
+            self._level = level
+            self.waiting = Waiting()
+            self.asked: list[str] = []
+
+        def describe_transactions(
+            self, transactions: Sequence[KafkaTransaction], *, deadline_s: float
+        ) -> list[Description]:
+            return [Description(one, "Ongoing", 60_000, 5) for one in transactions]
+
+        def transaction_version(self, *, deadline_s: float) -> int | BrokerAnswer:
+            return self._level
+
+        def end_transactions(
+            self, transactions: Sequence[KafkaTransaction], *, commit: bool, deadline_s: float
+        ) -> list[BrokerAnswer]:
+            self.asked.append("commit" if commit else "abort")
+            return [BrokerAnswer(0) for _ in transactions]
+
+        def fence(self, transactions: dict[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
+            self.asked.append(f"fence at {sorted(set(transactions.values()))} ms")
+            return [BrokerAnswer(0) for _ in transactions]
+
     cluster = Cluster(level)
     monkeypatch.setattr(committer_module, "TransactionClient", lambda *_: cluster)
     handle = Handle(sink="kafka", slot=0, rows=1, transaction=transaction_fields(fields_of(ONE)))

@@ -20,7 +20,6 @@ from sparkonce.sinks.write_ahead.folder import DiskFolder, RowsState
 from sparkonce.sinks.write_ahead.ledger import Entry, Ledger
 from sparkonce.storage.local import LocalFiles
 
-HAS_THEM = Finished(outcome=Outcome.ALREADY_COMMITTED)
 OURS, THEIRS = "a" * 12, "b" * 12
 
 
@@ -90,6 +89,7 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut may leave the note, and take the table's newest version. Nobody would write its rows again."""
+    has_them = Finished(outcome=Outcome.ALREADY_COMMITTED)
     monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
     monkeypatch.setattr(History, "spark", None, raising=False)
     folder = DiskFolder(tmp_path / "rows", Ledger(LocalFiles(tmp_path / "ledger")))
@@ -110,11 +110,11 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
     waiting.unlink()
 
     history.since_ms = 1001
-    assert rows.noted([entry]) == HAS_THEM, "a table that has forgotten cannot contradict"
+    assert rows.noted([entry]) == has_them, "a table that has forgotten cannot contradict"
 
     history.since_ms = 0
     history.versions.append(Label.of([entry]))
-    assert rows.noted([entry]) == HAS_THEM
+    assert rows.noted([entry]) == has_them
 
     other = TableApplication(folder, "delta", history, "another table", None).noted([entry])
     assert other is not None

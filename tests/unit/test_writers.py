@@ -33,39 +33,38 @@ from sparkonce.write_ahead import Applies
 NAME = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batch=1, slot=0, copy="a" * 12)
 
 
-class Producer:
-    """In place of librdkafka's: what is produced is in flight until it is flushed."""
-
-    def __init__(self) -> None:
-        self.in_flight: list[bytes] = []
-        self.arrived: list[bytes] = []
-        self.state = ""
-        self.transactional_id, self.producer_id, self.epoch, self.producer = "id", 1, 0, self
-        self.reports = SimpleNamespace(fatal="", refused=0, away=False)
-
-    def __len__(self) -> int:
-        return len(self.in_flight)
-
-    def produce(self, _topic: str, value: bytes, *_: object) -> None:
-        self.in_flight.append(value)
-
-    def flush(self, _: float) -> None:
-        self.arrived += self.in_flight
-        self.in_flight.clear()
-
-    def acknowledged(self, _: int) -> int:
-        return len(self.arrived)
-
-    def abort_reason(self) -> str:
-        return self.state
-
-    def poll(self, *_: object) -> None:
-        """Serves nothing."""
-
-    begin_transaction = begin_task = poll
-
-
 def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
+    class Producer:
+        """In place of librdkafka's: what is produced is in flight until it is flushed."""
+
+        def __init__(self) -> None:
+            self.in_flight: list[bytes] = []
+            self.arrived: list[bytes] = []
+            self.state = ""
+            self.transactional_id, self.producer_id, self.epoch, self.producer = "id", 1, 0, self
+            self.reports = SimpleNamespace(fatal="", refused=0, away=False)
+
+        def __len__(self) -> int:
+            return len(self.in_flight)
+
+        def produce(self, _topic: str, value: bytes, *_: object) -> None:
+            self.in_flight.append(value)
+
+        def flush(self, _: float) -> None:
+            self.arrived += self.in_flight
+            self.in_flight.clear()
+
+        def acknowledged(self, _: int) -> int:
+            return len(self.arrived)
+
+        def abort_reason(self) -> str:
+            return self.state
+
+        def poll(self, *_: object) -> None:
+            """Serves nothing."""
+
+        begin_transaction = begin_task = poll
+
     producer, lease = Producer(), Future[Any]()
     pool: Any = SimpleNamespace(take=lambda _: lease, wait=lambda *_: producer)
     writer = KafkaWriter(pool, batch=1, topic="t", transactional=True, limits=WriterLimits.of({}, 60.0))
