@@ -9,9 +9,7 @@ Needs Hadoop's connector, 600 MB of jars, and so is not in CI::
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyspark
 import pytest
@@ -24,90 +22,58 @@ from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
 from sparkonce.log import DecisionLog, FilesLogStore
-from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
-from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
 from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3_600)]
 
-CLIENT = "ObjectFiles" if pyspark.__version__ < "4.1" else "S3AFiles"
-ROWS, ROWS_PER_BATCH = 1_200, 400
-SUPERSEDED, STALE, BY_SPARK = "SupersededError", "StaleBatchError", "oncurrent"
 
+class ObjectJob(Job):
+    """A job whose checkpoint is in a new bucket."""
 
-class StoreJob(Job):
-    """A job whose checkpoint is in a store.
-
-    Args:
-        kafka: The broker.
-        folder: A new one.
-        files: The files of the checkpoint.
-        spark: Spark's settings for the store.
-        config: More of the job's.
-    """
-
-    def __init__(
-        self, kafka: Cluster, folder: Path, files: CheckpointFiles, spark: Mapping[str, str], **config: Any
-    ) -> None:
+    def __init__(self, kafka: Cluster, folder: Path) -> None:
+        self.bucket = bucket = Bucket(s3_server())
+        self.files = object_files(bucket, "checkpoints/to%20tals")
         super().__init__(
             kafka.bootstrap,
             folder,
-            rows=ROWS,
+            rows=1_200,
             again=False,
-            rows_per_batch=ROWS_PER_BATCH,
+            rows_per_batch=400,
             plan="spark.plans:stateless",
-            spark=spark,
-            checkpoint=files.location,
-            **config,
+            spark={
+                "spark.driver.extraClassPath": spark_s3a_class_path(),
+                "spark.hadoop.fs.s3a.endpoint": bucket.server.url,
+                "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+                "spark.hadoop.fs.s3a.path.style.access": "true",
+                f"spark.hadoop.fs.s3a.bucket.{bucket.name}.access.key": ACCESS_KEY,
+                f"spark.hadoop.fs.s3a.bucket.{bucket.name}.secret.key": SECRET_KEY,
+            },
+            checkpoint=self.files.location,
         )
-        self.files = files
-
-    def log(self) -> LogView:
-        return DecisionLog(FilesLogStore(self.files)).read(LogView())
-
-    def decided(self) -> int:
-        newest = self.log().newest_decision
-        return newest.batch if newest is not None else -1
-
-    @property
-    def query(self) -> str:
-        return short_query(str(json.loads(self.files.read("metadata") or b"")["id"]))
-
-
-class ObjectJob(StoreJob):
-    """A job whose checkpoint is in a new bucket."""
-
-    def __init__(self, kafka: Cluster, folder: Path, **config: Any) -> None:
-        self.bucket = Bucket(s3_server())
-        super().__init__(kafka, folder, object_files(self.bucket, "checkpoints/to%20tals"), self._settings(), **config)
-
-    def _settings(self) -> Mapping[str, str]:
-        return {
-            "spark.driver.extraClassPath": spark_s3a_class_path(),
-            "spark.hadoop.fs.s3a.endpoint": self.bucket.server.url,
-            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-            "spark.hadoop.fs.s3a.path.style.access": "true",
-            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.access.key": ACCESS_KEY,
-            f"spark.hadoop.fs.s3a.bucket.{self.bucket.name}.secret.key": SECRET_KEY,
-        }
 
 
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
+
+    def decided() -> int:
+        newest = DecisionLog(FilesLogStore(job.files)).read(LogView()).newest_decision
+        return newest.batch if newest is not None else -1
+
+    client = "ObjectFiles" if pyspark.__version__ < "4.1" else "S3AFiles"
     with ObjectJob(kafka, tmp_path / "job") as job:
         hold = hold_at(phase, job, batch=1)
         first = job.start()
         hold.wait(first.check)
-        assert job.decided() == (1 if phase == "FINISHING" else 0)
+        assert decided() == (1 if phase == "FINISHING" else 0)
         first.kill()
         hold.cancel()
         job.start().finish()
-        assert job.decided() == 2
+        assert decided() == 2
         proved = json.loads(job.files.read("sparkonce/proved") or b"")
-        assert (proved["races"], proved["client"]) == (20, CLIENT)
+        assert (proved["races"], proved["client"]) == (20, client)
         left = [one for one in job.bucket.keys("") if "/.races-" in one or "/.sparkonce-" in one]
         assert not [one for one in left if not one.endswith("/")]  # S3A leaves an empty object for an emptied folder
         verdict = job.judge()
@@ -137,8 +103,9 @@ def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: st
         codes = first.join(), second.join()
         reasons = why_it_ended(job, first), why_it_ended(job, second)
         assert any(codes), "one of them is stopped"
+        stopped = ("SupersededError", "StaleBatchError", "oncurrent")
         if all(codes):
             job.start().finish()
-        assert any(one in reasons[0] for one in (SUPERSEDED, STALE, BY_SPARK)) or codes[0] == 0, reasons
+        assert any(one in reasons[0] for one in stopped) or codes[0] == 0, reasons
         verdict = job.judge()
         assert verdict.is_exactly_once, verdict
