@@ -127,7 +127,10 @@ class _DeltaHandle:
     def deltaLog(self) -> Any:
         metadata = SimpleNamespace(id=lambda: "table")
         self._server.ask(("reads the log",), lambda: None)
-        return SimpleNamespace(update=lambda *_: SimpleNamespace(metadata=lambda: metadata))
+        return SimpleNamespace(
+            update=lambda *_: SimpleNamespace(metadata=lambda: metadata),
+            dataPath=lambda: SimpleNamespace(toUri=lambda: "s3a://table"),
+        )
 
 
 class _History:

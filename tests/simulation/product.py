@@ -198,7 +198,7 @@ def _run() -> str:
 _CLOCK = _Clock()
 _SINKS = "sparkonce.sinks"
 _RUNS_HERE = (
-    *(f"sparkonce.{name}" for name in ("driver.", "executor", "log.", "sinks.")),
+    *(f"sparkonce.{name}" for name in ("driver.", "executor", "log", "sinks.")),
     *("sparkonce_rabbitmq.", "sparkonce_pravega."),
 )
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
