@@ -12,8 +12,18 @@ import pytest
 
 import sparkonce
 import sparkonce.avro
+import sparkonce.checks
 import sparkonce.files
+import sparkonce.session
+import sparkonce.sink
+import sparkonce.source
 import sparkonce.write_ahead
+import sparkonce_pravega
+import sparkonce_rabbitmq
+
+LAZY = [sparkonce, sparkonce.avro, sparkonce_pravega, sparkonce_rabbitmq]
+"""Packages that import a public name when it is first used."""
+FOR_AUTHORS = [sparkonce.checks, sparkonce.session, sparkonce.sink, sparkonce.source, sparkonce.write_ahead]
 
 HEAVY = [
     *("pyspark", "pyarrow", "confluent_kafka", "kafka", "pymysql", "numpy", "pandas", "fastavro"),
@@ -51,6 +61,8 @@ def test_importing_needs_nothing_heavy() -> None:
         "sparkonce.avro.registry",
         "sparkonce.avro.transcode",
         "sparkonce_lab.registry",
+        "sparkonce_pravega",
+        "sparkonce_rabbitmq",
     ]
     found = {module: imported(f"import {module}") for module in light}
     assert {module: heavy for module, heavy in found.items() if heavy} == {}
@@ -68,22 +80,20 @@ def test_what_is_for_tests_needs_no_pytest(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "module", [sparkonce, sparkonce.avro, sparkonce.files, sparkonce.write_ahead], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("module", [*LAZY, *FOR_AUTHORS, sparkonce.files], ids=lambda module: module.__name__)
 def test_every_public_name_is_there(module: ModuleType) -> None:
     absent = [one for one in module.__all__ if getattr(module, one, None) is None or one not in dir(module)]
     assert absent == []
     assert module.__all__
 
 
-@pytest.mark.parametrize("module", [sparkonce, sparkonce.avro], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", LAZY, ids=lambda module: module.__name__)
 def test_public_names_come_from_where_they_live(module: ModuleType) -> None:
     for name, home in module.HOMES.items():
         assert getattr(import_module(home), name) is getattr(module, name)
 
 
-@pytest.mark.parametrize("module", [sparkonce, sparkonce.avro], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", LAZY, ids=lambda module: module.__name__)
 def test_type_checkers_and_the_table_see_the_same_names(module: ModuleType) -> None:
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text())
