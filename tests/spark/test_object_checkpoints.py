@@ -22,6 +22,7 @@ from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
 from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.kafka.jars import spark_s3a_class_path
@@ -53,6 +54,10 @@ class ObjectJob(Job):
             },
             checkpoint=self.files.location,
         )
+
+    @property
+    def query(self) -> str:
+        return short_query(str(json.loads(self.files.read("metadata") or b"")["id"]))
 
 
 @pytest.mark.parametrize("phase", ["FINISHING", "DECIDING"])
