@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
+from sparkonce.errors import one_line
 from sparkonce.sinks._shared.arrow import utf8_text
 from sparkonce.sinks._shared.preflight import check_same
 from sparkonce.sinks._shared.settings import see_files
-from sparkonce.words import one_line
 
 __all__ = ["check_same", "one_line", "see_files", "utf8_text"]

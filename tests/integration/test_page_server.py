@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from eventually import eventually
 from page_scene import PageScene, many, now_ms, served
 from sparkonce.cli.main import app
-from sparkonce.operate.systems import Kind, NamedSystem, read_file
+from sparkonce.operate.systems import NamedSystem, SystemKind, read_file
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.server import SCRIPTS, PageServer
 from sparkonce.ui.watcher import without_secrets
@@ -181,7 +181,7 @@ def test_secrets_of_the_file_never_reach_the_page(scene: PageScene, tmp_path: Pa
     ],
 )
 def test_a_message_that_had_a_secret_would_lose_it(settings: Any, text: str) -> None:
-    shown = without_secrets(text, NamedSystem(name="s", kind=Kind.KAFKA, settings=settings))
+    shown = without_secrets(text, NamedSystem(name="s", kind=SystemKind.KAFKA, settings=settings))
     assert "hunter2" not in shown
     assert ("h:1" in shown) == ("h:1" in text)
 

@@ -14,7 +14,7 @@ import pytest
 from eventually import eventually
 from page_scene import PageScene, many, now_ms
 from sparkonce.errors import PreflightError
-from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
+from sparkonce.operate.systems import NamedSystem, OperatorFile, SystemKind
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.storage.local import LocalFiles
@@ -71,7 +71,7 @@ def watching(
     every_s: float = 0.05,
 ) -> Iterator[PageWatcher]:
     file = OperatorFile(
-        path="s.yaml", systems={"shop": Asked(name="shop", kind=Kind.MYSQL, settings={}, answer=answer)}, sinks={}
+        path="s.yaml", systems={"shop": Asked(name="shop", kind=SystemKind.MYSQL, settings={}, answer=answer)}, sinks={}
     )
     checkpoints = files if isinstance(files, Mapping) else {"totals": files}
     watcher = PageWatcher(checkpoints, file, now_ms=clock, checkpoints_every_s=every_s, systems_every_s=0.05)

@@ -14,7 +14,7 @@ from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormat
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce_rabbitmq.queue.memory import Memory
 from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of
-from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE, Finished, Progress
+from sparkonce_rabbitmq.queue.progress import NEXT, QUEUE, Progress
 from sparkonce_rabbitmq.queue.receiver import Acknowledge, Receiver, ReceiverSettings
 from sparkonce_rabbitmq.queue.segments import Segment, Segments
 
@@ -345,7 +345,7 @@ def test_a_claim_is_not_the_last_to_be_deleted_so_that_no_late_put_joins_the_oth
         for number in range(first, end):
             world.receiver.take(number, message(f"n{number}"))
             world.receiver.keep()
-    progress: Any = SimpleNamespace(look=lambda: Finished(below=19, spare=18))
+    progress: Any = SimpleNamespace(look=lambda: FinishedSegments(below=19, spare=18))
     newer.receiver._progress = progress
     newer.receiver.look()
     assert newer.segments.numbers() == [17, 18, 19], "17 is a claim"

@@ -18,7 +18,7 @@ from sparkonce_lab.ask import Asked, options_of
 from sparkonce_lab.checkpoint import with_connector
 from sparkonce_lab.conduct import RunLimits
 from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
-from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.history import EventKind, Recorder
 from sparkonce_lab.possible import check_steps, hindrances, words_of
 from sparkonce_lab.run import Options
 from sparkonce_lab.schedule import Step
@@ -172,7 +172,7 @@ def record(folder: Path, **more: Any) -> Path:
         "places": {},
         "kafka_config": [],
     }
-    recorder.note(Kind.BEGAN, **{**began, **more})
+    recorder.note(EventKind.BEGAN, **{**began, **more})
     recorder.close()
     return folder
 

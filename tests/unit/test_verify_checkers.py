@@ -11,7 +11,7 @@ from sparkonce import errors
 from sparkonce_lab.checkers.growth import most_log_files
 from sparkonce_lab.checkers.stops import EXPLAINED_BY
 from sparkonce_lab.faults import STORE, Fault
-from sparkonce_lab.history import OBSERVED, History, Kind
+from sparkonce_lab.history import OBSERVED, EventKind, History
 from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed
 from unit.verify_world import SYSTEMS, Row, Run, batch, good_run, noted, resources
 
@@ -202,7 +202,7 @@ def test_batches_that_systems_share_unequally() -> None:
 
     run = good_run()
     run.observed.pop(POSTGRES)
-    run.events[0] = noted(Kind.BEGAN, systems=[KAFKA])
+    run.events[0] = noted(EventKind.BEGAN, systems=[KAFKA])
     verdicts = run.judge()
     assert Anomaly.TORN not in {verdict.anomaly for verdict in verdicts}
     assert passed(verdicts)
@@ -210,8 +210,8 @@ def test_batches_that_systems_share_unequally() -> None:
 
 def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
     run = good_run()
-    at = run.place(Kind.SEEN, system=POSTGRES, batch=3)
-    run.events[at] = noted(Kind.SEEN, 77, system=POSTGRES, batch=3, decided=2)
+    at = run.place(EventKind.SEEN, system=POSTGRES, batch=3)
+    run.events[at] = noted(EventKind.SEEN, 77, system=POSTGRES, batch=3, decided=2)
     assert run.found() == {(Anomaly.EARLY, POSTGRES): 1}
     assert run.verdict(Anomaly.EARLY, POSTGRES).examples == (
         "at 77 ms a reader saw batch 3, and the newest decided batch was 2",
@@ -229,37 +229,39 @@ def test_rows_that_are_visible_before_their_batch_is_decided() -> None:
 
 def test_rows_that_are_visible_in_time() -> None:
     run = good_run()
-    run.insert(run.place(Kind.OPEN), noted(Kind.SEEN, system=KAFKA, batch=2, decided=3))
+    run.insert(run.place(EventKind.OPEN), noted(EventKind.SEEN, system=KAFKA, batch=2, decided=3))
     assert run.found() == {}
     assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 4
 
     run = good_run()
-    run.drop(Kind.SEEN, system=KAFKA, batch=3)
+    run.drop(EventKind.SEEN, system=KAFKA, batch=3)
     assert run.verdict(Anomaly.EARLY, KAFKA).looked_at == 0
     assert not passed(run.judge())
 
     run = good_run()
     for system in SYSTEMS:
         run.observed[system][-1]["batch"] = 4
-    run.insert(run.place(Kind.OPEN), batch(2, 4))
+    run.insert(run.place(EventKind.OPEN), batch(2, 4))
     assert run.found() == {}
 
 
 def test_transactions_left_open() -> None:
     run = good_run()
-    run.events[run.place(Kind.OPEN, system=POSTGRES)] = noted(Kind.OPEN, system=POSTGRES, names=["gid-1", "gid-2"])
+    run.events[run.place(EventKind.OPEN, system=POSTGRES)] = noted(
+        EventKind.OPEN, system=POSTGRES, names=["gid-1", "gid-2"]
+    )
     assert run.found() == {(Anomaly.LINGERING, POSTGRES): 2}
     assert run.verdict(Anomaly.LINGERING, POSTGRES).examples == ("gid-1", "gid-2")
 
     run = good_run()
-    run.insert(run.place(Kind.OPEN), noted(Kind.OPEN, system=POSTGRES, names=["gid-1"]))
+    run.insert(run.place(EventKind.OPEN), noted(EventKind.OPEN, system=POSTGRES, names=["gid-1"]))
     assert run.found() == {}
 
 
 BLINDNESS: dict[str, tuple[Callable[[Run], object], Anomaly, str]] = {
-    "nobody asked what is open": (lambda run: run.drop(Kind.OPEN, system=KAFKA), Anomaly.LINGERING, KAFKA),
-    "no reader looked meanwhile": (lambda run: run.drop(Kind.SEEN, system=KAFKA), Anomaly.EARLY, KAFKA),
-    "nobody counted state": (lambda run: run.drop(Kind.STATE), Anomaly.STATE_DIFFERS, RUN),
+    "nobody asked what is open": (lambda run: run.drop(EventKind.OPEN, system=KAFKA), Anomaly.LINGERING, KAFKA),
+    "no reader looked meanwhile": (lambda run: run.drop(EventKind.SEEN, system=KAFKA), Anomaly.EARLY, KAFKA),
+    "nobody counted state": (lambda run: run.drop(EventKind.STATE), Anomaly.STATE_DIFFERS, RUN),
     "no undisturbed query": (lambda run: setattr(run, "undisturbed", None), Anomaly.STATE_DIFFERS, RUN),
 }
 
@@ -293,7 +295,7 @@ def test_what_passes() -> None:
     assert not passed([Verdict(anomaly=Anomaly.GROWING, system="", looked_at=1, count=1)])
 
     run = good_run()
-    run.drop(Kind.RESOURCES)
+    run.drop(EventKind.RESOURCES)
     verdict = run.verdict(Anomaly.GROWING)
     assert (verdict.looked_at, verdict.count, verdict.blank) == (0, 0, False)
     assert passed(run.judge())
@@ -318,31 +320,31 @@ def test_state_that_differs_from_the_undisturbed_querys() -> None:
     assert run.found() == found
 
     run = good_run()
-    run.events[run.place(Kind.STATE)] = noted(Kind.STATE, disturbed=13, undisturbed=12)
+    run.events[run.place(EventKind.STATE)] = noted(EventKind.STATE, disturbed=13, undisturbed=12)
     assert run.found() == {(Anomaly.STATE_DIFFERS, RUN): 1}
     assert "13 rows of state" in run.verdict(Anomaly.STATE_DIFFERS).examples[0]
 
 
 def test_a_run_that_is_stuck() -> None:
     run = good_run()
-    run.events[-1] = noted(Kind.STUCK, step=1, what="no batch within 300 s")
+    run.events[-1] = noted(EventKind.STUCK, step=1, what="no batch within 300 s")
     assert run.found() == {(Anomaly.STUCK, RUN): 1}
     assert run.verdict(Anomaly.STUCK).examples == ("step 1: no batch within 300 s",)
 
     run = good_run()
-    run.drop(Kind.FINISHED)
+    run.drop(EventKind.FINISHED)
     assert run.found() == {(Anomaly.STUCK, RUN): 1}
     assert "breaks off" in run.verdict(Anomaly.STUCK).examples[0]
 
     run = good_run()
-    run.drop(Kind.RECOVERED)
+    run.drop(EventKind.RECOVERED)
     assert run.found() == {(Anomaly.STUCK, RUN): 1}
     assert "step 1 (driver-killed)" in run.verdict(Anomaly.STUCK).examples[0]
 
     run = good_run()
-    fault = noted(Kind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="READING", batch=1)
-    run.insert(run.place(Kind.OVER), fault)
-    run.events[run.place(Kind.RECOVERED)] = noted(Kind.RECOVERED, step=2, driver=3, batch=1)
+    fault = noted(EventKind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="READING", batch=1)
+    run.insert(run.place(EventKind.OVER), fault)
+    run.events[run.place(EventKind.RECOVERED)] = noted(EventKind.RECOVERED, step=2, driver=3, batch=1)
     assert run.found() == {}
 
 
@@ -352,9 +354,9 @@ def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
     run.observed[KAFKA].pop()
     run.observed[POSTGRES].pop(0)
     appended(run, POSTGRES, run.observed[POSTGRES][3])
-    run.events[run.place(Kind.OPEN)] = noted(Kind.OPEN, system=KAFKA, names=["sparkonce.1 Ongoing"])
+    run.events[run.place(EventKind.OPEN)] = noted(EventKind.OPEN, system=KAFKA, names=["sparkonce.1 Ongoing"])
     assert {one for one, _ in run.found()} == NEEDS_THE_END | {Anomaly.DOUBLED}
-    stuck = noted(Kind.STUCK, step=1, what="no batch within 300 s")
+    stuck = noted(EventKind.STUCK, step=1, what="no batch within 300 s")
     if ends == "stuck, and read all the same":
         run.insert(len(run.events) - 1, stuck)
     else:
@@ -366,14 +368,16 @@ def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
 def struck(fault: Fault, system: str = "") -> Run:
     """The good run, with another fault than a kill."""
     run = good_run()
-    at = run.place(Kind.FAULT)
-    run.events[at] = noted(Kind.FAULT, step=1, fault=fault.value, system=system, driver=1, phase="WRITING", batch=1)
-    run.drop(Kind.ENDED)
+    at = run.place(EventKind.FAULT)
+    run.events[at] = noted(
+        EventKind.FAULT, step=1, fault=fault.value, system=system, driver=1, phase="WRITING", batch=1
+    )
+    run.drop(EventKind.ENDED)
     return run
 
 
 def stopped(driver: int, error: str, message: str = "so it is") -> Any:
-    return noted(Kind.STOPPED, driver=driver, error=error, message=message)
+    return noted(EventKind.STOPPED, driver=driver, error=error, message=message)
 
 
 EXPLAINED = [
@@ -396,16 +400,18 @@ EXPLAINED = [
 @pytest.mark.parametrize(("error", "fault"), EXPLAINED)
 def test_a_fault_explains_an_error_while_it_lasts(error: str, fault: Fault) -> None:
     run = struck(fault)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error), noted(Kind.ENDED, driver=1, code=1))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error), noted(EventKind.ENDED, driver=1, code=1))
     assert run.found() == {}
 
 
 @pytest.mark.parametrize(("error", "fault"), EXPLAINED)
 def test_no_fault_explains_an_error_before_and_after(error: str, fault: Fault) -> None:
     run = struck(fault)
-    run.insert(run.place(Kind.RECOVERED) + 1, stopped(1, "SupersededError")) if fault is Fault.TWO_DRIVERS else None
-    run.insert(run.place(Kind.OPEN), stopped(2, error))
-    run.insert(run.place(Kind.FAULT), stopped(1, error))
+    run.insert(
+        run.place(EventKind.RECOVERED) + 1, stopped(1, "SupersededError")
+    ) if fault is Fault.TWO_DRIVERS else None
+    run.insert(run.place(EventKind.OPEN), stopped(2, error))
+    run.insert(run.place(EventKind.FAULT), stopped(1, error))
     assert run.found() == {(Anomaly.STOPPED, RUN): 2}
     assert run.verdict(Anomaly.STOPPED).examples[0] == f"at 1000 ms driver 1: {error}: so it is"
 
@@ -427,7 +433,7 @@ def test_no_fault_explains_an_error_before_and_after(error: str, fault: Fault) -
 )
 def test_not_every_fault_explains_every_error(error: str, fault: Fault) -> None:
     run = struck(fault)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
@@ -446,7 +452,7 @@ def test_not_every_fault_explains_every_error(error: str, fault: Fault) -> None:
 )
 def test_nothing_explains_what_must_never_be(error: type[Exception], fault: Fault) -> None:
     run = struck(fault)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error.__name__))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error.__name__))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
@@ -467,9 +473,9 @@ UNASKED = "checkpoint='s3a://b/a': the store could not be asked to show that it 
 )
 def test_an_outage_of_the_checkpoints_store_explains_that_it_could_not_be_asked(error: str, message: str) -> None:
     run = struck(Fault.SERVER_KILLED, system=STORE)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error, message), noted(Kind.ENDED, driver=1, code=1))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error, message), noted(EventKind.ENDED, driver=1, code=1))
     assert run.found() == {}
-    run.insert(run.place(Kind.OPEN), stopped(2, error, message))
+    run.insert(run.place(EventKind.OPEN), stopped(2, error, message))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
@@ -495,7 +501,7 @@ def test_it_explains_no_damage_and_only_what_is_said_of_an_outage(
     fault: Fault, system: str, error: str, message: str
 ) -> None:
     run = struck(fault, system=system)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, error, message))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, error, message))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
@@ -518,55 +524,55 @@ PLANNED = (
 )
 def test_two_drivers_may_plan_a_batch_otherwise_in_s3(fault: Fault, checkpoint: str, message: str, found: int) -> None:
     run = struck(fault)
-    began = run.events[run.place(Kind.BEGAN)]
-    run.events[run.place(Kind.BEGAN)] = noted(Kind.BEGAN, **{**began.fields, "checkpoint": checkpoint})
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, "CheckpointMismatchError", message))
+    began = run.events[run.place(EventKind.BEGAN)]
+    run.events[run.place(EventKind.BEGAN)] = noted(EventKind.BEGAN, **{**began.fields, "checkpoint": checkpoint})
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, "CheckpointMismatchError", message))
     assert run.found().get((Anomaly.STOPPED, RUN), 0) == found
 
 
 def test_errors_that_spark_has_wrapped() -> None:
     run = struck(Fault.SERVER_KILLED)
     traces = "An exception was raised …\nsparkonce.errors.PrepareError: …\nsparkonce.errors.TransactionLostError: …"
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, "StreamingQueryException", traces))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, "StreamingQueryException", traces))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
     run = struck(Fault.CLOCK_JUMPED)
-    run.insert(run.place(Kind.FAULT) + 1, stopped(1, "PrepareError"), stopped(1, "StreamingQueryException"))
+    run.insert(run.place(EventKind.FAULT) + 1, stopped(1, "PrepareError"), stopped(1, "StreamingQueryException"))
     assert run.found() == {}
 
 
 def test_a_zombie_may_stop() -> None:
     run = struck(Fault.DRIVER_PAUSED)
-    run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"))
+    run.insert(run.place(EventKind.OPEN), stopped(1, "SupersededError"))
     assert run.found() == {}
 
     run = struck(Fault.DRIVER_PAUSED)
     run.insert(
-        run.place(Kind.RECOVERED) + 1,
-        noted(Kind.ENDED, driver=2, code=-9),
+        run.place(EventKind.RECOVERED) + 1,
+        noted(EventKind.ENDED, driver=2, code=-9),
         stopped(1, "PrepareError", "fenced"),
     )
     assert run.found() == {}
 
     run = struck(Fault.DRIVER_PAUSED)
-    run.insert(run.place(Kind.OPEN), stopped(1, "SupersededError"), stopped(2, "SupersededError"))
+    run.insert(run.place(EventKind.OPEN), stopped(1, "SupersededError"), stopped(2, "SupersededError"))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
     assert "driver 2" in run.verdict(Anomaly.STOPPED).examples[0]
 
 
 def test_one_of_two_drivers_may_stop() -> None:
     run = struck(Fault.TWO_DRIVERS)
-    run.insert(run.place(Kind.OPEN), stopped(2, "StaleBatchError"))
+    run.insert(run.place(EventKind.OPEN), stopped(2, "StaleBatchError"))
     assert run.found() == {}
 
     run = struck(Fault.TWO_DRIVERS)
     run.insert(
-        run.place(Kind.OPEN),
-        noted(Kind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="IDLE", batch=3),
-        noted(Kind.ENDED, driver=2, code=-9),
-        noted(Kind.START, driver=3, pid=13, slots=2, master="local[2]"),
+        run.place(EventKind.OPEN),
+        noted(EventKind.FAULT, step=2, fault="driver-killed", system="", driver=2, phase="IDLE", batch=3),
+        noted(EventKind.ENDED, driver=2, code=-9),
+        noted(EventKind.START, driver=3, pid=13, slots=2, master="local[2]"),
         batch(3, 3),
-        noted(Kind.RECOVERED, step=2, driver=3, batch=3),
+        noted(EventKind.RECOVERED, step=2, driver=3, batch=3),
         stopped(3, "SupersededError"),
     )
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
@@ -574,12 +580,12 @@ def test_one_of_two_drivers_may_stop() -> None:
 
 def test_how_a_driver_ended() -> None:
     run = good_run()
-    run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=134)
+    run.events[run.place(EventKind.ENDED, driver=2)] = noted(EventKind.ENDED, driver=2, code=134)
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
     assert "code 134" in run.verdict(Anomaly.STOPPED).examples[0]
 
     run = good_run()
-    run.events[run.place(Kind.ENDED, driver=2)] = noted(Kind.ENDED, driver=2, code=0, asked=True)
+    run.events[run.place(EventKind.ENDED, driver=2)] = noted(EventKind.ENDED, driver=2, code=0, asked=True)
     assert run.found() == {}
 
 
@@ -587,13 +593,13 @@ def test_how_a_driver_ended() -> None:
 @pytest.mark.parametrize("fault", [Fault.SERVER_KILLED, Fault.TWO_DRIVERS, Fault.WORKER_KILLED])
 def test_a_driver_that_crashed_is_explained_by_nothing(code: int, fault: Fault) -> None:
     run = struck(fault)
-    run.insert(run.place(Kind.FAULT) + 1, noted(Kind.ENDED, driver=1, code=code, asked=False))
+    run.insert(run.place(EventKind.FAULT) + 1, noted(EventKind.ENDED, driver=1, code=code, asked=False))
     assert run.found() == {(Anomaly.STOPPED, RUN): 1}
 
 
 def grown(at: int, by: Callable[[int], dict[str, Any]], run: Run) -> Run:
-    run.drop(Kind.RESOURCES)
-    run.insert(run.place(Kind.FOLDER), *(resources(sample, **by(sample)) for sample in range(at)))
+    run.drop(EventKind.RESOURCES)
+    run.insert(run.place(EventKind.FOLDER), *(resources(sample, **by(sample)) for sample in range(at)))
     return run
 
 
@@ -642,22 +648,22 @@ def test_too_few_samples_say_nothing(samples: int) -> None:
 
 def test_many_samples_of_a_short_time_say_nothing() -> None:
     run = good_run()
-    run.drop(Kind.RESOURCES)
+    run.drop(EventKind.RESOURCES)
     dense = (resources(at, every_ms=1_000, **GROWING["memory"][0](at)) for at in range(700))
-    run.insert(run.place(Kind.FOLDER), *dense)
+    run.insert(run.place(EventKind.FOLDER), *dense)
     assert run.verdict(Anomaly.GROWING).looked_at == 0
 
 
 def test_a_log_that_is_never_tidied() -> None:
     def long_run(files: int) -> Run:
         run = good_run()
-        run.drop(Kind.RESOURCES)
+        run.drop(EventKind.RESOURCES)
         run.insert(
-            run.place(Kind.OPEN),
+            run.place(EventKind.OPEN),
             *(batch(2, number) for number in range(4, 400)),
-            noted(Kind.FOLDER, 9_000, name="log", files=files, bytes=1),
-            noted(Kind.FOLDER, 9_001, name="checkpoint", files=5_000, bytes=1),
-            noted(Kind.FOLDER, 9_002, name="log", files=8, bytes=1),
+            noted(EventKind.FOLDER, 9_000, name="log", files=files, bytes=1),
+            noted(EventKind.FOLDER, 9_001, name="checkpoint", files=5_000, bytes=1),
+            noted(EventKind.FOLDER, 9_002, name="log", files=8, bytes=1),
         )
         return run
 

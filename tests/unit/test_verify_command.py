@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
 from sparkonce.errors import PreflightError
-from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.history import EventKind, Recorder
 from sparkonce_lab.run import Options
 from unit.verify_world import Run, good_run
 
@@ -40,7 +40,7 @@ def lost(run: Run) -> None:
 
 
 def broken_off(run: Run) -> None:
-    run.drop(Kind.FINISHED)
+    run.drop(EventKind.FINISHED)
     lost(run)
 
 
@@ -50,7 +50,7 @@ def doubled_and_broken_off(run: Run) -> None:
 
 
 def not_looked_at(run: Run) -> None:
-    run.drop(Kind.OPEN)
+    run.drop(EventKind.OPEN)
 
 
 @pytest.mark.parametrize(

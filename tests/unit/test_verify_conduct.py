@@ -10,7 +10,7 @@ import pytest
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import Event, Kind, Recorder, load
+from sparkonce_lab.history import Event, EventKind, Recorder, load
 from sparkonce_lab.query import QueryConfig
 from sparkonce_lab.schedule import Step
 
@@ -78,18 +78,18 @@ def test_drivers_that_fall_one_after_the_other_are_not_waited_for(conduct: Condu
     conductor = conduct(falls)
     with pytest.raises(StuckError, match="2 drivers in a row ended by themselves: a batch is finished"):
         conductor.need(lambda: conductor.finished > 0, 600.0, "a batch is finished", step=7)
-    stuck = [event for event in noted(conductor) if event.kind is Kind.STUCK]
+    stuck = [event for event in noted(conductor) if event.kind is EventKind.STUCK]
     assert [event["step"] for event in stuck] == [7]
 
     conductor = conduct(falls)
-    ended = Kind.ENDED
+    ended = EventKind.ENDED
     conductor.need(lambda: sum(event.kind is ended for event in noted(conductor)) >= 2, 600.0, "two have ended")
 
 
 def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: Conduct) -> None:
     conductor = conduct(FALLS_AFTER_A_BATCH)
     conductor.need(lambda: conductor.finished >= 3, 600.0, "three batches are finished")
-    assert sum(event.kind is Kind.ENDED for event in noted(conductor)) >= 2
+    assert sum(event.kind is EventKind.ENDED for event in noted(conductor)) >= 2
 
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +109,12 @@ def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monke
 def test_what_a_driver_says_that_nobody_asked_to_stop_is_one(conduct: Conduct) -> None:
     events = [{"event": "stop", "error": "PrepareError", "message": "a row was refused"}]
     conductor = conduct(TELLS.format(before="", events=events, after=""))
-    conductor.need(lambda: any(event.kind is Kind.STOPPED for event in noted(conductor)), 600.0, "a stop is noted")
+    conductor.need(lambda: any(event.kind is EventKind.STOPPED for event in noted(conductor)), 600.0, "a stop is noted")
 
 
 def test_what_a_driver_says_that_was_asked_to_stop_is_no_stop_of_its_own(conduct: Conduct) -> None:
     events = [{"event": "stop", "error": "PrepareError", "message": "stopped in the middle of a batch"}]
     conductor = conduct(TELLS.format(before="sys.stdin.read()", events=events, after=""))
     conductor.stop()
-    told = [event for event in noted(conductor) if event.kind in (Kind.LOG, Kind.STOPPED)]
-    assert [(event.kind, event["message"]) for event in told] == [(Kind.LOG, "stopped in the middle of a batch")]
+    told = [event for event in noted(conductor) if event.kind in (EventKind.LOG, EventKind.STOPPED)]
+    assert [(event.kind, event["message"]) for event in told] == [(EventKind.LOG, "stopped in the middle of a batch")]

@@ -9,7 +9,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.history import EVENTS, OBSERVED, ROWS, Event, Kind, Recorder, load
+from sparkonce_lab.history import EVENTS, OBSERVED, ROWS, Event, EventKind, Recorder, load
 from sparkonce_lab.verdicts import Anomaly, passed
 from unit.verify_world import SYSTEMS, good_run
 
@@ -29,8 +29,8 @@ def recorded(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_an_event_goes_to_a_line_and_back(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", EventKind)
+def test_an_event_goes_to_a_line_and_back(kind: EventKind) -> None:
     event = Event(
         17, kind, {"driver": 1, "names": ["a", 'b"\n'], "seconds": {"WRITING": 0.5}, "why": None, "word": "ü"}
     )
@@ -55,15 +55,15 @@ def test_what_is_no_event(line: str) -> None:
 
 def test_events_of_some_kinds_in_their_order(tmp_path: Path) -> None:
     history = good_run().history()
-    kinds = [event.kind for event in history.of(Kind.OVER, Kind.FAULT)]
-    assert kinds == [Kind.FAULT, Kind.OVER]
-    first = history.first(Kind.SEEN)
+    kinds = [event.kind for event in history.of(EventKind.OVER, EventKind.FAULT)]
+    assert kinds == [EventKind.FAULT, EventKind.OVER]
+    first = history.first(EventKind.SEEN)
     assert first is not None
     assert first["batch"] == 0
-    assert history.first(Kind.STUCK) is None
+    assert history.first(EventKind.STUCK) is None
 
     recorder = Recorder(tmp_path)
-    noted = recorder.note(Kind.FED, rows=1)
+    noted = recorder.note(EventKind.FED, rows=1)
     assert load(tmp_path).events == [noted]
     recorder.close()
 
@@ -87,7 +87,9 @@ def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
 
 def test_times_never_go_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    threads = [threading.Thread(target=lambda: [recorder.note(Kind.FED, rows=1) for _ in range(200)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [recorder.note(EventKind.FED, rows=1) for _ in range(200)]) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -127,7 +129,7 @@ def test_a_table_that_could_not_be_written_whole_is_not_there(tmp_path: Path, mo
         raise OSError("no space left")
 
     recorder = Recorder(tmp_path)
-    recorder.note(Kind.FED, rows=0)
+    recorder.note(EventKind.FED, rows=0)
     recorder.close()
     monkeypatch.setattr(pq, "write_table", half)
     with pytest.raises(OSError, match="no space"):
@@ -162,7 +164,7 @@ def test_a_run_without_tables_is_loaded_and_does_not_pass(tmp_path: Path) -> Non
         load(tmp_path)
 
     recorder = Recorder(tmp_path)
-    recorder.note(Kind.BEGAN, seed=1, systems=["kafka"])
+    recorder.note(EventKind.BEGAN, seed=1, systems=["kafka"])
     recorder.close()
     history = load(tmp_path)
     assert history.expected.schema == ROWS

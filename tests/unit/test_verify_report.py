@@ -20,7 +20,7 @@ import pytest
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.checkers import judge
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import OBSERVED, ROWS, Event, History, Kind
+from sparkonce_lab.history import OBSERVED, ROWS, Event, EventKind, History
 from sparkonce_lab.report import render, summary, write
 from sparkonce_lab.report.figures import spread
 from sparkonce_lab.report.judgement import EXIT_CODES, WORDS
@@ -35,7 +35,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = {"meta", "br", "hr", "wbr"}
 
 
-def event(at_ms: int, kind: Kind, **fields: Any) -> Event:
+def event(at_ms: int, kind: EventKind, **fields: Any) -> Event:
     return Event(at_ms, kind, fields)
 
 
@@ -43,7 +43,7 @@ def batch(at_ms: int, driver: int, number: int, writing_s: float, **fields: Any)
     rows = {"kafka": 10, "postgres": 10}
     usual = {"rows": rows, "transactions": 4, "recovered": False, "healed": 0}
     seconds = {Phase.WRITING.value: writing_s, Phase.DECIDING.value: 0.5}
-    return event(at_ms, Kind.BATCH, driver=driver, batch=number, **{**usual, "seconds": seconds, **fields})
+    return event(at_ms, EventKind.BATCH, driver=driver, batch=number, **{**usual, "seconds": seconds, **fields})
 
 
 def step(number: int, fault: Fault, phase: Phase, system: str = "") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def step(number: int, fault: Fault, phase: Phase, system: str = "") -> dict[str,
 def struck(at_ms: int, number: int, fault: Fault, where: Phase, **fields: Any) -> Event:
     usual = {"system": "", "request": "", "driver": 1, "batch": 1, "aimed": where.name, "held": True}
     told = {"step": number, "fault": fault.value, "phase": where.name, **usual, **fields}
-    return Event(at_ms, Kind.FAULT, told)
+    return Event(at_ms, EventKind.FAULT, told)
 
 
 def small(*events: Event, finished: bool = True, systems: Sequence[str] = ("kafka", "postgres")) -> History:
@@ -67,28 +67,28 @@ def small(*events: Event, finished: bool = True, systems: Sequence[str] = ("kafk
     rows = [("row", 1, n, 5, 1) for n in range(6)] + [("sum", 1, 0, 30, 6)]
     expected = pa.Table.from_pylist([dict(zip(ROWS.names, row, strict=True)) for row in rows], schema=ROWS)
     told = [
-        event(0, Kind.BEGAN, seed=3, systems=list(systems), guarantee="exactly-once", schedule=schedule),
-        event(1_000, Kind.START, driver=1, pid=10, slots=2, master="local[2]"),
+        event(0, EventKind.BEGAN, seed=3, systems=list(systems), guarantee="exactly-once", schedule=schedule),
+        event(1_000, EventKind.START, driver=1, pid=10, slots=2, master="local[2]"),
         batch(3_000, 1, 0, 1.0),
         struck(4_000, 1, Fault.CUT, Phase.WRITING, system="kafka"),
-        event(5_500, Kind.OVER, step=1),
+        event(5_500, EventKind.OVER, step=1),
         batch(6_000, 1, 1, 2.0),
-        event(6_000, Kind.RECOVERED, step=1, driver=1, batch=1),
+        event(6_000, EventKind.RECOVERED, step=1, driver=1, batch=1),
         struck(7_000, 2, Fault.DRIVER_KILLED, Phase.FINISHING, aimed="DECIDING", batch=2, held=False),
-        event(7_100, Kind.ENDED, driver=1, code=-9),
-        event(7_200, Kind.START, driver=2, pid=11, slots=2, master="local[2]"),
+        event(7_100, EventKind.ENDED, driver=1, code=-9),
+        event(7_200, EventKind.START, driver=2, pid=11, slots=2, master="local[2]"),
         struck(10_000, 3, Fault.CUT, Phase.READING, system="postgres", driver=2, batch=2),
         batch(13_000, 2, 2, 3.0, recovered=True, healed=1),
-        event(13_000, Kind.RECOVERED, step=2, driver=2, batch=2),
-        event(13_100, Kind.RECOVERED, step=3, driver=2, batch=2),
-        event(14_000, Kind.SKIPPED, step=4, fault="worker-killed", why="no worker was there"),
+        event(13_000, EventKind.RECOVERED, step=2, driver=2, batch=2),
+        event(13_100, EventKind.RECOVERED, step=3, driver=2, batch=2),
+        event(14_000, EventKind.SKIPPED, step=4, fault="worker-killed", why="no worker was there"),
         batch(15_000, 2, 3, 4.0),
-        event(16_000, Kind.FED, rows=5),
-        event(17_000, Kind.FED, rows=6),
-        event(18_000, Kind.ENDED, driver=2, code=0),
+        event(16_000, EventKind.FED, rows=5),
+        event(17_000, EventKind.FED, rows=6),
+        event(18_000, EventKind.ENDED, driver=2, code=0),
         *events,
     ]
-    told += [event(20_000, Kind.FINISHED)] if finished else []
+    told += [event(20_000, EventKind.FINISHED)] if finished else []
     return History(events=told, expected=expected, observed={name: observed(expected) for name in systems})
 
 
@@ -110,7 +110,7 @@ def long(faults: int, batches: int) -> History:
     told = [
         event(
             0,
-            Kind.BEGAN,
+            EventKind.BEGAN,
             seed=7,
             systems=list(systems),
             guarantee="exactly-once",
@@ -118,14 +118,14 @@ def long(faults: int, batches: int) -> History:
             versions={"spark": "4.0.0"},
             limits={"step_s": 120},
         ),
-        event(500, Kind.START, driver=1, pid=4037, slots=4, master="local[4]"),
+        event(500, EventKind.START, driver=1, pid=4037, slots=4, master="local[4]"),
     ]
     driver = 1
     for done in range(batches):
         at = 1_000 * (done + 1)
         phases = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.IDLE)
         told += [
-            event(at + 200 * place, Kind.PHASE, driver=driver, phase=phase.name, batch=done)
+            event(at + 200 * place, EventKind.PHASE, driver=driver, phase=phase.name, batch=done)
             for place, phase in enumerate(phases)
         ]
         if done in struck_by:
@@ -139,27 +139,27 @@ def long(faults: int, batches: int) -> History:
                     system=fault["system"],
                     driver=driver,
                 ),
-                event(at + 60, Kind.LOG, driver=driver, level="WARNING", message="no answer within 500 ms"),
-                event(at + 70, Kind.STOPPED, driver=driver, error="PrepareError", message="reset by its peer"),
-                event(at + 80, Kind.ENDED, driver=driver, code=1),
-                event(at + 90, Kind.START, driver=driver + 1, pid=4037 + driver, slots=4, master="local[4]"),
-                event(at + 100, Kind.OVER, step=fault["number"]),
-                event(at + 900, Kind.RECOVERED, step=fault["number"], driver=driver + 1, batch=done),
+                event(at + 60, EventKind.LOG, driver=driver, level="WARNING", message="no answer within 500 ms"),
+                event(at + 70, EventKind.STOPPED, driver=driver, error="PrepareError", message="reset by its peer"),
+                event(at + 80, EventKind.ENDED, driver=driver, code=1),
+                event(at + 90, EventKind.START, driver=driver + 1, pid=4037 + driver, slots=4, master="local[4]"),
+                event(at + 100, EventKind.OVER, step=fault["number"]),
+                event(at + 900, EventKind.RECOVERED, step=fault["number"], driver=driver + 1, batch=done),
             ]
             driver += 1
-        told += [event(at + 950, Kind.SEEN, system=system, batch=done, decided=done) for system in systems]
+        told += [event(at + 950, EventKind.SEEN, system=system, batch=done, decided=done) for system in systems]
         told.append(batch(at + 900, driver, done, 0.5, recovered=done in struck_by))
         if done % 10 == 0:
             roles = {"driver": 140, "jvm": 900, "worker": 160}
             told += [
-                event(at, Kind.RESOURCES, driver=driver, role=role, pid=driver, rss_mib=mib + done % 7, handles=40)
+                event(at, EventKind.RESOURCES, driver=driver, role=role, pid=driver, rss_mib=mib + done % 7, handles=40)
                 for role, mib in roles.items()
             ]
-            told.append(event(at, Kind.FOLDER, name="log", files=20 + done % 5, bytes=40_000))
+            told.append(event(at, EventKind.FOLDER, name="log", files=20 + done % 5, bytes=40_000))
     end = 1_000 * (batches + 2)
-    told += [event(end - 500, Kind.FED, rows=6), event(end - 400, Kind.ENDED, driver=driver, code=0)]
-    told += [event(end - 300, Kind.OPEN, system=system, names=[]) for system in systems]
-    told += [event(end - 200, Kind.STATE, disturbed=64, undisturbed=64), event(end, Kind.FINISHED)]
+    told += [event(end - 500, EventKind.FED, rows=6), event(end - 400, EventKind.ENDED, driver=driver, code=0)]
+    told += [event(end - 300, EventKind.OPEN, system=system, names=[]) for system in systems]
+    told += [event(end - 200, EventKind.STATE, disturbed=64, undisturbed=64), event(end, EventKind.FINISHED)]
     told.sort(key=lambda one: one.at_ms)
     return replace(small(), events=told)
 
@@ -211,7 +211,7 @@ def test_batches_are_counted() -> None:
     figures = summary(small(batch(16_000, 2, 3, 1.0, recovered=True)), BOTH)["batches"]
     assert (figures["finished"], figures["distinct"]) == (5, 4)
 
-    figures = summary(small(event(60_000, Kind.LOG, driver=2, message="x"), finished=False), BOTH)["batches"]
+    figures = summary(small(event(60_000, EventKind.LOG, driver=2, message="x"), finished=False), BOTH)["batches"]
     assert figures["longest_gap"] == {"length_ms": 45_000, "from_ms": 15_000, "to_ms": 60_000, "steps": []}
 
     rows = summary(small(), BOTH)["rows"]
@@ -258,8 +258,8 @@ def test_faults_are_counted_where_they_struck() -> None:
 
 
 def test_drivers_and_how_they_ended() -> None:
-    stopped = event(19_000, Kind.STOPPED, driver=3, error="SupersededError", message="a newer run")
-    drivers = summary(small(event(18_500, Kind.START, driver=3), stopped), BOTH)["drivers"]
+    stopped = event(19_000, EventKind.STOPPED, driver=3, error="SupersededError", message="a newer run")
+    drivers = summary(small(event(18_500, EventKind.START, driver=3), stopped), BOTH)["drivers"]
     assert drivers["started"] == 3
     assert drivers["ends"] == {
         "killed: SIGKILL": 1,
@@ -304,7 +304,7 @@ def test_a_run_without_anomalies_passes() -> None:
     assert "No fault was to strike the query" in sentence
 
     history = small()
-    calm = replace(history, events=[one for one in history.events if one.kind is not Kind.FAULT])
+    calm = replace(history, events=[one for one in history.events if one.kind is not EventKind.FAULT])
     outcome, sentence = verdict(calm, BOTH)
     assert outcome == "nothing proved"
     assert "was not disturbed: this proves nothing. 0 of 4 faults struck" in sentence
@@ -319,7 +319,7 @@ def test_anomalies_fail_it_and_are_named() -> None:
     outcome, sentence = verdict(small(), [*BOTH, *found])
     assert outcome == "failed"
     assert "1,204 anomalies were found: missing (1,200 in kafka and 3 in postgres); stuck (1)." in sentence
-    stuck = small(event(19_000, Kind.STUCK, step=3, what="no batch in 60 s"), finished=False)
+    stuck = small(event(19_000, EventKind.STUCK, step=3, what="no batch in 60 s"), finished=False)
     outcome, sentence = verdict(stuck, [*BOTH, *found])
     assert outcome == "failed"
     assert "before its deadline this did not happen after step 3: no batch in 60 s" in sentence
@@ -344,7 +344,7 @@ def test_an_unfinished_run_proves_nothing() -> None:
     assert "its recording breaks off after 00:18.0" in sentence
     assert "proves nothing" in sentence
 
-    outcome, sentence = verdict(small(event(19_000, Kind.STUCK, step=3, what="no batch in 60 s")), BOTH)
+    outcome, sentence = verdict(small(event(19_000, EventKind.STUCK, step=3, what="no batch in 60 s")), BOTH)
     assert outcome == "unfinished"
     assert "after step 3: no batch in 60 s" in sentence
 
@@ -367,7 +367,7 @@ def test_a_verdict_on_nothing_proves_nothing(verdicts: Sequence[Verdict], named:
 
 
 def test_what_could_not_be_read_is_told_with_its_reason() -> None:
-    history = small(event(19_000, Kind.UNREAD, what="the rows in postgres", why="connection refused"))
+    history = small(event(19_000, EventKind.UNREAD, what="the rows in postgres", why="connection refused"))
     history = replace(history, observed={"kafka": history.observed["kafka"]})
     outcome, sentence = verdict(history, judge(history))
     assert outcome == "nothing proved"
@@ -378,7 +378,7 @@ def test_what_could_not_be_read_is_told_with_its_reason() -> None:
 def test_a_weaker_guarantee_is_not_asked_for_more() -> None:
     history = small()
     began = history.events[0]
-    events = [event(0, Kind.BEGAN, **{**began.fields, "guarantee": "at-least-once"}), *history.events[1:]]
+    events = [event(0, EventKind.BEGAN, **{**began.fields, "guarantee": "at-least-once"}), *history.events[1:]]
     weaker = History(events=events, expected=history.expected, observed=history.observed)
     wanted = [Anomaly.MISSING, Anomaly.UNEXPECTED]
     verdicts = [*looked("kafka", anomalies=wanted), *looked("postgres", anomalies=wanted)]
@@ -456,21 +456,21 @@ def test_the_page_needs_nothing_else(pages: dict[str, str], name: str) -> None:
 @pytest.mark.parametrize("evil", ["<script>alert('&')</script>", '" onclick="alert(1)', "{{ 6 * 7 }}{% alert( %}"])
 def test_everything_from_the_history_is_escaped(evil: str) -> None:
     history = small(
-        event(15_100, Kind.STOPPED, driver=2, error=evil, message=evil),
-        event(15_200, Kind.LOG, driver=2, level=evil, message=evil),
+        event(15_100, EventKind.STOPPED, driver=2, error=evil, message=evil),
+        event(15_200, EventKind.LOG, driver=2, level=evil, message=evil),
         struck(15_300, 5, Fault.SLOWED, Phase.WRITING, system=evil, request=evil, phase=evil, aimed=evil),
-        event(15_400, Kind.PHASE, driver=2, phase=evil, batch=4),
-        event(15_500, Kind.SEEN, system=evil, batch=1, decided=1),
-        event(15_600, Kind.SKIPPED, step=6, fault=evil, why=evil),
-        event(15_700, Kind.STUCK, step=5, what=evil),
-        event(15_800, Kind.RESOURCES, driver=2, role=evil, pid=1, rss_mib=1, handles=1),
-        event(15_900, Kind.FOLDER, name=evil, files=1, bytes=1),
+        event(15_400, EventKind.PHASE, driver=2, phase=evil, batch=4),
+        event(15_500, EventKind.SEEN, system=evil, batch=1, decided=1),
+        event(15_600, EventKind.SKIPPED, step=6, fault=evil, why=evil),
+        event(15_700, EventKind.STUCK, step=5, what=evil),
+        event(15_800, EventKind.RESOURCES, driver=2, role=evil, pid=1, rss_mib=1, handles=1),
+        event(15_900, EventKind.FOLDER, name=evil, files=1, bytes=1),
         batch(16_000, 2, 4, 1.0, seconds={evil: 1.0}),
         systems=("kafka", evil),
     )
     began = history.events[0].fields
     names = {"guarantee": evil, "versions": {evil: evil}, "limits": {evil: evil}, "seed": evil}
-    events = [event(0, Kind.BEGAN, **{**began, **names}), *history.events[1:]]
+    events = [event(0, EventKind.BEGAN, **{**began, **names}), *history.events[1:]]
     history = History(events=events, expected=history.expected, observed=history.observed)
     verdicts = [Verdict(anomaly=Anomaly.TORN, system=evil, looked_at=1, count=1, examples=(evil,))]
     text = render(history, verdicts)
@@ -519,13 +519,13 @@ def test_what_stands_on_the_page(pages: dict[str, str]) -> None:
 
 def test_the_timeline_shows_phases_batches_and_what_readers_saw() -> None:
     history = small(
-        event(1_500, Kind.PHASE, driver=1, phase="READING", batch=0),
-        event(2_000, Kind.PHASE, driver=1, phase="CLAIMING", batch=0),
-        event(4_000, Kind.PHASE, driver=1, phase="WRITING", batch=0),
-        event(4_001, Kind.PHASE, driver=1, phase="DECIDING", batch=0),
-        event(4_002, Kind.PHASE, driver=1, phase="IDLE", batch=0),
-        event(3_500, Kind.SEEN, system="kafka", batch=0, decided=0),
-        event(3_600, Kind.SEEN, system="kafka", batch=1, decided=0),
+        event(1_500, EventKind.PHASE, driver=1, phase="READING", batch=0),
+        event(2_000, EventKind.PHASE, driver=1, phase="CLAIMING", batch=0),
+        event(4_000, EventKind.PHASE, driver=1, phase="WRITING", batch=0),
+        event(4_001, EventKind.PHASE, driver=1, phase="DECIDING", batch=0),
+        event(4_002, EventKind.PHASE, driver=1, phase="IDLE", batch=0),
+        event(3_500, EventKind.SEEN, system="kafka", batch=0, decided=0),
+        event(3_600, EventKind.SEEN, system="kafka", batch=1, decided=0),
     )
     story = Story(history)
     second = WIDTH / 10

@@ -14,7 +14,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab import run as module
 from sparkonce_lab.checkpoint import checkpoint_disk, keep_logs
-from sparkonce_lab.history import OBSERVED, Kind, Recorder, load
+from sparkonce_lab.history import OBSERVED, EventKind, Recorder, load
 from sparkonce_lab.reading import noting, read_systems
 from sparkonce_lab.rig.process import end_on_signals
 from sparkonce_lab.run import Options, run
@@ -140,8 +140,8 @@ def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
     recorder.close()
     history = load(tmp_path)
     assert set(history.observed) == {"postgres", "redis"}
-    assert [event["system"] for event in history.of(Kind.OPEN)] == ["kafka", "redis"]
-    assert [(event["what"], event["why"]) for event in history.of(Kind.UNREAD)] == [
+    assert [event["system"] for event in history.of(EventKind.OPEN)] == ["kafka", "redis"]
+    assert [(event["what"], event["why"]) for event in history.of(EventKind.UNREAD)] == [
         ("the rows in kafka", "gone"),
         ("what postgres holds open", "TimeoutError()"),
     ]

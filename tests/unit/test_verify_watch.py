@@ -14,7 +14,7 @@ from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.storage.local import LocalFiles
-from sparkonce_lab.history import Event, Kind, Recorder, load
+from sparkonce_lab.history import Event, EventKind, Recorder, load
 from sparkonce_lab.watch import Readers, has_log, note_sizes, note_violation
 
 OLD, NEW = Token(0, "00000000"), Token(1, "11111111")
@@ -47,7 +47,7 @@ def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorde
     log.put(2, decision(OLD))
     note_violation(recorder, LocalFiles(tmp_path), 3)
     (found,) = noted(recorder)
-    assert (found.kind, found["driver"], found["error"]) == (Kind.STOPPED, 3, "LogViolation")
+    assert (found.kind, found["driver"], found["error"]) == (EventKind.STOPPED, 3, "LogViolation")
     assert "for a run that was superseded" in found["message"]
 
 
@@ -100,4 +100,4 @@ def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, reco
     readers.start()
     assert seen.wait(60.0)
     readers.stop()
-    assert [(event.kind, event["batch"], event["decided"]) for event in noted(recorder)] == [(Kind.SEEN, 0, 0)]
+    assert [(event.kind, event["batch"], event["decided"]) for event in noted(recorder)] == [(EventKind.SEEN, 0, 0)]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkonce_lab.checkers import judge
-from sparkonce_lab.history import OBSERVED, ROWS, Event, History, Kind
+from sparkonce_lab.history import OBSERVED, ROWS, Event, EventKind, History
 from sparkonce_lab.verdicts import Anomaly, Verdict
 from sparkonce_lab.workload import Workload
 
@@ -49,14 +49,14 @@ class Run:
         (one,) = (each for each in self.judge() if (each.anomaly, each.system) == (anomaly, system))
         return one
 
-    def place(self, kind: Kind, **fields: Any) -> int:
+    def place(self, kind: EventKind, **fields: Any) -> int:
         """Where the first such event is."""
         return next(at for at, event in enumerate(self.events) if event.kind is kind and fields.items() <= _all(event))
 
     def insert(self, at: int, *events: Event) -> None:
         self.events[at:at] = events
 
-    def drop(self, kind: Kind, **fields: Any) -> None:
+    def drop(self, kind: EventKind, **fields: Any) -> None:
         self.events = [event for event in self.events if event.kind is not kind or not fields.items() <= _all(event)]
 
 
@@ -64,7 +64,7 @@ def _all(event: Event) -> Any:
     return dict(event.fields).items()
 
 
-def noted(kind: Kind, at_ms: int = 1_000, **fields: Any) -> Event:
+def noted(kind: EventKind, at_ms: int = 1_000, **fields: Any) -> Event:
     return Event(at_ms, kind, fields)
 
 
@@ -96,32 +96,32 @@ def observed(expected: Sequence[Row], *, ordered: bool) -> list[Row]:
 def good_events() -> list[Event]:
     """A driver that is killed once, and one that goes on for half an hour."""
     return [
-        noted(Kind.BEGAN, 0, seed=1, systems=list(SYSTEMS)),
-        noted(Kind.START, driver=1, pid=11, slots=2, master="local[2]"),
-        *(noted(Kind.SEEN, system=name, batch=0, decided=0) for name in SYSTEMS),
+        noted(EventKind.BEGAN, 0, seed=1, systems=list(SYSTEMS)),
+        noted(EventKind.START, driver=1, pid=11, slots=2, master="local[2]"),
+        *(noted(EventKind.SEEN, system=name, batch=0, decided=0) for name in SYSTEMS),
         batch(1, 0),
-        noted(Kind.FAULT, step=1, fault="driver-killed", system="", driver=1, phase="WRITING", batch=1),
-        noted(Kind.ENDED, driver=1, code=-9),
-        noted(Kind.START, driver=2, pid=12, slots=2, master="local[2]"),
-        noted(Kind.OVER, step=1),
+        noted(EventKind.FAULT, step=1, fault="driver-killed", system="", driver=1, phase="WRITING", batch=1),
+        noted(EventKind.ENDED, driver=1, code=-9),
+        noted(EventKind.START, driver=2, pid=12, slots=2, master="local[2]"),
+        noted(EventKind.OVER, step=1),
         batch(2, 1),
-        noted(Kind.RECOVERED, step=1, driver=2, batch=1),
-        *(noted(Kind.SEEN, system=name, batch=1, decided=1) for name in SYSTEMS),
+        noted(EventKind.RECOVERED, step=1, driver=2, batch=1),
+        *(noted(EventKind.SEEN, system=name, batch=1, decided=1) for name in SYSTEMS),
         batch(2, 2),
         batch(2, 3),
-        *(noted(Kind.SEEN, system=name, batch=3, decided=3) for name in SYSTEMS),
+        *(noted(EventKind.SEEN, system=name, batch=3, decided=3) for name in SYSTEMS),
         *(resources(at, rss_mib=600.0 + at % 7, handles=90) for at in range(60)),
-        noted(Kind.FOLDER, name="log", files=7, bytes=9_000),
-        *(noted(Kind.OPEN, system=name, names=[]) for name in SYSTEMS),
-        noted(Kind.STATE, disturbed=12, undisturbed=12),
-        noted(Kind.ENDED, driver=2, code=0),
-        noted(Kind.FINISHED, 1_900_000),
+        noted(EventKind.FOLDER, name="log", files=7, bytes=9_000),
+        *(noted(EventKind.OPEN, system=name, names=[]) for name in SYSTEMS),
+        noted(EventKind.STATE, disturbed=12, undisturbed=12),
+        noted(EventKind.ENDED, driver=2, code=0),
+        noted(EventKind.FINISHED, 1_900_000),
     ]
 
 
 def batch(driver: int, number: int, healed: int = 0) -> Event:
-    return noted(Kind.BATCH, driver=driver, batch=number, healed=healed)
+    return noted(EventKind.BATCH, driver=driver, batch=number, healed=healed)
 
 
 def resources(sample: int, *, rss_mib: float, handles: int, role: str = "jvm", every_ms: int = 30_000) -> Event:
-    return noted(Kind.RESOURCES, sample * every_ms, driver=2, role=role, pid=12, rss_mib=rss_mib, handles=handles)
+    return noted(EventKind.RESOURCES, sample * every_ms, driver=2, role=role, pid=12, rss_mib=rss_mib, handles=handles)

@@ -9,7 +9,7 @@ import pytest
 
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import Kind
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.letters import NAME, read_letters
@@ -35,8 +35,8 @@ def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[
     kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
     history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, PostgresSystem()], schedule=steps)
     assert found(verdicts) == {}
-    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
-    refused = sum(event["rows"].get(NAME, 0) for event in history.of(Kind.BATCH))
+    assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
+    refused = sum(event["rows"].get(NAME, 0) for event in history.of(EventKind.BATCH))
     assert refused > 60
 
 

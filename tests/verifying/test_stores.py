@@ -11,7 +11,7 @@ import pytest
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import STORE, Fault
-from sparkonce_lab.history import Kind
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.files import FilesSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
@@ -31,8 +31,8 @@ def check(folder: Path, say: Say, store: CheckpointStore, faults: Sequence[dict[
         folder, say, source=kafka, systems=[kafka, FilesSystem()], store=store, schedule=steps, undisturbed=True
     )
     assert passed(verdicts), found(verdicts)
-    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in steps]
-    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
+    assert [event["step"] for event in history.of(EventKind.FAULT)] == [step.number for step in steps]
+    assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
     kept = folder / "checkpoint" / "query"
     assert {path.name for path in kept.iterdir()} == {"metadata", "offsets", "commits", "sparkonce"}
 

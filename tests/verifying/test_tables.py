@@ -9,7 +9,7 @@ import pytest
 
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import Kind
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.delta import DeltaSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
@@ -34,4 +34,4 @@ def test_a_table_has_each_row_once(tmp_path: Path, say: Callable[[str], None]) -
     kafka = KafkaSystem(partitions=PARTITIONS)
     history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=steps)
     assert found(verdicts) == {}
-    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
+    assert len(list(history.of(EventKind.RECOVERED))) == len(steps)

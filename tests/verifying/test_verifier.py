@@ -13,7 +13,7 @@ from shared_servers import needs_postgres
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.clock import find_faketime
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import Kind
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.report import write
 from sparkonce_lab.rig.disk import cannot_mount
 from sparkonce_lab.schedule import Step
@@ -49,8 +49,8 @@ def test_nothing_is_found_in_sparkonce(tmp_path: Path, say: Say) -> None:
     ]
     history, verdicts = trial(tmp_path / "run", say, schedule=steps, undisturbed=True)
     assert passed(verdicts), found(verdicts)
-    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in steps]
-    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
+    assert [event["step"] for event in history.of(EventKind.FAULT)] == [step.number for step in steps]
+    assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
     page, _ = write(tmp_path, history, verdicts)
     assert "postgres" in page.read_text()
 
@@ -89,10 +89,10 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path: Path, say: S
     systems = [kafka, PostgresSystem(), FilesSystem()]
     history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=systems, schedule=steps, undisturbed=True)
     assert passed(verdicts), found(verdicts)
-    assert {event["step"]: event["fault"] for event in history.of(Kind.FAULT)} == {
+    assert {event["step"]: event["fault"] for event in history.of(EventKind.FAULT)} == {
         step.number: step.fault.value for step in steps
     }
-    assert len(list(history.of(Kind.RECOVERED))) == len(steps)
+    assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
 
 
 def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(
@@ -103,8 +103,8 @@ def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(
         monkeypatch.setenv(variable, value)
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase=Phase.DECIDING.name, batches=1)
     history, verdicts = trial(tmp_path / "run", say, schedule=[step], fresh_end=False, rows=200)
-    assert [event["step"] for event in history.of(Kind.FAULT)] == [1]
-    assert history.first(Kind.FINISHED) is not None
+    assert [event["step"] for event in history.of(EventKind.FAULT)] == [1]
+    assert history.first(EventKind.FINISHED) is not None
     counts = found(verdicts)
     assert {each for each in counts if each[0] is not Anomaly.TORN} == {(Anomaly.DOUBLED, "files")}, counts
     page, _ = write(tmp_path, history, verdicts)
@@ -140,5 +140,5 @@ def test_a_broken_sparkonce_is_caught(
         there = {anomaly for anomaly, system in counts if not mutant.system or system == mutant.system}
         assert mutant.wanted & there, counts
     # Of a run that breaks off much is missing, whatever is wrong.
-    assert ends or history.first(Kind.FINISHED) is not None, counts
-    assert [event["step"] for event in history.of(Kind.FAULT)] == [step.number for step in steps]
+    assert ends or history.first(EventKind.FINISHED) is not None, counts
+    assert [event["step"] for event in history.of(EventKind.FAULT)] == [step.number for step in steps]

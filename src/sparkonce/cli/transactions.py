@@ -26,7 +26,7 @@ from sparkonce.cli.output import (
     tell,
 )
 from sparkonce.errors import ConfigurationError, LogError, SparkonceError
-from sparkonce.operate.systems import FILE_VARIABLE, Kind, NamedSystem, OperatorFile, no_system, read_file
+from sparkonce.operate.systems import FILE_VARIABLE, NamedSystem, OperatorFile, SystemKind, no_system, read_file
 
 if TYPE_CHECKING:
     from sparkonce.operate.resolve import Resolved
@@ -68,7 +68,7 @@ ConfigFile = Annotated[
 ]
 
 
-SystemKind = Annotated[Kind | None, typer.Option("--system", help="Only systems of this kind.")]
+SystemOption = Annotated[SystemKind | None, typer.Option("--system", help="Only systems of this kind.")]
 
 
 Settings = Annotated[
@@ -119,7 +119,7 @@ Patience = Annotated[float, typer.Option("--patience-s", min=0, help="How long a
 @app.command("list")
 def list_all(
     config: ConfigFile = "",
-    system: SystemKind = None,
+    system: SystemOption = None,
     settings: Settings = "",
     checkpoint: Checkpoint = "",
     query: Annotated[
@@ -166,7 +166,7 @@ def blocking(
         typer.Option(help="A topic of Kafka; may be repeated. By default those of the query of --checkpoint."),
     ] = None,
     config: ConfigFile = "",
-    system: SystemKind = None,
+    system: SystemOption = None,
     settings: Settings = "",
     checkpoint: Checkpoint = "",
     conf: Conf = None,
@@ -219,7 +219,7 @@ def blocking(
 def describe(
     name: Annotated[str, typer.Argument(help="The transaction's name, as `list` or `blocking` shows it.")],
     config: ConfigFile = "",
-    system: SystemKind = None,
+    system: SystemOption = None,
     settings: Settings = "",
     checkpoint: Checkpoint = "",
     conf: Conf = None,
@@ -442,7 +442,7 @@ def exit_if_silent(found: "Listing") -> None:
         raise typer.Exit(SILENT)
 
 
-def _systems(config: str, kind: Kind | None, settings: str) -> list[NamedSystem]:
+def _systems(config: str, kind: SystemKind | None, settings: str) -> list[NamedSystem]:
     if settings and (kind is None or config):
         raise ConfigurationError(
             "--settings are those of one system.", next_step="Give --system with them, and no --config."

@@ -9,7 +9,7 @@ from sparkonce.operate.checkpoint import Check, check_checkpoint, read_log_of
 from sparkonce.operate.systems import NamedSystem, OperatorFile, known_sinks, sink_of, sinks_to_finish
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
-from sparkonce.runs import Facts
+from sparkonce.sink import Facts
 from sparkonce.storage.files import CheckpointFiles
 
 _NOBODY = "0" * 12

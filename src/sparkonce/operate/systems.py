@@ -17,8 +17,7 @@ from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:  # a command's help imports this module
     from sparkonce.protocol.view import LogView
-    from sparkonce.runs import Facts
-    from sparkonce.sink import TwoPhaseCommitSink
+    from sparkonce.sink import Facts, TwoPhaseCommitSink
     from sparkonce.sinks._shared.orphans import Orphan
 
 
@@ -28,7 +27,7 @@ FILE_VARIABLE = "SPARKONCE_CONFIG"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-class Kind(str, Enum):
+class SystemKind(str, Enum):
     """The systems that can be asked what is open: each has a module ``sparkonce.sinks.<kind>.orphans``."""
 
     FILES = "files"
@@ -45,18 +44,18 @@ class Kind(str, Enum):
     @property
     def only_setting(self) -> str:
         """The name of the one setting, if there is no other; else empty."""
-        return {Kind.POSTGRES: "conninfo", Kind.REDIS: "url"}.get(self, "")
+        return {SystemKind.POSTGRES: "conninfo", SystemKind.REDIS: "url"}.get(self, "")
 
 
-_KINDS = ", ".join(one.value for one in Kind)
+_KINDS = ", ".join(one.value for one in SystemKind)
 
 
 _CLASSES = {
-    Kind.FILES: "FilesSink",
-    Kind.KAFKA: "KafkaSink",
-    Kind.MYSQL: "MySQLSink",
-    Kind.POSTGRES: "PostgresSink",
-    Kind.REDIS: "RedisSink",
+    SystemKind.FILES: "FilesSink",
+    SystemKind.KAFKA: "KafkaSink",
+    SystemKind.MYSQL: "MySQLSink",
+    SystemKind.POSTGRES: "PostgresSink",
+    SystemKind.REDIS: "RedisSink",
 }
 
 
@@ -71,7 +70,7 @@ class NamedSystem:
     """
 
     name: str
-    kind: Kind
+    kind: SystemKind
     settings: str | Mapping[str, Any]
 
     def __repr__(self) -> str:
@@ -128,7 +127,7 @@ def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> Op
         return _of_file(path, environment)
     found = [
         NamedSystem(name=kind.value, kind=kind, settings=environment[kind.variable])
-        for kind in Kind
+        for kind in SystemKind
         if kind.variable in environment
     ]
     return OperatorFile(path="", systems={one.name: one for one in found}, sinks={})
@@ -139,7 +138,7 @@ def no_system() -> ConfigurationError:
     return ConfigurationError(
         "No system is named that could be asked.",
         next_step=f"Give --config or {FILE_VARIABLE}, --system with --settings, or one of "
-        f"{', '.join(kind.variable for kind in Kind)}.",
+        f"{', '.join(kind.variable for kind in SystemKind)}.",
     )
 
 
@@ -215,17 +214,17 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
 def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, Any]]:
     """Returns a sink's first argument, which says where the system is, and others that do."""
     given = system.settings
-    if system.kind is Kind.FILES:
+    if system.kind is SystemKind.FILES:
         from sparkonce.sinks.files.orphans import options_in
 
         options = options_in(given) if isinstance(given, str) else dict(given)
         path = nonempty("path", options.pop("path", ""), example="path: /data/out")
         return path, {"store_options": options or None}
-    if system.kind is Kind.KAFKA and isinstance(given, str):
+    if system.kind is SystemKind.KAFKA and isinstance(given, str):
         from sparkonce.sinks._shared.orphans import parse_line
 
         return parse_line(given), {}
-    if system.kind is Kind.MYSQL:
+    if system.kind is SystemKind.MYSQL:
         from sparkonce.sinks.mysql.settings import parse_settings
 
         known = {"database": facts["database"]} if "database" in facts else {}
@@ -233,19 +232,19 @@ def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, A
     return given, {}
 
 
-def _known(name: str, kind: Kind, facts: Facts) -> dict[str, Any]:
+def _known(name: str, kind: SystemKind, facts: Facts) -> dict[str, Any]:
     """Returns the arguments that the log knows."""
     prefix = facts.get("prefix")
     if not prefix:
         return {}
-    if kind is Kind.KAFKA:
+    if kind is SystemKind.KAFKA:
         return {"prefix": prefix, "topic": facts.get("topic")}
-    if kind is Kind.REDIS:
+    if kind is SystemKind.REDIS:
         ttl = {"ledger_ttl_s": int(facts["ledger_ttl_s"])} if "ledger_ttl_s" in facts else {}
         return {"prefix": prefix, "cluster": facts.get("mode") == "cluster", **ttl}
-    if kind is Kind.FILES:
+    if kind is SystemKind.FILES:
         return {"manifest": facts.get("manifest", "True") == "True"}
-    schema = {"commits_schema": facts["commits"]} if kind is Kind.POSTGRES and "commits" in facts else {}
+    schema = {"commits_schema": facts["commits"]} if kind is SystemKind.POSTGRES and "commits" in facts else {}
     return {"prefix": prefix.removesuffix(f".{name}"), **schema}
 
 
@@ -293,12 +292,12 @@ def _names(path: str, given: Any, part: str) -> dict[str, Any]:
 def _system(path: str, name: str, given: Any) -> NamedSystem:
     settings = dict(given) if isinstance(given, dict) else given
     said = str(settings.pop("system", name)) if isinstance(settings, dict) else name
-    if said not in [kind.value for kind in Kind]:
+    if said not in [kind.value for kind in SystemKind]:
         raise ConfigurationError(
             f"{path!r}: {name!r} is of the system {said!r}, which is not known.",
             next_step=f"Give it `system:` with one of {_KINDS}.",
         )
-    kind = Kind(said)
+    kind = SystemKind(said)
     if isinstance(settings, dict) and kind.only_setting:
         if settings.keys() != {kind.only_setting}:
             raise ConfigurationError(
@@ -311,7 +310,7 @@ def _system(path: str, name: str, given: Any) -> NamedSystem:
         raise ConfigurationError(f"{path!r}: {name!r} has no settings.", next_step="Write them below its name.")
     if isinstance(settings, dict):
         _check_plain(path, name, settings)
-        if kind is Kind.MYSQL:
+        if kind is SystemKind.MYSQL:
             from sparkonce.sinks.mysql.settings import read_texts
 
             settings |= read_texts({key: value for key, value in settings.items() if isinstance(value, str)})

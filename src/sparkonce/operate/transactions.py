@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.operate.checkpoint import read_log_of
-from sparkonce.operate.systems import Kind, NamedSystem
+from sparkonce.operate.systems import NamedSystem, SystemKind
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import Decision, LogView
@@ -201,7 +201,7 @@ def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
 
 
 def _of_kafka(systems: Sequence[NamedSystem]) -> list[NamedSystem]:
-    return [one for one in systems if one.kind is Kind.KAFKA]
+    return [one for one in systems if one.kind is SystemKind.KAFKA]
 
 
 def _ask_all(

@@ -13,11 +13,11 @@ from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
+from sparkonce.errors import one_line
 from sparkonce.sinks.kafka.connection import KafkaConnection, Request, Response
 from sparkonce.sinks.kafka.outcomes import MOVED, NONE, BrokerAnswer, KafkaTransaction
 from sparkonce.sinks.kafka.transaction_client import REMEMBERED
 from sparkonce.sources.offsets import Offsets
-from sparkonce.words import one_line
 
 _ASK_AGAIN_S = 0.05
 _AGAIN = frozenset({None, 14, 51, *MOVED})

@@ -20,11 +20,10 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructFiel
 from sparkonce.arguments import shown
 from sparkonce.dead_letters import letter_columns
 from sparkonce.driver.progress import BatchProgress
-from sparkonce.errors import ConfigurationError, SchemaError, SparkonceError
+from sparkonce.errors import ConfigurationError, SchemaError, SparkonceError, one_line
 from sparkonce.guarantees import Guarantee
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.jvm import no_rows
-from sparkonce.words import one_line
 
 View: TypeAlias = Callable[[DataFrame], DataFrame]
 """Makes a sink's share of a batch. Called at start with an empty batch, then once a batch."""

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, VariantType
 
 from sparkonce.driver.work import LargerRowsError
-from sparkonce.errors import PrepareError, SchemaError, SparkonceError
+from sparkonce.errors import PrepareError, SchemaError, SparkonceError, one_line
 from sparkonce.executor import SinkTask, SlotTask
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.codec import decode_handle
@@ -31,7 +31,6 @@ from sparkonce.spark.show.jobs import described
 from sparkonce.spark.slot_tasks import answers_of
 from sparkonce.spark.views import Share, ShareSample, arrow_schema, computed_once, types_inside
 from sparkonce.spark.worker import needs_of
-from sparkonce.words import one_line
 
 logger = logging.getLogger("sparkonce")
 

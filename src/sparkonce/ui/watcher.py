@@ -21,7 +21,7 @@ from typing import Any
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.log import FOLDER
 from sparkonce.operate.checkpoint import read_checkpoint, read_log_of
-from sparkonce.operate.systems import Kind, NamedSystem, OperatorFile
+from sparkonce.operate.systems import NamedSystem, OperatorFile, SystemKind
 from sparkonce.operate.transactions import OpenTransaction, judge, targets_of
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
@@ -341,7 +341,7 @@ class WatchedSystem(Poller):
         """Asks for the open transactions in the topics of the page's queries, whosever they are."""
         views = [one.view for one in self._checkpoints if one.view is not None]
         targets = set[Target]().union(*map(targets_of, views))
-        if self._system.kind is not Kind.KAFKA or not targets:
+        if self._system.kind is not SystemKind.KAFKA or not targets:
             return []
         blockers = list_blocking(self._system.settings, targets).found
         now_ms = self.now_ms()

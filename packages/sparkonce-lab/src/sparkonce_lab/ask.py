@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.conduct import RunLimits
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import History, Kind, load
+from sparkonce_lab.history import EventKind, History, load
 from sparkonce_lab.run import Options
 from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.addresses import holds_credentials, without_credentials
@@ -123,7 +123,7 @@ def _replayed(asked: Asked) -> Mapping[str, Any]:
 
 
 def _began(history: History) -> Mapping[str, Any]:
-    event = history.first(Kind.BEGAN)
+    event = history.first(EventKind.BEGAN)
     if event is None:
         raise ConfigurationError(
             "The history to be replayed does not say what was asked for.", next_step="Give the folder of a whole run."

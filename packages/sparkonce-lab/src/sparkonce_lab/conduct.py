@@ -15,7 +15,7 @@ from sparkonce_lab.child import Driver, fields_of
 from sparkonce_lab.clock import FakeClock, find_faketime
 from sparkonce_lab.errors import RunFailedError
 from sparkonce_lab.faults import ENDS_THE_DRIVER, Fault
-from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.history import EventKind, Recorder
 from sparkonce_lab.query import QueryConfig
 from sparkonce_lab.schedule import FIRST_BATCH, Step
 from sparkonce_lab.watch import note_sizes
@@ -127,7 +127,7 @@ class Conductor:
         )
         self._drivers.append(driver)
         self.driver = driver
-        self.recorder.note(Kind.START, driver=number, pid=driver.pid, slots=config.slots, master=config.master)
+        self.recorder.note(EventKind.START, driver=number, pid=driver.pid, slots=config.slots, master=config.master)
         return driver
 
     def _new_clock(self, number: int, seconds: int) -> FakeClock | None:
@@ -145,7 +145,7 @@ class Conductor:
         self.hear(driver)
         if not driver.end_noted:
             driver.end_noted = True
-            self.recorder.note(Kind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
+            self.recorder.note(EventKind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
 
     def stop(self) -> Driver | None:
         """Stops the running driver in order, or by force if it does not stop. Returns it."""
@@ -206,7 +206,7 @@ class Conductor:
         if not came:
             fell = self._fell >= self.limits.falls
             why = f"{self._fell} drivers in a row ended by themselves" if fell else f"not within {limit_s:.0f} s"
-            self.recorder.note(Kind.STUCK, step=step, what=f"{why}: {what}")
+            self.recorder.note(EventKind.STUCK, step=step, what=f"{why}: {what}")
             raise StuckError(f"{why}: {what}", next_step=f"Read the logs in {self._folder}.")
 
     def pause(self, seconds: float) -> None:
@@ -233,19 +233,19 @@ class Conductor:
             fields: Mapping[str, Any] = {"driver": driver.number, **fields_of(event)}
             match event["event"]:
                 case "phase":
-                    self.recorder.note(Kind.PHASE, **fields)
+                    self.recorder.note(EventKind.PHASE, **fields)
                 case "batch":
                     self.finished += 1
                     self._fell = 0
-                    self.recorder.note(Kind.BATCH, **fields)
+                    self.recorder.note(EventKind.BATCH, **fields)
                     self._recovered(driver, event["batch"])
                 case "log":
-                    self.recorder.note(Kind.LOG, **fields)
+                    self.recorder.note(EventKind.LOG, **fields)
                 case "stop" if driver.asked_to_stop:
                     # It was stopped in the middle of a batch.
-                    self.recorder.note(Kind.LOG, level="ERROR", **fields)
+                    self.recorder.note(EventKind.LOG, level="ERROR", **fields)
                 case "stop" | "failed":
-                    self.recorder.note(Kind.STOPPED, **fields)
+                    self.recorder.note(EventKind.STOPPED, **fields)
 
     def _restart(self) -> None:
         back_off_s = _BACK_OFF_S[min(self._fell, len(_BACK_OFF_S) - 1)]
@@ -257,7 +257,7 @@ class Conductor:
 
     def _recovered(self, driver: Driver, batch: int) -> None:
         for step in self._unrecovered:
-            self.recorder.note(Kind.RECOVERED, step=step.number, driver=driver.number, batch=batch)
+            self.recorder.note(EventKind.RECOVERED, step=step.number, driver=driver.number, batch=batch)
         self._unrecovered.clear()
 
     def _sample(self) -> None:
@@ -265,7 +265,7 @@ class Conductor:
             return
         for used in self.driver.usage():
             self.recorder.note(
-                Kind.RESOURCES,
+                EventKind.RESOURCES,
                 driver=self.driver.number,
                 role=used.role,
                 pid=used.pid,
@@ -311,7 +311,7 @@ class Conductor:
     def note_fault(self, step: Step, driver: Driver) -> None:
         """Writes down where a fault hits. Called directly before it happens."""
         self.recorder.note(
-            Kind.FAULT,
+            EventKind.FAULT,
             step=step.number,
             fault=step.fault.value,
             system=step.system,
@@ -325,12 +325,12 @@ class Conductor:
 
     def note_over(self, step: Step) -> None:
         """Writes down that it is over. From now on a finished batch means that it is recovered from."""
-        self.recorder.note(Kind.OVER, step=step.number)
+        self.recorder.note(EventKind.OVER, step=step.number)
         self._unrecovered.append(step)
 
     def note_skipped(self, step: Step, why: str) -> None:
         """Writes down that it could not happen."""
-        self.recorder.note(Kind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
+        self.recorder.note(EventKind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
     def _bring_to_hold(self, phase: Phase) -> None:
         """Holds the driver at the phase, or gives up holding it once it has been at work for long."""

@@ -43,7 +43,7 @@ with partition and offset, -1 elsewhere. What cannot be read as a row has the ki
 `sparkonce_lab.verdicts.Anomaly.UNEXPECTED`."""
 
 
-class Kind(str, Enum):
+class EventKind(str, Enum):
     """The kinds of events. In brackets: their fields.
 
     Times are ``Event.at_ms``. A driver is known by its number, from 1 in the order of their starts.
@@ -104,11 +104,11 @@ class Event:
     Attributes:
         at_ms: Milliseconds since the run began.
         kind: What it tells.
-        fields: See `Kind`.
+        fields: See `EventKind`.
     """
 
     at_ms: int
-    kind: Kind
+    kind: EventKind
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
@@ -124,7 +124,7 @@ class Event:
         fields = json.loads(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("at_ms"), int):
             raise ValueError(f"no event with a time: {line}")
-        return cls(fields.pop("at_ms"), Kind(fields.pop("kind")), fields)
+        return cls(fields.pop("at_ms"), EventKind(fields.pop("kind")), fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +143,11 @@ class History:
     observed: Mapping[str, pa.Table]
     undisturbed: pa.Table | None = None
 
-    def of(self, *kinds: Kind) -> Iterator[Event]:
+    def of(self, *kinds: EventKind) -> Iterator[Event]:
         """Yields the events of some kinds, in their order."""
         return (event for event in self.events if event.kind in kinds)
 
-    def first(self, kind: Kind) -> Event | None:
+    def first(self, kind: EventKind) -> Event | None:
         """Returns the first event of a kind."""
         return next(self.of(kind), None)
 
@@ -157,7 +157,7 @@ class History:
 
         In another run a row that is not there may only not have been written yet.
         """
-        return self.first(Kind.FINISHED) is not None and self.first(Kind.STUCK) is None
+        return self.first(EventKind.FINISHED) is not None and self.first(EventKind.STUCK) is None
 
 
 class Recorder:
@@ -180,7 +180,7 @@ class Recorder:
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
-    def note(self, kind: Kind, **fields: Any) -> Event:
+    def note(self, kind: EventKind, **fields: Any) -> Event:
         """Writes one event down."""
         with self._lock:
             event = Event(int((time.monotonic() - self._began) * 1000), kind, fields)

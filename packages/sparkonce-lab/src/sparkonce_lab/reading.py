@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.history import EventKind, Recorder
 from sparkonce_lab.systems.base import VerifiedSystem
 
 INSIST_S = 120.0
@@ -32,7 +32,7 @@ def read_systems(
         with noting(f"the rows in {system.name}", recorder, say):
             recorder.keep(f"observed-{system.name}", _insist(system.read, insist_s))
         with noting(f"what {system.name} holds open", recorder, say):
-            recorder.note(Kind.OPEN, system=system.name, names=list(_insist(system.left_open, insist_s)))
+            recorder.note(EventKind.OPEN, system=system.name, names=list(_insist(system.left_open, insist_s)))
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - as above
         why = str(error) or repr(error)
         say(f"{what}: not read: {why}")
-        recorder.note(Kind.UNREAD, what=what, why=why)
+        recorder.note(EventKind.UNREAD, what=what, why=why)
 
 
 def _insist(question: Callable[[], Answer], insist_s: float) -> Answer:

@@ -23,7 +23,7 @@ from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce_lab.errors import RunFailedError
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.feed import Feeder
-from sparkonce_lab.history import ROWS, History, Kind, Recorder, load
+from sparkonce_lab.history import ROWS, EventKind, History, Recorder, load
 from sparkonce_lab.possible import check_steps, hindrances, words_of
 from sparkonce_lab.query import FAST_START, QueryConfig
 from sparkonce_lab.reading import noting, read_systems
@@ -261,7 +261,7 @@ class _Run:
             self._read()
             if self._options.undisturbed:
                 self._hold_against_undisturbed(disturbed)
-            self._recorder.note(Kind.FINISHED)
+            self._recorder.note(EventKind.FINISHED)
         except StuckError as stuck:
             self._say(str(stuck))
             self._end()
@@ -283,7 +283,7 @@ class _Run:
         """Lets a driver finish all that was written, and close every window."""
         conductor = self._conductor
         self._feeder.stop()
-        self._recorder.note(Kind.FED, rows=self._feeder.written)
+        self._recorder.note(EventKind.FED, rows=self._feeder.written)
         if self._options.fresh_end:
             conductor.stop()
         self._feeder.close_windows()
@@ -346,14 +346,14 @@ class _Run:
         self._recorder.keep("undisturbed", _parquet(folder / "rows"))
         before = disturbed.state_rows if disturbed is not None else None
         if before is not None and driver.state_rows is not None:
-            self._recorder.note(Kind.STATE, disturbed=before, undisturbed=driver.state_rows)
+            self._recorder.note(EventKind.STATE, disturbed=before, undisturbed=driver.state_rows)
 
     def _longest_feed_s(self) -> float:
         return 2.0 * self._options.rows / self._options.workload.rows_per_second + 60.0
 
     def _note_began(self) -> None:
         self._recorder.note(
-            Kind.BEGAN,
+            EventKind.BEGAN,
             seed=self._options.seed,
             workload=self._options.workload.to_json(),
             systems=[system.name for system in self._options.systems],

@@ -11,7 +11,7 @@ from sparkonce.log import FOLDER, DecisionLog, FilesLogStore
 from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
-from sparkonce_lab.history import Kind, Recorder
+from sparkonce_lab.history import EventKind, Recorder
 from sparkonce_lab.rig.background import Background
 from sparkonce_lab.systems.base import VerifiedSystem
 
@@ -72,7 +72,7 @@ class _Reader(Background):
             decided = self._decided()
             if decided is not None:
                 newest = found
-                self._recorder.note(Kind.SEEN, system=self._system.name, batch=found, decided=decided)
+                self._recorder.note(EventKind.SEEN, system=self._system.name, batch=found, decided=decided)
 
     def _decided(self) -> int | None:
         """Returns the newest decided batch, -1 for none, and None if the log cannot be read now."""
@@ -103,7 +103,7 @@ def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int)
         DecisionLog(FilesLogStore(checkpoint)).read(LogView())
     except (LogError, LogViolation) as error:
         message = f"the verifier cannot read the decision log: {error}"
-        recorder.note(Kind.STOPPED, driver=driver, error=type(error).__name__, message=message)
+        recorder.note(EventKind.STOPPED, driver=driver, error=type(error).__name__, message=message)
 
 
 def note_sizes(recorder: Recorder, checkpoint: CheckpointFiles) -> None:
@@ -115,7 +115,7 @@ def note_sizes(recorder: Recorder, checkpoint: CheckpointFiles) -> None:
         return
     with suppress(OSError):
         files = sum(len(checkpoint.names(f"{FOLDER}/{name}")) for name in ("records", "floors"))
-        recorder.note(Kind.FOLDER, name="log", files=files)
+        recorder.note(EventKind.FOLDER, name="log", files=files)
 
 
 def _note_folder(recorder: Recorder, name: str, folder: Path) -> None:
@@ -124,4 +124,4 @@ def _note_folder(recorder: Recorder, name: str, folder: Path) -> None:
         with suppress(OSError):
             if path.is_file():
                 files, size = files + 1, size + path.stat().st_size
-    recorder.note(Kind.FOLDER, name=name, files=files, bytes=size)
+    recorder.note(EventKind.FOLDER, name=name, files=files, bytes=size)

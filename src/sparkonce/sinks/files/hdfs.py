@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from sparkonce.arguments import missing_package
-from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError, UnknownOutcomeError
+from sparkonce.errors import (
+    ConfigurationError,
+    OutageError,
+    PreflightError,
+    PrepareError,
+    UnknownOutcomeError,
+    one_line,
+)
 from sparkonce.protocol.handles import COMMITTED, Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.sinks.files.names import HIDDEN, ID, STALE_S, TEMPORARY, check_lengths, name_in
@@ -38,7 +45,6 @@ from sparkonce.sinks.files.store import (
 )
 from sparkonce.storage.files import within
 from sparkonce.storage.hdfs import create
-from sparkonce.words import one_line
 
 if TYPE_CHECKING:
     from hdfs_native import Client, WriteOptions

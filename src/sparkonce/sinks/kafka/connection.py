@@ -26,9 +26,8 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, one_line
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
-from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
 

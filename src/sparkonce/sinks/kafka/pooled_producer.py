@@ -13,10 +13,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from sparkonce.errors import OutageError, PreflightError, PrepareError, SparkonceError
+from sparkonce.errors import OutageError, PreflightError, PrepareError, SparkonceError, one_line
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka.batch_producer import BatchProducer, client_log, takes_batches
-from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
 

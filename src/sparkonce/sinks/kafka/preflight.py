@@ -11,14 +11,13 @@ from typing import Any
 
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from sparkonce.errors import ANEW, ConfigurationError, PreflightError
+from sparkonce.errors import ANEW, ConfigurationError, PreflightError, one_line
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sink import Facts
 from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, KafkaTransaction
 from sparkonce.sinks.kafka.settings import NEVER_MS, admin_settings, lasting, producer_settings
 from sparkonce.sinks.kafka.transaction_client import TransactionClient, metadata_request, versions_request
-from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
 

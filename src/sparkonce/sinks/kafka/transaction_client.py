@@ -23,6 +23,7 @@ from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest, 
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
+from sparkonce.errors import one_line
 from sparkonce.sinks.kafka.connection import KafkaConnection, Request, Response, Waiting
 from sparkonce.sinks.kafka.outcomes import (
     MOVED,
@@ -33,7 +34,6 @@ from sparkonce.sinks.kafka.outcomes import (
     KafkaTransaction,
     is_unanswered,
 )
-from sparkonce.words import one_line
 
 CONNECTIONS = 4
 """Connections to each coordinator. A broker handles one request of a connection at a time: 50 commits on an idle broker

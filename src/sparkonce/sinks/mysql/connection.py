@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkonce.arguments import missing_package
+from sparkonce.errors import one_line
 from sparkonce.sinks._shared.databases import has_nothing_to_read
 from sparkonce.sinks._shared.settings import see_files
 from sparkonce.sinks.mysql.settings import TLS_FILES, connection_settings
-from sparkonce.words import one_line
 
 try:
     import pymysql

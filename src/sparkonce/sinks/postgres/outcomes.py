@@ -16,10 +16,9 @@ from collections.abc import Mapping
 
 import psycopg
 
-from sparkonce.errors import OutageError, PrepareError
+from sparkonce.errors import OutageError, PrepareError, one_line
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning, entry_of
-from sparkonce.words import one_line
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import UnknownOutcomeError, one_line
 from sparkonce.protocol.handles import COMMITTED, Finished, Handle, Outcome
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import TransactionName
@@ -38,7 +38,6 @@ from sparkonce.sinks.redis.nodes import SCAN_COUNT, Nodes, RedisReply, Request, 
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_ledger, read_refusal
 from sparkonce.sinks.redis.preflight import why_not_decide
 from sparkonce.sinks.redis.writer import await_replicas
-from sparkonce.words import one_line
 
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY_BATCHES = 50

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import missing_package
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, one_line
 from sparkonce.sinks._shared.settings import see_files
 from sparkonce.sinks.redis.names import HASH_SLOTS, shown_url
 from sparkonce.sinks.redis.outcomes import Refusal, code_of
 from sparkonce.sinks.redis.scripts import BY_SHA, Script
-from sparkonce.words import one_line
 
 if TYPE_CHECKING:
     from sparkonce.sinks.redis.names import Key

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkonce.errors import OutageError, PrepareError, SparkonceError
+from sparkonce.errors import OutageError, PrepareError, SparkonceError, one_line
 from sparkonce.protocol.ownership import TransactionName
 from sparkonce.sink import SinkWriter, WriterContext
 from sparkonce.sinks.redis import scripts
@@ -28,7 +28,6 @@ from sparkonce.sinks.redis.names import (
 )
 from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
-from sparkonce.words import one_line
 
 BUFFER_BYTES = 16 * 1024 * 1024
 """The size up to which rows for a cluster are collected, before they are sent in groups by hash slot."""

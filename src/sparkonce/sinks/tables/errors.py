@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sparkonce.words import one_line
+from sparkonce.errors import one_line
 
 _FINAL_STATES = ("21", "22", "23", "42", "KD000")
 """The classes of SQLSTATEs about the rows and the table: cardinality, data, constraints, names and rights, and Spark's

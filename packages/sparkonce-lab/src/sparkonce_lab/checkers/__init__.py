@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce_lab.checkers import events, growth, multisets, order, stops
 from sparkonce_lab.checkers.tables import plain
-from sparkonce_lab.history import OBSERVED, Kind
+from sparkonce_lab.history import OBSERVED, EventKind
 from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ def _blank(verdict: Verdict) -> Verdict:
 
 
 def _systems(history: History) -> list[str]:
-    began = history.first(Kind.BEGAN)
+    began = history.first(EventKind.BEGAN)
     named = set(began.fields.get("systems", ())) if began is not None else set()
     return sorted(named | set(history.observed)) or [""]

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sparkonce_lab.checkers.multisets import Difference, told
 from sparkonce_lab.checkers.steps import steps_of
-from sparkonce_lab.history import History, Kind
+from sparkonce_lab.history import EventKind, History
 from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
 
@@ -18,14 +18,14 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
 
     The newest decision is the newest that a reader found in the log, or that a driver has said is committed.
     """
-    seen = [event for event in history.of(Kind.SEEN) if event["system"] == system]
+    seen = [event for event in history.of(EventKind.SEEN) if event["system"] == system]
     examples = [
         f"at {event.at_ms} ms a reader saw batch {event['batch']}, and the newest decided batch was {event['decided']}"
         for event in seen
         if event["batch"] > event["decided"]
     ]
-    decided = [event["decided"] for event in history.of(Kind.SEEN)]
-    decided += [event["batch"] for event in history.of(Kind.BATCH)]
+    decided = [event["decided"] for event in history.of(EventKind.SEEN)]
+    decided += [event["batch"] for event in history.of(EventKind.BATCH)]
     if decided and len(found):
         beyond = pc.unique(found.filter(pc.greater(found["batch"], max(decided)))["batch"]).to_pylist()
         examples += [
@@ -46,7 +46,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
 
 def check_lingering(history: History, system: str) -> Iterator[Verdict]:
     """Finds LINGERING: what the last look at the system found open."""
-    looks = [event for event in history.of(Kind.OPEN) if event["system"] == system]
+    looks = [event for event in history.of(EventKind.OPEN) if event["system"] == system]
     names = [str(name) for name in looks[-1]["names"]] if looks else []
     yield Verdict(
         anomaly=Anomaly.LINGERING,
@@ -64,7 +64,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
         history: The run.
         calm: What distinguishes the undisturbed query's rows from the expected ones; None if none was run.
     """
-    states = list(history.of(Kind.STATE))
+    states = list(history.of(EventKind.STATE))
     examples = [
         f"the query kept {event['disturbed']} rows of state, and one that nobody disturbed {event['undisturbed']}"
         for event in states
@@ -87,8 +87,8 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
 
 def check_stuck(history: History) -> Iterator[Verdict]:
     """Finds STUCK: a deadline passed, the run never came to its end, or a fault was never recovered from."""
-    examples = [f"step {event['step']}: {event['what']}" for event in history.of(Kind.STUCK)]
-    if history.first(Kind.FINISHED) is not None:
+    examples = [f"step {event['step']}: {event['what']}" for event in history.of(EventKind.STUCK)]
+    if history.first(EventKind.FINISHED) is not None:
         examples += [
             f"step {step.number} ({step.fault.value}): no batch was finished after it"
             for step in steps_of(history)
@@ -99,7 +99,7 @@ def check_stuck(history: History) -> Iterator[Verdict]:
     yield Verdict(
         anomaly=Anomaly.STUCK,
         system="",
-        looked_at=sum(1 for _ in history.of(Kind.BATCH)),
+        looked_at=sum(1 for _ in history.of(EventKind.BATCH)),
         count=len(examples),
         examples=tuple(examples[:MOST_EXAMPLES]),
     )

@@ -7,11 +7,11 @@ from statistics import median
 
 from sparkonce.protocol.coordinator import MOST_DOUBTS, MOST_HEALINGS
 from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
-from sparkonce_lab.history import Event, History, Kind
+from sparkonce_lab.history import Event, EventKind, History
 from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
 LOG_FOLDER = "log"
-"""The decision log's name in `Kind.FOLDER`."""
+"""The decision log's name in `EventKind.FOLDER`."""
 
 WARM_UP_MS = 120_000
 """The first time of a process, which is not judged: caches fill, code is compiled, pools open."""
@@ -33,7 +33,7 @@ def check_growth(history: History) -> Iterator[Verdict]:
     """Finds GROWING. Processes that were not seen for long, and a log that is not yet tidied, are not judged."""
     looked_at, examples = 0, []
     series: dict[tuple[int, str, int], list[Event]] = {}
-    for event in history.of(Kind.RESOURCES):
+    for event in history.of(EventKind.RESOURCES):
         series.setdefault((event["driver"], event["role"], event["pid"]), []).append(event)
     for (driver, role, pid), samples in series.items():
         warm = [event for event in samples if event.at_ms - samples[0].at_ms >= WARM_UP_MS]
@@ -42,9 +42,9 @@ def check_growth(history: History) -> Iterator[Verdict]:
         looked_at += 1
         limits = _OF_A_JVM if role == "jvm" else _OF_PYTHON
         examples += [f"{role} of driver {driver} (process {pid}): {line}" for line in _growth(warm, limits)]
-    newest = max((event["batch"] for event in history.of(Kind.BATCH)), default=-1)
+    newest = max((event["batch"] for event in history.of(EventKind.BATCH)), default=-1)
     bound = most_log_files(history)
-    logs = [event for event in history.of(Kind.FOLDER) if event["name"] == LOG_FOLDER]
+    logs = [event for event in history.of(EventKind.FOLDER) if event["name"] == LOG_FOLDER]
     if logs and newest >= bound:
         looked_at += 1
         largest = max(logs, key=lambda event: int(event["files"]))
@@ -63,8 +63,8 @@ def check_growth(history: History) -> Iterator[Verdict]:
 
 def most_log_files(history: History) -> int:
     """Returns the most files that the decision log may have: those that the coordinator keeps, and this run's."""
-    drivers = sum(1 for _ in history.of(Kind.START))
-    healed = sum(1 for event in history.of(Kind.BATCH) if event["healed"])
+    drivers = sum(1 for _ in history.of(EventKind.START))
+    healed = sum(1 for event in history.of(EventKind.BATCH) if event["healed"])
     decisions = KEEP_BATCHES + TIDY_EVERY_BATCHES + 1
     # A driver that is killed before it has tidied leaves that to the next batch.
     return decisions + _FLOORS + drivers * (_FILES_PER_DRIVER + 1) + healed * MOST_HEALINGS + MOST_DOUBTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.history import History, Kind
+from sparkonce_lab.history import EventKind, History
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,8 @@ class Struck:
         fault: What.
         system: The name of the system that it struck; empty for the query.
         driver: The number of the driver that it met.
-        since: Place of `Kind.FAULT` in the history.
-        until: Place of `Kind.RECOVERED` of this step or of a later one; None if it was never recovered from.
+        since: Place of `EventKind.FAULT` in the history.
+        until: Place of `EventKind.RECOVERED` of this step or of a later one; None if it was never recovered from.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Struck:
 
 def steps_of(history: History) -> list[Struck]:
     """Lists every fault, in its order."""
-    recovered = [(at, event["step"]) for at, event in enumerate(history.events) if event.kind is Kind.RECOVERED]
+    recovered = [(at, event["step"]) for at, event in enumerate(history.events) if event.kind is EventKind.RECOVERED]
     return [
         Struck(
             number=event["step"],
@@ -46,5 +46,5 @@ def steps_of(history: History) -> list[Struck]:
             until=next((at for at, step in recovered if at > since and step >= event["step"]), None),
         )
         for since, event in enumerate(history.events)
-        if event.kind is Kind.FAULT
+        if event.kind is EventKind.FAULT
     ]

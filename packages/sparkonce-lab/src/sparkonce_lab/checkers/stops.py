@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from sparkonce_lab.checkers.steps import Struck, steps_of
 from sparkonce_lab.faults import OF_REQUESTS, STORE, Fault
-from sparkonce_lab.history import Event, History, Kind
+from sparkonce_lab.history import Event, EventKind, History
 from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
 
 _RIVALS = frozenset({Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS})
@@ -83,12 +83,12 @@ _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 def check_stops(history: History) -> Iterator[Verdict]:
     """Finds STOPPED: a query stopped by itself, or a driver ended unasked and said nothing.
 
-    A fault explains its errors from `Kind.FAULT` to `Kind.RECOVERED`. Two drivers at once explain them of each of the
-    two for as long as there is another driver, or there has been a newer one.
+    A fault explains its errors from `EventKind.FAULT` to `EventKind.RECOVERED`. Two drivers at once explain them of
+    each of the two for as long as there is another driver, or there has been a newer one.
     """
     steps = steps_of(history)
     stops = list(_stops(history))
-    began = history.first(Kind.BEGAN)
+    began = history.first(EventKind.BEGAN)
     copies = began is not None and str(began.fields.get("checkpoint")).partition(":")[0] in _COPIES
     unexplained = [
         f"at {event.at_ms} ms driver {event['driver']}: {what}"
@@ -100,7 +100,7 @@ def check_stops(history: History) -> Iterator[Verdict]:
     yield Verdict(
         anomaly=Anomaly.STOPPED,
         system="",
-        looked_at=sum(1 for _ in history.of(Kind.START)),
+        looked_at=sum(1 for _ in history.of(EventKind.START)),
         count=len(unexplained),
         examples=tuple(unexplained[:MOST_EXAMPLES]),
     )
@@ -110,11 +110,11 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
     """Yields place, event, the name of the error, and a description of each stop."""
     told: set[int] = set()
     for place, event in enumerate(history.events):
-        if event.kind is Kind.STOPPED and event["driver"] not in told:
+        if event.kind is EventKind.STOPPED and event["driver"] not in told:
             told.add(event["driver"])  # Spark tells the same error again, wrapped
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
-            event.kind is Kind.ENDED
+            event.kind is EventKind.ENDED
             and not event.fields.get("asked", event["code"] <= 0)
             and event["driver"] not in told
         ):
@@ -151,10 +151,10 @@ def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) ->
     The second one takes long to start, and a zombie to find out: either may be after a batch was finished.
     """
     next_fault = next(
-        (at for at, event in enumerate(events) if at > step.since and event.kind is Kind.FAULT), len(events)
+        (at for at, event in enumerate(events) if at > step.since and event.kind is EventKind.FAULT), len(events)
     )
-    started = {event["driver"] for event in events[step.since : next_fault] if event.kind is Kind.START}
+    started = {event["driver"] for event in events[step.since : next_fault] if event.kind is EventKind.START}
     rivals = {step.driver} | started
-    gone = {event["driver"] for event in events[:place] if event.kind in (Kind.STOPPED, Kind.ENDED)}
-    newer = {event["driver"] for event in events[:place] if event.kind is Kind.START and event["driver"] > driver}
+    gone = {event["driver"] for event in events[:place] if event.kind in (EventKind.STOPPED, EventKind.ENDED)}
+    newer = {event["driver"] for event in events[:place] if event.kind is EventKind.START and event["driver"] > driver}
     return driver in rivals and bool(newer or rivals - gone - {driver})

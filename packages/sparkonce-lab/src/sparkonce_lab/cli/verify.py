@@ -155,9 +155,9 @@ def verify(
 
 
 def _has_begun(folder: Path) -> bool:
-    from sparkonce_lab.history import EVENTS, Kind, load
+    from sparkonce_lab.history import EVENTS, EventKind, load
 
-    return (folder / EVENTS).exists() and load(folder).first(Kind.BEGAN) is not None
+    return (folder / EVENTS).exists() and load(folder).first(EventKind.BEGAN) is not None
 
 
 @contextmanager

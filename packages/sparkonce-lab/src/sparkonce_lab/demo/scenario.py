@@ -67,7 +67,7 @@ class Context:
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Reader(LiveReader):
+class _DemoReader(LiveReader):
     """Keeps every record of the output, and counts those that come again."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
@@ -106,7 +106,7 @@ class Scenario(ABC):
         self._starts = 0
         workload = context.workload
         self._feeder = Feeder({"bootstrap.servers": context.bootstrap}, self.source, workload, pauses=False)
-        self._reader = _Reader(context.bootstrap, self.target, workload.partitions)
+        self._reader = _DemoReader(context.bootstrap, self.target, workload.partitions)
 
     @abstractmethod
     def kills(self) -> list[Kill]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sparkonce_lab.history import Kind
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.report.drawing import Drawing
 from sparkonce_lab.report.story import Story
 from sparkonce_lab.report.text import duration
@@ -70,11 +70,11 @@ def resources(story: Story, figures: Mapping[str, Any]) -> Iterator[dict[str, An
     """
     for field, unit in (("rss_mib", "MiB of memory"), ("handles", "open files")):
         for role in sorted(figures["resources"][field]):
-            events = (e for e in story.history.of(Kind.RESOURCES) if str(e.fields.get("role", "")) == role)
+            events = (e for e in story.history.of(EventKind.RESOURCES) if str(e.fields.get("role", "")) == role)
             points = [(e.at_ms, e.fields.get(field), e.fields.get("pid")) for e in events]
             yield {"name": f"{role}: {unit}", **_course(points, story.end_ms)}
     for name in sorted(figures["resources"]["folders"]):
-        folders = (e for e in story.history.of(Kind.FOLDER) if str(e.fields.get("name", "")) == name)
+        folders = (e for e in story.history.of(EventKind.FOLDER) if str(e.fields.get("name", "")) == name)
         sizes = [(e.at_ms, int(e.fields["bytes"]) / 1024, None) for e in folders if "bytes" in e.fields]
         if sizes:
             yield {"name": f"{_FOLDERS.get(name, name)}: KiB on disk", **_course(sizes, story.end_ms)}

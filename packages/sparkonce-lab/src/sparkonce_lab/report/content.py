@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkonce_lab.report import charts
-from sparkonce_lab.report.story import Step, Story
+from sparkonce_lab.report.story import ReportedStep, Story
 from sparkonce_lab.report.timeline import GUTTER, WIDTH, Timeline
 from sparkonce_lab.report.words import NO_DRIVER, PHASES, STARTING, fault_words, in_order, phase_title
 from sparkonce_lab.schedule import EVERY_BATCH, FIRST_BATCH
@@ -109,7 +109,7 @@ def matrix(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _step(story: Story, timeline: Timeline, step: Step) -> dict[str, Any]:
+def _step(story: Story, timeline: Timeline, step: ReportedStep) -> dict[str, Any]:
     planned = step.planned
     from_ms, until_ms = step.fault_ms, story.after(step)
     messages = [(at, text) for at, text in story.messages if from_ms is not None and from_ms <= at <= until_ms]
@@ -124,7 +124,7 @@ def _step(story: Story, timeline: Timeline, step: Step) -> dict[str, Any]:
     }
 
 
-def _did(story: Story, step: Step) -> Iterator[str]:
+def _did(story: Story, step: ReportedStep) -> Iterator[str]:
     """Yields the starts and ends of drivers from a step's fault to its recovery."""
     began, until = step.fault_ms or 0, story.after(step)
     happened: list[tuple[int, str]] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sparkonce_lab.history import History, Kind
+from sparkonce_lab.history import EventKind, History
 from sparkonce_lab.report.judgement import judge
 from sparkonce_lab.report.story import Story
 from sparkonce_lab.report.words import in_order
@@ -102,7 +102,7 @@ def spread(values: Iterable[float]) -> dict[str, float | None]:
 
 def _run(story: Story) -> dict[str, Any]:
     asked = story.asked
-    unread = story.history.of(Kind.UNREAD)
+    unread = story.history.of(EventKind.UNREAD)
     return {
         "seed": asked.get("seed"),
         "workload": asked.get("workload"),
@@ -119,7 +119,7 @@ def _run(story: Story) -> dict[str, Any]:
 
 def _rows(story: Story) -> dict[str, Any]:
     history = story.history
-    fed = [event.fields.get("rows") for event in history.of(Kind.FED)]
+    fed = [event.fields.get("rows") for event in history.of(EventKind.FED)]
     written: Counter[str] = Counter()
     for batch in story.batches:
         written.update({system: int(rows) for system, rows in batch.rows.items()})
@@ -209,14 +209,14 @@ def _faults(story: Story) -> dict[str, Any]:
 
 def _resources(story: Story) -> dict[str, Any]:
     largest: dict[str, dict[str, float]] = {"rss_mib": {}, "handles": {}}
-    for event in story.history.of(Kind.RESOURCES):
+    for event in story.history.of(EventKind.RESOURCES):
         role = str(event.fields.get("role", ""))
         for name, by_role in largest.items():
             value = event.fields.get(name)
             if value is not None:
                 by_role[role] = max(by_role.get(role, value), value)
     folders: dict[str, dict[str, int]] = {}
-    for event in story.history.of(Kind.FOLDER):
+    for event in story.history.of(EventKind.FOLDER):
         name, size = str(event.fields.get("name", "")), int(event.fields.get("bytes") or 0)
         before = folders.get(name, {}).get("largest_bytes", 0)
         folders[name] = {

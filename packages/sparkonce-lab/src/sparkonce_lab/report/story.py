@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkonce_lab.history import Event, History, Kind
+from sparkonce_lab.history import Event, EventKind, History
 from sparkonce_lab.report.words import NO_DRIVER, STARTING, phase_name
 
 
 @dataclass(slots=True, kw_only=True)
-class Driver:
+class ReportedDriver:
     """One process of the query. A moment or number is None if the history does not have it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class ReportedBatch:
     """A batch that a driver finished. The next driver may finish the same batch again."""
 
     at_ms: int
@@ -65,7 +65,7 @@ class Batch:
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class ReportedStep:
     """One fault of the schedule and its effects. A moment or number is None if there is none.
 
     Attributes:
@@ -131,14 +131,16 @@ class Story:
 
     def __init__(self, history: History) -> None:
         self.history = history
-        began = history.first(Kind.BEGAN)
+        began = history.first(EventKind.BEGAN)
         self.asked: Mapping[str, Any] = began.fields if began else {}
         self.end_ms = max((event.at_ms for event in history.events), default=0)
-        self.finished = history.first(Kind.FINISHED) is not None
-        self.stuck = [(event.fields.get("step"), str(event.fields.get("what", ""))) for event in history.of(Kind.STUCK)]
-        self._drivers: dict[int, Driver] = {}
-        self._steps: dict[int, Step] = {}
-        self.batches: list[Batch] = []
+        self.finished = history.first(EventKind.FINISHED) is not None
+        self.stuck = [
+            (event.fields.get("step"), str(event.fields.get("what", ""))) for event in history.of(EventKind.STUCK)
+        ]
+        self._drivers: dict[int, ReportedDriver] = {}
+        self._steps: dict[int, ReportedStep] = {}
+        self.batches: list[ReportedBatch] = []
         self.messages: list[tuple[int, str]] = []
         for planned in self.asked.get("schedule") or ():
             step = self._step(planned.get("number"), planned.get("fault"))
@@ -153,63 +155,63 @@ class Story:
     @property
     def systems(self) -> list[str]:
         """The requested systems, then any other that the history names."""
-        told = [str(event.fields.get("system")) for event in self.history.of(Kind.SEEN)]
+        told = [str(event.fields.get("system")) for event in self.history.of(EventKind.SEEN)]
         return list(dict.fromkeys([*map(str, self.asked.get("systems") or ()), *self.history.observed, *told]))
 
-    def after(self, step: Step) -> int:
+    def after(self, step: ReportedStep) -> int:
         """Returns the end of a step: its recovery, or else the next step's fault, or the end of the run."""
         if step.recovered_ms is not None:
             return step.recovered_ms
         later = (one.fault_ms for one in self.steps if one.number > step.number and one.fault_ms is not None)
         return min(later, default=self.end_ms)
 
-    def life(self, driver: Driver) -> tuple[int, int]:
+    def life(self, driver: ReportedDriver) -> tuple[int, int]:
         """Returns a driver's first and last moment; the latter is the recording's if the history does not have it."""
         return driver.began_ms, self.end_ms if driver.ended_ms is None else driver.ended_ms
 
-    def stages(self, driver: Driver) -> list[tuple[int, str, int | None]]:
+    def stages(self, driver: ReportedDriver) -> list[tuple[int, str, int | None]]:
         """Returns the moments at which a driver entered a phase of a batch, its start first."""
         return [(driver.began_ms, STARTING, None), *driver.phases]
 
-    def _driver(self, event: Event) -> Driver:
+    def _driver(self, event: Event) -> ReportedDriver:
         number = int(event.fields.get("driver") or 0)
-        return self._drivers.setdefault(number, Driver(number=number, began_ms=event.at_ms))
+        return self._drivers.setdefault(number, ReportedDriver(number=number, began_ms=event.at_ms))
 
-    def _step(self, number: Any, fault: Any = None) -> Step:
-        step = self._steps.setdefault(int(number or 0), Step(number=int(number or 0), fault=""))
+    def _step(self, number: Any, fault: Any = None) -> ReportedStep:
+        step = self._steps.setdefault(int(number or 0), ReportedStep(number=int(number or 0), fault=""))
         step.fault = str(fault) if fault else step.fault
         return step
 
     def _take(self, event: Event) -> None:
         fields, at = event.fields, event.at_ms
         match event.kind:
-            case Kind.START:
+            case EventKind.START:
                 self._driver(event).slots = fields.get("slots")
-            case Kind.PHASE:
+            case EventKind.PHASE:
                 self._driver(event).phases.append((at, phase_name(fields.get("phase")), int(fields.get("batch") or 0)))
-            case Kind.BATCH:
+            case EventKind.BATCH:
                 self._finished(event)
-            case Kind.LOG:
+            case EventKind.LOG:
                 self._message(event, str(fields.get("level", "")))
-            case Kind.STOPPED:
+            case EventKind.STOPPED:
                 driver = self._driver(event)
                 driver.error, driver.message = str(fields.get("error") or "error"), str(fields.get("message", ""))
                 driver.stopped_ms = at
                 self._message(event, driver.error)
-            case Kind.ENDED:
+            case EventKind.ENDED:
                 driver = self._driver(event)
                 driver.ended_ms, driver.code = at, fields.get("code")
-            case Kind.FAULT:
+            case EventKind.FAULT:
                 self._struck(event)
-            case Kind.OVER:
+            case EventKind.OVER:
                 self._step(fields.get("step")).over_ms = at
-            case Kind.RECOVERED:
+            case EventKind.RECOVERED:
                 self._step(fields.get("step")).recovered_ms = at
-            case Kind.SKIPPED:
+            case EventKind.SKIPPED:
                 self._step(fields.get("step"), fields.get("fault")).skipped = str(
                     fields.get("why") or "no reason given"
                 )
-            case Kind.STUCK:
+            case EventKind.STUCK:
                 if fields.get("step"):
                     self._step(fields["step"]).stuck = str(fields.get("what", ""))
             case _:
@@ -224,7 +226,7 @@ class Story:
         fields = event.fields
         self._driver(event).batches += 1
         self.batches.append(
-            Batch(
+            ReportedBatch(
                 at_ms=event.at_ms,
                 number=int(fields.get("batch") or 0),
                 rows=fields.get("rows") or {},

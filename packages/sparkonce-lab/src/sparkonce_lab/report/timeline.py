@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from sparkonce_lab.history import Kind
+from sparkonce_lab.history import EventKind
 from sparkonce_lab.report.drawing import Drawing, Path, Strip, Text
-from sparkonce_lab.report.story import Driver, Step, Story
+from sparkonce_lab.report.story import ReportedDriver, ReportedStep, Story
 from sparkonce_lab.report.text import clock, duration
 from sparkonce_lab.report.words import STAGE_OF, family, phase_title
 
@@ -62,7 +62,7 @@ class Timeline:
         self._stages = {driver.number: _stages(story, driver) for driver in story.drivers}
         self._finished = [batch.at_ms for batch in story.batches]
         self._seen: dict[str, dict[bool, list[int]]] = {system: {False: [], True: []} for system in story.systems}
-        for event in story.history.of(Kind.SEEN):
+        for event in story.history.of(EventKind.SEEN):
             early = (event.fields.get("batch") or 0) > (event.fields.get("decided") or 0)
             self._seen[str(event.fields.get("system"))][early].append(event.at_ms)
 
@@ -72,7 +72,7 @@ class Timeline:
         long = next((ms for ms in _STRIPS_MS if end <= ms * _MOST_STRIPS), -(-end // _MOST_STRIPS))
         return [self._strip(Scale(from_ms, from_ms + long)) for from_ms in range(0, end, long)]
 
-    def around(self, step: Step) -> Strip | None:
+    def around(self, step: ReportedStep) -> Strip | None:
         """Returns the time around a step; None if it did not strike."""
         if step.fault_ms is None:
             return None
@@ -114,7 +114,7 @@ class Timeline:
             paths = [_base(13), *_ticks("seen", seen[False], scale, 3, 10), *_ticks("early", seen[True], scale, 0, 16)]
             yield f"in {system}", _READER, [Drawing(paths=paths)]
 
-    def _driver(self, driver: Driver, scale: Scale, y: int) -> Drawing:
+    def _driver(self, driver: ReportedDriver, scale: Scale, y: int) -> Drawing:
         began, ended = self._story.life(driver)
         left, right = scale.x(began), scale.x(ended)
         paths = list(_phases(self._stages[driver.number], ended, scale))
@@ -137,7 +137,7 @@ class Timeline:
         return Drawing(paths=[_base(19), *done, *again], texts=numbers)
 
 
-def _stages(story: Story, driver: Driver) -> list[tuple[int, str]]:
+def _stages(story: Story, driver: ReportedDriver) -> list[tuple[int, str]]:
     """Returns a driver's changes of colour: the moment and the new stage."""
     coloured = [(at_ms, STAGE_OF.get(phase, "idle")) for at_ms, phase, _ in story.stages(driver)]
     return [next(alike) for _, alike in groupby(coloured, key=lambda one: one[1])]
@@ -156,7 +156,7 @@ def _phases(stages: Sequence[tuple[int, str]], ended: int, scale: Scale) -> Iter
         yield f"phase s-{stage}", "".join(path)
 
 
-def _fault(step: Step, began: int, until: int, scale: Scale, y: int) -> Drawing:
+def _fault(step: ReportedStep, began: int, until: int, scale: Scale, y: int) -> Drawing:
     """Returns a step's mark and number, above bars for its outage and for its recovery."""
     over = began if step.over_ms is None else step.over_ms
     paths: list[Path] = []
@@ -171,7 +171,7 @@ def _fault(step: Step, began: int, until: int, scale: Scale, y: int) -> Drawing:
     return Drawing(title=_told(step), step=step.number, y=y, paths=paths, texts=texts)
 
 
-def _told(step: Step) -> str:
+def _told(step: ReportedStep) -> str:
     """Returns a step in a line."""
     where = f" of {step.system}" if step.system else ""
     batch = f" of batch {step.batch}" if step.batch is not None else ""
@@ -192,7 +192,7 @@ def _pack(times: Iterable[tuple[float, float]]) -> list[int]:
     return rows
 
 
-def _room(step: Step, began: int, until: int, scale: Scale) -> tuple[float, float]:
+def _room(step: ReportedStep, began: int, until: int, scale: Scale) -> tuple[float, float]:
     """Returns the left and right edge of a step's mark, number and bars."""
     x = scale.x(began)
     return x - 6, max(scale.x(until) + 2, x + 10 + 6 * len(str(step.number)))

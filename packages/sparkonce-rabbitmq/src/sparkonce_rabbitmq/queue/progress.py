@@ -11,7 +11,7 @@ QUEUE, NEXT = "queue", "next"
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedSegments:
     """The numbers of segments that bound what is finished.
 
     Attributes:
@@ -35,9 +35,9 @@ class Progress:
         self._spark = SparkCheckpoint(files)
         self._identity = identity
         self._batch = -1
-        self._found = Finished()
+        self._found = FinishedSegments()
 
-    def look(self) -> Finished:
+    def look(self) -> FinishedSegments:
         """Returns what is finished by now. Raises OSError if the store cannot be asked."""
         newest = self._batch
         if newest < 0:
@@ -46,7 +46,7 @@ class Progress:
             newest += 1
         if newest > self._batch:
             before = self._end(newest - 1) if newest > self._batch + 1 else self._found.below
-            self._found = Finished(max(self._end(newest), self._found.below), max(before, self._found.spare))
+            self._found = FinishedSegments(max(self._end(newest), self._found.below), max(before, self._found.spare))
             self._batch = newest
         return self._found
 

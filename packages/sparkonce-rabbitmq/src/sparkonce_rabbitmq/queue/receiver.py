@@ -18,9 +18,10 @@ from typing import Literal
 
 from sparkonce.errors import CorruptRecordError, SupersededError
 from sparkonce.source import PutUnknownError
+from sparkonce.storage.files import PutUnknownError
 from sparkonce_rabbitmq.queue.memory import Memory
 from sparkonce_rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
-from sparkonce_rabbitmq.queue.progress import Finished, Progress
+from sparkonce_rabbitmq.queue.progress import Progress
 from sparkonce_rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
 
 Acknowledge = Literal["finished", "stored"]
@@ -88,7 +89,7 @@ class Receiver:
         self._files_of_ids: list[tuple[str, int]] = []
         self._rows: dict[int, int] = {}
         self._next = self._ahead = 0
-        self._finished = Finished()
+        self._finished = FinishedSegments()
         self._held: deque[tuple[int, int]] = deque()
         self._waiting = _Waiting()
         self._lock = threading.Lock()

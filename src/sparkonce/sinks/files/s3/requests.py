@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
+from sparkonce.errors import one_line
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.sinks._shared.error_table import ErrorTable, Meaning
 from sparkonce.sinks.files.names import name_in
 from sparkonce.sinks.files.store import Fields
-from sparkonce.words import one_line
 
 
 def ask(request: Callable[..., Any], **arguments: Any) -> Mapping[str, Any] | Answer:
