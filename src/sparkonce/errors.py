@@ -25,6 +25,9 @@
     └── QueryFailedError           a query has failed: what `await_end` raises where it does not end the process
 
 Every error can be pickled. Its message names the setting and the value, and ``next_step`` what the operator can do.
+
+
+Prepares the words of a server or library for a message or a log.
 """
 
 from __future__ import annotations
@@ -194,3 +197,16 @@ class QueryFailedError(SparkonceError):
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that a notebook shows in place of a traceback."""
         return self.lines()
+
+
+MOST_CHARACTERS = 1000
+
+
+def one_line(said: object) -> str:
+    """Returns the text in one line, without control characters, cut at a bounded length.
+
+    A server may quote rows, and a line break or a terminal's control characters in them would forge lines of a log.
+    """
+    shown = "".join(one if one.isprintable() else " " for one in str(said))
+    line = " ".join(shown.split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"

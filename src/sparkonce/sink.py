@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import member, nonempty
@@ -38,6 +38,43 @@ from sparkonce.storage.files import CheckpointFiles
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
+
+Facts = Mapping[str, str]
+"""What the log records of a sink from run to run, for example the cluster's id and the prefix of its ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The owner of transactions in a sink: a run, whose transactions carry its query and its token.
+
+    Attributes:
+        query: The short form of the query's id, see `sparkonce.protocol.ownership.short_query`.
+        token: The run's token.
+        facts: The facts that `TwoPhaseCommitSink.preflight` returned in that run.
+        generation: Incremented whenever a request to end this run's transactions went unanswered. Such a request may
+            still arrive, so a sink that uses the names of its transactions again begins with new names then.
+    """
+
+    query: str
+    token: Token
+    facts: Facts = field(default_factory=dict)
+    generation: int = 0
+
+
+Runs = Mapping[tuple[str, str], frozenset[Token]]
+"""Maps (prefix, query) to the tokens of the runs that wrote under them."""
+
+
+def claimed_by(owners: Sequence[Owner]) -> Runs:
+    """Returns these runs by prefix and query, without those that wrote no transactions: their facts have no prefix."""
+    found: dict[tuple[str, str], frozenset[Token]] = {}
+    for owner in owners:
+        if prefix := owner.facts.get("prefix"):
+            whose = (prefix, owner.query)
+            found[whose] = found.get(whose, frozenset()) | {owner.token}
+    return found
+
 
 __all__ = [
     "SINKS_KEEP_BATCHES",
