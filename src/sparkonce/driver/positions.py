@@ -69,12 +69,7 @@ class Positions:
 
     def _tell(self, call: Callable[[PositionReporter], None]) -> None:
         for reporter in self._reporters:
-            _tell_one(reporter, call)
-
-
-def _tell_one(reporter: PositionReporter, call: Callable[[PositionReporter], None]) -> None:
-    try:
-        call(reporter)
-    except Exception as error:
-        # The rows are decided without it, and the next batch's positions say it all again.
-        logger.warning("A position could not be reported: %s: %s", type(error).__name__, error, exc_info=True)
+            try:
+                call(reporter)
+            except Exception as error:  # noqa: PERF203 - the rows are decided, and the next batch reports anyway
+                logger.warning("A position could not be reported: %s: %s", type(error).__name__, error, exc_info=True)

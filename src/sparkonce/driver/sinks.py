@@ -134,14 +134,10 @@ class RunSinks:
         """Frees the connections of every committer."""
         committers, self._committers = self._committers, {}
         for name, committer in committers.items():
-            _close(name, committer)
-
-
-def _close(name: str, committer: SinkCommitter) -> None:
-    try:
-        committer.close()
-    except Exception as error:  # the others have connections too, and the run has an end of its own
-        logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
+            try:
+                committer.close()
+            except Exception as error:  # noqa: PERF203 - the others have connections too, and the run has its own end
+                logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
 
 
 class Lookouts:

@@ -92,7 +92,12 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
         except PutUnknownError as error:
             reason = str(error)
             continue
-        landed = [one for one, answer in zip(data, answers, strict=True) if _stands(answer, one)]
+        # A put that was sent twice has landed, too, if it finds its own bytes.
+        landed = [
+            one
+            for one, answer in zip(data, answers, strict=True)
+            if isinstance(answer, Landed) or answer.standing == one
+        ]
         if len(landed) != 1 or any(isinstance(one, Taken) and one.standing != landed[0] for one in answers):
             raise _refusal(files, f"{len(landed)} of {_RACERS} puts of {name!r} at the same time landed")
         if files.read(name) != landed[0]:
@@ -109,11 +114,6 @@ def _race(files: CheckpointFiles, pool: ThreadPoolExecutor, names: Sequence[str]
 def _put(files: CheckpointFiles, name: str, data: bytes, start: Barrier) -> Landed | Taken:
     start.wait(_TOGETHER_WITHIN_S)
     return files.put(name, data)
-
-
-def _stands(answer: Landed | Taken, data: bytes) -> bool:
-    """Returns whether a put landed. One that was sent twice may find its own bytes."""
-    return isinstance(answer, Landed) or answer.standing == data
 
 
 def _refusal(files: CheckpointFiles, what: str) -> ConfigurationError:
