@@ -32,7 +32,6 @@ from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fi
 from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.protocol.traces import Trace
-from sparkonce.sink import Facts, Owner, Runs, claimed_by
 from sparkonce.storage.files import CheckpointFiles
 
 if TYPE_CHECKING:

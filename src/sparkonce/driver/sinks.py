@@ -177,8 +177,8 @@ class Lookouts:
                         try:
                             one.look(self.batch_s)
                         except Exception as error:  # noqa: BLE001, PERF203 - the next check may succeed
-                            logger.debug("What blocks this query's readers could not be checked: %s", error)
+                            logger.debug("What others do to this query's readers could not be looked at: %s", error)
                     if self._closed.wait(self._every_s):
                         return
         except Exception as error:  # noqa: BLE001 - nothing of the query depends on it
-            logger.debug("Nothing checks what blocks this query's readers: %s", error)
+            logger.debug("Nobody looks at what others do to this query's readers: %s", error)

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 
 from sparkonce.checks import one_line
-from sparkonce.errors import one_line
 from sparkonce.session import error_message, read_rows
-from sparkonce.sinks.tables.committer import read_rows
-from sparkonce.sinks.tables.errors import error_message
 from sparkonce_pravega.cluster import Pravega
 from sparkonce_pravega.segments import StatusUnknownError, StreamSegments
 

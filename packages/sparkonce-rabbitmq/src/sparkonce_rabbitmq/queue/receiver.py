@@ -18,10 +18,9 @@ from typing import Literal
 
 from sparkonce.errors import CorruptRecordError, SupersededError
 from sparkonce.source import PutUnknownError
-from sparkonce.storage.files import PutUnknownError
 from sparkonce_rabbitmq.queue.memory import Memory
 from sparkonce_rabbitmq.queue.messages import Identify, QueueMessage, id_of, rows_of
-from sparkonce_rabbitmq.queue.progress import Progress
+from sparkonce_rabbitmq.queue.progress import FinishedSegments, Progress
 from sparkonce_rabbitmq.queue.segments import Segment, Segments, arrow_stream, new_token, superseded
 
 Acknowledge = Literal["finished", "stored"]
