@@ -14,7 +14,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.clock import find_faketime
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.history import EventKind
-from sparkonce_lab.report import write
+from sparkonce_lab.report.page import write
 from sparkonce_lab.rig.disk import cannot_mount
 from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.files import FilesSystem

@@ -181,13 +181,12 @@ def _could_not_tell(console: Any) -> Iterator[None]:
 def _tell(folder: Path, console: Any, form: OutputFormat) -> None:
     from sparkonce_lab.checkers import judge
     from sparkonce_lab.history import load
-    from sparkonce_lab.report import summary, write
-    from sparkonce_lab.report.judgement import EXIT_CODES
+    from sparkonce_lab.report.figures import EXIT_CODES
+    from sparkonce_lab.report.page import write
 
     history = load(folder)
     verdicts = judge(history)
-    page, _ = write(folder, history, verdicts)
-    figures = summary(history, verdicts)
+    page, figures = write(folder, history, verdicts)
     said = figures["verdict"]
     code = EXIT_CODES[said["outcome"]]
 

@@ -1,30 +1,233 @@
-"""Counts a run, as plain values for JSON. The page shows these numbers and no others."""
+"""A recorded run put together, counted and judged: what ``report.json`` holds. The page shows no other numbers."""
 
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import pyarrow.compute as pc
 
+from sparkonce.guarantees import Guarantee
 from sparkonce_lab.history import EventKind, History
-from sparkonce_lab.report.judgement import judge
-from sparkonce_lab.report.story import Story
-from sparkonce_lab.report.words import in_order
-from sparkonce_lab.verdicts import Verdict
+from sparkonce_lab.report.words import NO_DRIVER, clock, duration, in_order, listed, number, phase_name, times
+from sparkonce_lab.verdicts import Anomaly, Verdict, passed
 
-_OF_A_DRIVER = ("began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
+FAILED, UNFINISHED, NOTHING_PROVED, PASSED = "failed", "unfinished", "nothing proved", "passed"
+WORDS = {
+    PASSED: "exactly once",
+    FAILED: "NOT exactly once",
+    UNFINISHED: "nothing proved: not finished",
+    NOTHING_PROVED: "nothing proved",
+}
+"""The words for each outcome."""
+EXIT_CODES = {PASSED: 0, FAILED: 1, UNFINISHED: 2, NOTHING_PROVED: 2}
+"""The exit codes of ``sparkonce verify``."""
+
+_PROMISED = {
+    Guarantee.AT_MOST_ONCE: (Anomaly.DOUBLED, Anomaly.UNEXPECTED),
+    Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.UNEXPECTED),
+    Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED),
+}
+"""The anomalies that must be looked for in every system, or nothing is proved."""
+_OF_A_DRIVER = ("driver", "began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
 _OF_A_STEP = (
-    *("fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
+    *("step", "fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
     *("fault_ms", "over_ms", "recovered_ms", "outage_ms", "recovery_ms", "skipped", "stuck"),
 )
 
 
-def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+@dataclass(slots=True, kw_only=True)
+class ReportedDriver:
+    """One process of the query. A moment or number is None if the history does not have it.
+
+    Attributes:
+        code: The exit code of the process, or minus the signal.
+        error: The class of the error that stopped its query; empty if none did.
+        stopped_ms: The moment of the error.
+        phases: The moments at which it entered a phase of a batch, in that order.
+    """
+
+    driver: int
+    began_ms: int
+    ended_ms: int | None = None
+    slots: int | None = None
+    batches: int = 0
+    code: int | None = None
+    error: str = ""
+    message: str = ""
+    stopped_ms: int | None = None
+    phases: list[tuple[int, str, int]] = field(default_factory=list)
+
+    @property
+    def end(self) -> str:
+        """The way it ended, in the same words for the same way."""
+        if self.error:
+            return f"stopped by itself: {self.error}"
+        if self.ended_ms is None:
+            return "still there when the recording ended"
+        if self.code is not None and self.code < 0:
+            known = -self.code in list(signal.Signals)
+            return f"killed: {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
+        return "ended in order" if self.code == 0 else f"ended with exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedBatch:
+    """A batch that a driver finished. The next driver may finish the same batch again."""
+
+    at_ms: int
+    number: int
+    rows: Mapping[str, int]
+    transactions: int
+    recovered: bool
+    healed: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class ReportedStep:
+    """One fault of the schedule and its effects, see `summary`. A moment or number is None if there is none.
+
+    Attributes:
+        planned: The step in the schedule; empty if it is not there.
+    """
+
+    step: int
+    fault: str = ""
+    system: str = ""
+    request: str = ""
+    aimed: str = NO_DRIVER
+    hit: str = NO_DRIVER
+    batch: int | None = None
+    driver: int | None = None
+    held: bool = False
+    planned: Mapping[str, Any] = field(default_factory=dict)
+    fault_ms: int | None = None
+    over_ms: int | None = None
+    recovered_ms: int | None = None
+    skipped: str = ""
+    stuck: str = ""
+
+    @property
+    def outage_ms(self) -> int | None:
+        """The length of the outage; None for an instant, or an outage that never ended."""
+        return None if self.fault_ms is None or self.over_ms is None else self.over_ms - self.fault_ms
+
+    @property
+    def recovery_ms(self) -> int | None:
+        """The time from the end of the outage, or else from the fault, to the first batch finished after that."""
+        began = self.over_ms if self.over_ms is not None else self.fault_ms
+        return None if began is None or self.recovered_ms is None else self.recovered_ms - began
+
+
+class Story:
+    """The course of a run, from a history that may break off anywhere.
+
+    Attributes:
+        history: The recording.
+        asked: The fields of the run's first event: its request.
+        drivers: In the order of their numbers.
+        batches: In the order in which they were finished.
+        messages: The drivers' warnings and errors, each with its moment.
+        steps: In the order of their numbers, with those that the run did not reach.
+        end_ms: The moment of the last event.
+        finished: True if every step was carried out and every system read.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        began = history.first(EventKind.BEGAN)
+        self.asked: Mapping[str, Any] = began.fields if began else {}
+        self.end_ms = max((event.at_ms for event in history.events), default=0)
+        self.finished = history.first(EventKind.FINISHED) is not None
+        self.batches: list[ReportedBatch] = []
+        self.messages: list[tuple[int, str]] = []
+        self._drivers: dict[int, ReportedDriver] = {}
+        self._steps: dict[int, ReportedStep] = {}
+        for planned in self.asked.get("schedule") or ():
+            step = self._step(planned.get("number"), planned.get("fault"))
+            step.planned, step.aimed = planned, phase_name(planned.get("phase"))
+            step.system, step.request = str(planned.get("system", "")), str(planned.get("request", ""))
+        for event in history.events:
+            self._take(event.kind, event.at_ms, event.fields)
+        self.drivers = [self._drivers[key] for key in sorted(self._drivers)]
+        self.steps = [self._steps[key] for key in sorted(self._steps)]
+        told = [str(event.fields.get("system")) for event in history.of(EventKind.SEEN)]
+        self.systems = list(dict.fromkeys([*map(str, self.asked.get("systems") or ()), *history.observed, *told]))
+
+    def after(self, step: ReportedStep) -> int:
+        """Returns the end of a step: its recovery, or else the next step's fault, or the end of the run."""
+        if step.recovered_ms is not None:
+            return step.recovered_ms
+        later = (one.fault_ms for one in self.steps if one.step > step.step and one.fault_ms is not None)
+        return min(later, default=self.end_ms)
+
+    def _driver(self, at_ms: int, told: Mapping[str, Any]) -> ReportedDriver:
+        key = int(told.get("driver") or 0)
+        return self._drivers.setdefault(key, ReportedDriver(driver=key, began_ms=at_ms))
+
+    def _step(self, key: Any, fault: Any = None) -> ReportedStep:
+        step = self._steps.setdefault(int(key or 0), ReportedStep(step=int(key or 0)))
+        step.fault = str(fault) if fault else step.fault
+        return step
+
+    def _take(self, kind: EventKind, at_ms: int, told: Mapping[str, Any]) -> None:
+        def message(what: str) -> None:
+            self.messages.append((at_ms, f"driver {told.get('driver')}  {what}  {told.get('message', '')}"))
+
+        match kind:
+            case EventKind.START:
+                self._driver(at_ms, told).slots = told.get("slots")
+            case EventKind.PHASE:
+                entered = (at_ms, phase_name(told.get("phase")), int(told.get("batch") or 0))
+                self._driver(at_ms, told).phases.append(entered)
+            case EventKind.BATCH:
+                self._driver(at_ms, told).batches += 1
+                batch = ReportedBatch(
+                    at_ms=at_ms,
+                    number=int(told.get("batch") or 0),
+                    rows=told.get("rows") or {},
+                    transactions=int(told.get("transactions") or 0),
+                    recovered=bool(told.get("recovered")),
+                    healed=int(told.get("healed") or 0),
+                    seconds={phase_name(name): float(spent) for name, spent in (told.get("seconds") or {}).items()},
+                )
+                self.batches.append(batch)
+            case EventKind.LOG:
+                message(str(told.get("level", "")))
+            case EventKind.STOPPED:
+                driver = self._driver(at_ms, told)
+                driver.error, driver.message = str(told.get("error") or "error"), str(told.get("message", ""))
+                driver.stopped_ms = at_ms
+                message(driver.error)
+            case EventKind.ENDED:
+                driver = self._driver(at_ms, told)
+                driver.ended_ms, driver.code = at_ms, told.get("code")
+            case EventKind.FAULT:
+                step = self._step(told.get("step"), told.get("fault"))
+                step.fault_ms, step.hit = at_ms, phase_name(told.get("phase"))
+                step.system = str(told.get("system") or step.system)
+                step.request = str(told.get("request") or step.request)
+                step.aimed = phase_name(told["aimed"]) if told.get("aimed") else step.aimed
+                step.batch, step.driver, step.held = told.get("batch"), told.get("driver"), bool(told.get("held"))
+            case EventKind.OVER:
+                self._step(told.get("step")).over_ms = at_ms
+            case EventKind.RECOVERED:
+                self._step(told.get("step")).recovered_ms = at_ms
+            case EventKind.SKIPPED:
+                self._step(told.get("step"), told.get("fault")).skipped = str(told.get("why") or "no reason given")
+            case EventKind.STUCK:
+                if told.get("step"):
+                    self._step(told["step"]).stuck = str(told.get("what", ""))
+
+
+def summary(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Returns the numbers of a run.
 
     Times are milliseconds since the run began, lengths of time milliseconds, unless a name says ``seconds``. Unknown
@@ -58,18 +261,56 @@ def summary(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         - ``resources``: ``rss_mib``, the largest memory by role, ``handles`` likewise, ``folders``, the last and the
           largest ``{files, bytes, largest_bytes}`` by name.
     """
-    story = Story(history)
-    return of_story(story, verdicts)
-
-
-def of_story(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Returns the same for a history that is put together already."""
+    history, batches = story.history, story.batches
+    fed = [event.fields.get("rows") for event in history.of(EventKind.FED)]
+    written: Counter[str] = Counter()
+    for batch in batches:
+        written.update({system: int(rows) for system, rows in batch.rows.items()})
     made = {
-        "run": _run(story),
-        "rows": _rows(story),
-        "batches": _batches(story),
-        "drivers": _drivers(story),
-        "faults": _faults(story),
+        "run": {
+            "seed": story.asked.get("seed"),
+            "workload": story.asked.get("workload"),
+            "systems": story.systems,
+            "versions": story.asked.get("versions"),
+            "guarantee": story.asked.get("guarantee"),
+            "limits": story.asked.get("limits"),
+            "length_ms": story.end_ms,
+            "finished": story.finished,
+            "stuck": [
+                {"step": event.fields.get("step"), "what": str(event.fields.get("what", ""))}
+                for event in history.of(EventKind.STUCK)
+            ],
+            "unread": [
+                {name: event.fields.get(name) for name in ("what", "why")} for event in history.of(EventKind.UNREAD)
+            ],
+        },
+        "rows": {
+            "source": fed[-1] if fed else None,
+            "expected": _kinds(history.expected),
+            "found": {system: _kinds(table) for system, table in history.observed.items()},
+            "written": dict(written),
+        },
+        "batches": {
+            "finished": len(batches),
+            "distinct": len({batch.number for batch in batches}),
+            "recovered": sum(batch.recovered for batch in batches),
+            "healed": sum(batch.healed > 0 for batch in batches),
+            "transactions": sum(batch.transactions for batch in batches),
+            "longest_gap": _longest_gap(story),
+            "seconds": {
+                "whole": spread(round(sum(batch.seconds.values()), 3) for batch in batches),
+                **{
+                    phase: spread(round(batch.seconds[phase], 3) for batch in batches if phase in batch.seconds)
+                    for phase in in_order({phase for batch in batches for phase in batch.seconds})
+                },
+            },
+        },
+        "drivers": {
+            "started": len(story.drivers),
+            "ends": dict(Counter(driver.end for driver in story.drivers)),
+            "each": [{name: getattr(driver, name) for name in _OF_A_DRIVER} for driver in story.drivers],
+        },
+        "faults": _faults(story.steps),
         "anomalies": [
             {
                 "anomaly": one.anomaly.value,
@@ -81,9 +322,9 @@ def of_story(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
             }
             for one in verdicts
         ],
-        "resources": _resources(story),
+        "resources": _resources(history),
     }
-    return {"verdict": judge(made, verdicts), **made}
+    return {"verdict": _judge(made, verdicts), **made}
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:
@@ -100,58 +341,8 @@ def spread(values: Iterable[float]) -> dict[str, float | None]:
     }
 
 
-def _run(story: Story) -> dict[str, Any]:
-    asked = story.asked
-    unread = story.history.of(EventKind.UNREAD)
-    return {
-        "seed": asked.get("seed"),
-        "workload": asked.get("workload"),
-        "systems": story.systems,
-        "versions": asked.get("versions"),
-        "guarantee": asked.get("guarantee"),
-        "limits": asked.get("limits"),
-        "length_ms": story.end_ms,
-        "finished": story.finished,
-        "stuck": [{"step": step, "what": what} for step, what in story.stuck],
-        "unread": [{name: event.fields.get(name) for name in ("what", "why")} for event in unread],
-    }
-
-
-def _rows(story: Story) -> dict[str, Any]:
-    history = story.history
-    fed = [event.fields.get("rows") for event in history.of(EventKind.FED)]
-    written: Counter[str] = Counter()
-    for batch in story.batches:
-        written.update({system: int(rows) for system, rows in batch.rows.items()})
-    return {
-        "source": fed[-1] if fed else None,
-        "expected": _kinds(history.expected),
-        "found": {system: _kinds(table) for system, table in history.observed.items()},
-        "written": dict(written),
-    }
-
-
 def _kinds(table: Any) -> dict[str, int]:
-    counted = pc.value_counts(table["kind"])
-    return {str(one["values"]): int(one["counts"]) for one in counted.to_pylist()}
-
-
-def _batches(story: Story) -> dict[str, Any]:
-    batches = story.batches
-    phases = {phase for batch in batches for phase in batch.seconds}
-    by_phase = {
-        phase: spread(round(batch.seconds[phase], 3) for batch in batches if phase in batch.seconds)
-        for phase in in_order(phases)
-    }
-    return {
-        "finished": len(batches),
-        "distinct": len({batch.number for batch in batches}),
-        "recovered": sum(batch.recovered for batch in batches),
-        "healed": sum(batch.healed > 0 for batch in batches),
-        "transactions": sum(batch.transactions for batch in batches),
-        "longest_gap": _longest_gap(story),
-        "seconds": {"whole": spread(round(sum(batch.seconds.values()), 3) for batch in batches), **by_phase},
-    }
+    return {str(one["values"]): int(one["counts"]) for one in pc.value_counts(table["kind"]).to_pylist()}
 
 
 def _longest_gap(story: Story) -> dict[str, Any] | None:
@@ -162,66 +353,127 @@ def _longest_gap(story: Story) -> dict[str, Any] | None:
         return None
     length, from_ms = max((later - earlier, earlier) for earlier, later in pairwise(moments))
     to_ms = from_ms + length
-    steps = [step.number for step in story.steps if step.fault_ms is not None and from_ms <= step.fault_ms < to_ms]
+    steps = [step.step for step in story.steps if step.fault_ms is not None and from_ms <= step.fault_ms < to_ms]
     return {"length_ms": length, "from_ms": from_ms, "to_ms": to_ms, "steps": steps}
 
 
-def _drivers(story: Story) -> dict[str, Any]:
-    return {
-        "started": len(story.drivers),
-        "ends": dict(Counter(driver.end for driver in story.drivers)),
-        "each": [
-            {"driver": driver.number, **{name: getattr(driver, name) for name in _OF_A_DRIVER}}
-            for driver in story.drivers
-        ],
-    }
-
-
-def _faults(story: Story) -> dict[str, Any]:
-    struck = [step for step in story.steps if step.fault_ms is not None]
-    faults = sorted({step.fault for step in story.steps})
-    by_phase = {fault: Counter(step.hit for step in struck if step.fault == fault) for fault in faults}
+def _faults(steps: Sequence[ReportedStep]) -> dict[str, Any]:
+    struck = [step for step in steps if step.fault_ms is not None]
+    faults = sorted({step.fault for step in struck})
+    hits = {fault: Counter(step.hit for step in struck if step.fault == fault) for fault in faults}
     recovered = {
         fault: [step.recovery_ms for step in struck if step.fault == fault and step.recovery_ms is not None]
         for fault in faults
     }
     return {
-        "asked": len(story.steps),
+        "asked": len(steps),
         "struck": len(struck),
         "as_aimed": sum(step.hit == step.aimed for step in struck),
         "held": sum(step.held for step in struck),
         "recovered": sum(step.recovered_ms is not None for step in struck),
-        "by_phase": {
-            fault: {phase: hits[phase] for phase in in_order(set(hits))} for fault, hits in by_phase.items() if hits
-        },
+        "by_phase": {fault: {phase: hits[fault][phase] for phase in in_order(hits[fault])} for fault in faults},
         "skipped": [
-            {"step": step.number, "fault": step.fault, "system": step.system, "why": step.skipped}
-            for step in story.steps
+            {"step": step.step, "fault": step.fault, "system": step.system, "why": step.skipped}
+            for step in steps
             if step.skipped
         ],
         "recovery_ms": {
             "all": spread(ms for times in recovered.values() for ms in times),
-            "by_fault": {fault: spread(times) for fault, times in recovered.items() if by_phase[fault]},
+            "by_fault": {fault: spread(times) for fault, times in recovered.items()},
         },
-        "steps": [{"step": step.number, **{name: getattr(step, name) for name in _OF_A_STEP}} for step in story.steps],
+        "steps": [{name: getattr(step, name) for name in _OF_A_STEP} for step in steps],
     }
 
 
-def _resources(story: Story) -> dict[str, Any]:
+def _resources(history: History) -> dict[str, Any]:
     largest: dict[str, dict[str, float]] = {"rss_mib": {}, "handles": {}}
-    for event in story.history.of(EventKind.RESOURCES):
+    for event in history.of(EventKind.RESOURCES):
         role = str(event.fields.get("role", ""))
         for name, by_role in largest.items():
             value = event.fields.get(name)
             if value is not None:
                 by_role[role] = max(by_role.get(role, value), value)
     folders: dict[str, dict[str, int]] = {}
-    for event in story.history.of(EventKind.FOLDER):
+    for event in history.of(EventKind.FOLDER):
         name, size = str(event.fields.get("name", "")), int(event.fields.get("bytes") or 0)
         before = folders.get(name, {}).get("largest_bytes", 0)
-        folders[name] = {
-            "files": int(event.fields.get("files") or 0),
-            "bytes": size,
-            "largest_bytes": max(before, size),
-        }
+        files = int(event.fields.get("files") or 0)
+        folders[name] = {"files": files, "bytes": size, "largest_bytes": max(before, size)}
     return {**largest, "folders": folders}
+
+
+def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Returns the part ``verdict`` of `summary` from the other parts."""
+    run, faults = made["run"], made["faults"]
+    try:
+        promised = _PROMISED[Guarantee(run["guarantee"])]
+    except ValueError:
+        promised = _PROMISED[Guarantee.EXACTLY_ONCE]
+    did = f"{number(faults['struck'])} of {times(faults['asked'], 'fault')} struck the running query"
+    if not faults["asked"]:
+        did = "No fault was to strike the query"
+    drivers, batches = times(made["drivers"]["started"], "driver"), made["batches"]["distinct"]
+    finished = f"{drivers} finished {times(batches, 'batch', 'batches')} in {duration(run['length_ms'])}"
+    through = f"{did}; {finished}."
+
+    # A run that got stuck or broke off is no violation: its machine may be slow.
+    broke_off = ""
+    if run["stuck"]:
+        first = run["stuck"][0]
+        where = f" after step {first['step']}" if first["step"] else ""
+        broke_off = f"The run was not finished: before its deadline this did not happen{where}: {first['what']}."
+    elif not run["finished"]:
+        broke_off = f"The run was not finished: its recording breaks off after {clock(run['length_ms'])}."
+    found = [one for one in verdicts if not one.ok]
+    if real := [one for one in found if not (broke_off and one.anomaly is Anomaly.STUCK)]:
+        outcome, sentence = FAILED, f"{_what_was_found(real)} {through} {broke_off}".rstrip()
+    elif broke_off:
+        blank = sorted({one.anomaly.value for one in verdicts if one.blank})
+        unknown = f" What is {listed(blank, 'or')} cannot be told." if blank else ""
+        outcome, sentence = UNFINISHED, f"{broke_off} This proves nothing.{unknown} {through}"
+    elif blind := _not_looked_at(promised, run["systems"] or [""], verdicts):
+        some = listed([*blind[:3], f"{len(blind) - 3} more"] if len(blind) > 3 else blind, "or")
+        why = f"No anomaly was found, but nobody looked for {some}: this proves nothing."
+        unread = "; ".join(f"{one['what']} ({one['why']})" for one in run["unread"])
+        outcome, sentence = NOTHING_PROVED, f"{why}{f' Not read: {unread}.' if unread else ''} {through}"
+    elif not passed(verdicts):
+        outcome, sentence = NOTHING_PROVED, f"Nothing was judged: this proves nothing. {through}"
+    elif faults["asked"] and not faults["struck"]:
+        why = "No anomaly was found, but the query was not disturbed: this proves nothing."
+        outcome, sentence = NOTHING_PROVED, f"{why} {through}"
+    else:
+        total = times(sum(made["rows"]["expected"].values()), "expected row")
+        rows = f"of {total} each is there once, and no other" if len(promised) == 3 else f"{total} were looked for"
+        nothing = f"Nothing is {listed([one.value for one in promised], 'or')} in {listed(run['systems'])}"
+        outcome, sentence = PASSED, f"{nothing}: {rows}. {through}"
+    return {
+        "outcome": outcome,
+        "words": WORDS[outcome],
+        "sentence": sentence,
+        "anomalies": sum(one.count for one in found),
+        "checks": len(verdicts),
+        "checks_on_nothing": sum(not one.looked_at for one in verdicts),
+    }
+
+
+def _what_was_found(found: Sequence[Verdict]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for one in found:
+        where = f" in {one.system}" if one.system else ""
+        kinds.setdefault(one.anomaly.value, []).append(f"{number(one.count)}{where}")
+    total = sum(one.count for one in found)
+    details = "; ".join(f"{anomaly} ({listed(where)})" for anomaly, where in kinds.items())
+    return f"{times(total, 'anomaly', 'anomalies')} {'was' if total == 1 else 'were'} found: {details}."
+
+
+def _not_looked_at(promised: Sequence[Anomaly], systems: Sequence[str], verdicts: Sequence[Verdict]) -> list[str]:
+    """Returns the promised anomalies that a system was not searched for, and the checks that had nothing to look at."""
+    looked = {(one.anomaly, one.system) for one in verdicts if one.looked_at}
+    unsearched = [
+        (anomaly, system)
+        for anomaly in promised
+        for system in systems
+        if not {(anomaly, system), (anomaly, "")} & looked
+    ]
+    missed = dict.fromkeys([*unsearched, *((one.anomaly, one.system) for one in verdicts if one.blank)])
+    return [f"“{anomaly.value}”{' in ' + system if system else ''}" for anomaly, system in missed]

@@ -1,10 +1,9 @@
-"""The page's words for phases and faults, for a reader who has never seen the product."""
+"""The page's words for phases and faults, for a reader who has never seen the product; numbers and times for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
@@ -14,16 +13,38 @@ NO_DRIVER = "NO_DRIVER"
 STARTING = "STARTING"
 """The phase of a driver before its first batch: Spark itself starts."""
 
+PHASES = {
+    NO_DRIVER: "No driver was running, or none had reached a batch.",
+    STARTING: "The driver's process runs and Spark starts; no batch has begun.",
+    "READING": "The driver reads the decision log to learn what earlier drivers decided.",
+    "CLAIMING": "The driver claims the log with a record of its own. Older drivers can decide nothing after it.",
+    "CHECKING": "The driver asks every system whether it still has the newest batch that was committed there.",
+    "SWEEPING": "The driver aborts the transactions that older drivers left open.",
+    "REPLAYING": "A batch that was decided earlier is committed, if it was not already. Spark computes it again to "
+    "restore its state, and writes none of it.",
+    "WRITING": "Workers write the batch's rows to every system and prepare them: complete, durable, invisible.",
+    "VALIDATING": "The driver asks for objections to the decision, such as a topic that was made anew.",
+    "DECIDING": "The driver puts one record into the decision log. Before it the batch can only be aborted, after "
+    "it only be committed.",
+    "RESOLVING": "The reply to that put was lost; the driver reads the log to learn whether the record is there.",
+    "FINISHING": "Every prepared transaction of the decided batch is committed: its rows become visible.",
+    "JUDGING": "A system says that a transaction is gone; the driver confirms it before it writes the rows again.",
+    "DELIVERING": "Rows are written to the systems whose guarantee is at-most-once.",
+    "SWEEPING_OWN": "If a task ran more than once, the transactions of the attempts that lost are aborted.",
+    "RAISING_FLOOR": "Before old decisions are deleted, the log records up to which batch.",
+    "TIDYING": "Old decisions are deleted.",
+    "CONCLUDING": "Systems that keep a list of whole batches are told that this one is committed.",
+    "REPORTING": "Consumer groups are told how far the query has read.",
+    "IDLE": "The batch is finished; the next one has not begun.",
+    "ABORTING": "The batch could not be prepared; its prepared transactions are aborted.",
+    "STOPPED": "The query has stopped.",
+}
+"""A sentence for each phase, in the order of a driver's life."""
+_NAMES = {"": NO_DRIVER, **{phase.value: phase.name for phase in Phase}}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Phases that share a colour.
 
-    Attributes:
-        name: The colour's name in the style sheet.
-        title: The words of the legend.
-        phases: The names of the phases.
-    """
+class Stage(NamedTuple):
+    """Phases that share a color, which the style sheet knows by the name."""
 
     name: str
     title: str
@@ -31,91 +52,36 @@ class Stage:
 
 
 STAGES = (
-    Stage(name="starting", title="Spark starts", phases=(STARTING,)),
-    Stage(name="claiming", title="taking over the log", phases=("READING", "CLAIMING", "CHECKING", "SWEEPING")),
-    Stage(name="replaying", title="repeating a decided batch", phases=("REPLAYING",)),
-    Stage(name="writing", title="writing and preparing", phases=("WRITING", "VALIDATING")),
-    Stage(name="deciding", title="deciding", phases=("DECIDING", "RESOLVING")),
-    Stage(name="finishing", title="committing", phases=("FINISHING", "JUDGING", "DELIVERING")),
-    Stage(
-        name="tidying", title="tidying", phases=("SWEEPING_OWN", "RAISING_FLOOR", "TIDYING", "CONCLUDING", "REPORTING")
-    ),
-    Stage(name="undoing", title="aborting, stopped", phases=("ABORTING", "STOPPED")),
-    Stage(name="idle", title="between two batches", phases=("IDLE",)),
+    Stage("starting", "Spark starts", (STARTING,)),
+    Stage("claiming", "taking over the log", ("READING", "CLAIMING", "CHECKING", "SWEEPING")),
+    Stage("replaying", "repeating a decided batch", ("REPLAYING",)),
+    Stage("writing", "writing and preparing", ("WRITING", "VALIDATING")),
+    Stage("deciding", "deciding", ("DECIDING", "RESOLVING")),
+    Stage("finishing", "committing", ("FINISHING", "JUDGING", "DELIVERING")),
+    Stage("tidying", "tidying", ("SWEEPING_OWN", "RAISING_FLOOR", "TIDYING", "CONCLUDING", "REPORTING")),
+    Stage("undoing", "aborting, stopped", ("ABORTING", "STOPPED")),
+    Stage("idle", "between two batches", ("IDLE",)),
 )
-_NAMES = {phase.value: phase.name for phase in Phase}
-STAGE_OF: Mapping[str, str] = MappingProxyType({phase: stage.name for stage in STAGES for phase in stage.phases})
-
-PHASES: Mapping[str, str] = MappingProxyType(
-    {
-        NO_DRIVER: "No driver was running, or none had reached a batch.",
-        STARTING: "The driver's process runs and Spark starts; no batch has begun.",
-        "READING": "The driver reads the decision log to learn what earlier drivers decided.",
-        "CLAIMING": "The driver claims the log with a record of its own. Older drivers can decide nothing after it.",
-        "CHECKING": "The driver asks every system whether it still has the newest batch that was committed there.",
-        "SWEEPING": "The driver aborts the transactions that older drivers left open.",
-        "REPLAYING": "A batch that was decided earlier is committed, if it was not already. Spark computes it again to "
-        "restore its state, and writes none of it.",
-        "WRITING": "Workers write the batch's rows to every system and prepare them: complete, durable, invisible.",
-        "VALIDATING": "The driver asks for objections to the decision, such as a topic that was made anew.",
-        "DECIDING": "The driver puts one record into the decision log. Before it the batch can only be aborted, after "
-        "it only be committed.",
-        "RESOLVING": "The reply to that put was lost; the driver reads the log to learn whether the record is there.",
-        "FINISHING": "Every prepared transaction of the decided batch is committed: its rows become visible.",
-        "JUDGING": "A system says that a transaction is gone; the driver confirms it before it writes the rows again.",
-        "DELIVERING": "Rows are written to the systems whose guarantee is at-most-once.",
-        "SWEEPING_OWN": "If a task ran more than once, the transactions of the attempts that lost are aborted.",
-        "RAISING_FLOOR": "Before old decisions are deleted, the log records up to which batch.",
-        "TIDYING": "Old decisions are deleted.",
-        "CONCLUDING": "Systems that keep a list of whole batches are told that this one is committed.",
-        "REPORTING": "Consumer groups are told how far the query has read.",
-        "IDLE": "The batch is finished; the next one has not begun.",
-        "ABORTING": "The batch could not be prepared; its prepared transactions are aborted.",
-        "STOPPED": "The query has stopped.",
-    }
-)
-"""A sentence for each phase, in the order of a driver's life."""
+STAGE_OF = {phase: stage.name for stage in STAGES for phase in stage.phases}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Faults that share a mark.
-
-    Attributes:
-        title: The words of the legend.
-        mark: An SVG path around the point where it begins, 10 wide.
-        faults: The faults.
-    """
+class Family(NamedTuple):
+    """Faults that share a mark: an SVG path around the point where a fault begins, 10 wide."""
 
     title: str
     mark: str
     faults: frozenset[Fault]
 
 
+_OF_A_DISK_OR_THE_CLOCK = frozenset({Fault.CLOCK_JUMPED, Fault.LOG_DISK_FULL, Fault.TARGET_DISK_FULL})
+_OF_A_SERVER = frozenset({Fault.SERVER_KILLED, Fault.SERVER_PAUSED, Fault.COORDINATOR_MOVED})
+_OF_CONNECTIONS = frozenset(Fault) - OF_THE_QUERY - OF_REQUESTS - _OF_A_DISK_OR_THE_CLOCK - _OF_A_SERVER
 FAMILIES = (
-    Family(
-        title="the query's processes",
-        mark="m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
-        faults=OF_THE_QUERY - {Fault.CLOCK_JUMPED, Fault.LOG_DISK_FULL},
-    ),
-    Family(
-        title="a server",
-        mark="m-4.5-4.5h9v9h-9z",
-        faults=frozenset({Fault.SERVER_KILLED, Fault.SERVER_PAUSED, Fault.COORDINATOR_MOVED}),
-    ),
-    Family(
-        title="connections",
-        mark="m0-5.5l5.5 10h-11z",
-        faults=frozenset(
-            {Fault.CUT, Fault.SLOWED, Fault.BLACK_HOLE, Fault.REQUESTS_SWALLOWED, Fault.REPLIES_SWALLOWED}
-        ),
-    ),
-    Family(title="one request", mark="m0 5.5l5.5-10h-11z", faults=OF_REQUESTS),
-    Family(
-        title="a disk or the clock",
-        mark="m0-6l6 6l-6 6l-6-6z",
-        faults=frozenset({Fault.CLOCK_JUMPED, Fault.LOG_DISK_FULL, Fault.TARGET_DISK_FULL}),
-    ),
+    Family("the query's processes", "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z", OF_THE_QUERY - _OF_A_DISK_OR_THE_CLOCK),
+    Family("a server", "m-4.5-4.5h9v9h-9z", _OF_A_SERVER),
+    Family("connections", "m0-5.5l5.5 10h-11z", _OF_CONNECTIONS),
+    Family("one request", "m0 5.5l5.5-10h-11z", OF_REQUESTS),
+    Family("a disk or the clock", "m0-6l6 6l-6 6l-6-6z", _OF_A_DISK_OR_THE_CLOCK),
 )
 
 
@@ -126,21 +92,13 @@ def family(fault: str) -> Family:
 
 def fault_words(fault: str) -> str:
     """Returns the effect of a fault; the name of an unknown fault."""
-    try:
-        return Fault(fault).words
-    except ValueError:
-        return fault
+    return Fault(fault).words if fault in list(Fault) else fault
 
 
-def phase_name(text: object) -> str:
-    """Returns the name of a phase that a history gives by name or by value.
-
-    Returns:
-        `NO_DRIVER` for nothing; anything unknown unchanged, as text.
-    """
-    if text is None or text == "":
-        return NO_DRIVER
-    return _NAMES.get(str(text), str(text))
+def phase_name(told: object) -> str:
+    """Returns the name of a phase that a history gives by name or by value: `NO_DRIVER` for nothing."""
+    text = "" if told is None else str(told)
+    return _NAMES.get(text, text)
 
 
 def phase_title(name: str) -> str:
@@ -148,7 +106,47 @@ def phase_title(name: str) -> str:
     return {NO_DRIVER: "no driver", STARTING: "starting"}.get(name, name.lower().replace("_", " "))
 
 
-def in_order(phases: set[str]) -> list[str]:
+def in_order(phases: Iterable[str]) -> list[str]:
     """Returns phases in the order of a driver's life, unknown ones last."""
     order = list(PHASES)
     return sorted(phases, key=lambda name: (order.index(name) if name in PHASES else len(order), name))
+
+
+def number(value: float | None) -> str:
+    """Returns a number with thousands separators; a dash for None."""
+    return "—" if value is None else f"{value:,}"
+
+
+def times(count: int, one: str, many: str = "") -> str:
+    """Returns a number with its noun, whose plural has an s if none is given: ``1 batch``, ``2 batches``."""
+    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def duration(ms: float | None) -> str:
+    """Returns a length of time in the unit that suits it; a dash for None."""
+    if ms is None:
+        return "—"
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    if ms < 100_000:
+        return f"{ms / 1_000:.1f} s"
+    minutes, seconds = divmod(round(ms / 1_000), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clock(ms: float, *, tenths: bool = True) -> str:
+    """Returns a moment of the run as minutes and seconds since its beginning, with hours from the first one on."""
+    units = round(ms / 100) if tenths else round(ms / 1_000) * 10
+    seconds, tenth = divmod(units, 10)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{minutes:02d}:{seconds:02d}" + (f".{tenth}" if tenths else "")
+    return f"{hours}:{text}" if hours else text
+
+
+def listed(words: Sequence[object], last: str = "and") -> str:
+    """Returns words as a list in a sentence: ``a, b and c``."""
+    *first, end = map(str, words or [""])
+    return f"{', '.join(first)} {last} {end}" if first else end
