@@ -138,12 +138,13 @@ def test_a_request_that_never_came_is_no_pass(started: StartedTargets) -> None:
     assert verdict.missed == "there was no request to commit"
 
 
-def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
-    class RefusesToStartAgain(FolderCommitter):
-        def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-            if len(owners) > 1:
-                raise PreflightError("Once is enough.")
-            return super().list_lingering(owners)
+class RefusesToStartAgain(FolderCommitter):
+    def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
+        if len(owners) > 1:
+            raise PreflightError("Once is enough.")
+        return super().list_lingering(owners)
 
+
+def test_a_query_that_does_not_recover_is_caught(started: StartedTargets) -> None:
     with pytest.raises(DoesNotRecover, match="Once is enough"):
         started.strike(broken(RefusesToStartAgain), Cell(PREPARED, KILL))

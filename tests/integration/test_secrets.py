@@ -149,14 +149,15 @@ def test_s3_takes_no_credentials_in_its_addresses() -> None:
         assert CANARY not in said_of(raised.value)
 
 
+class Applied:
+    """A function of the user's own that has a password, as one that writes to another system has."""
+
+    def __init__(self) -> None:
+        self.password = CANARY
+
+    def __call__(self, batch: Any, token: Any) -> None:
+        batch.read_all()
+
+
 def test_write_ahead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Applied:
-        """A function of the user's own that has a password, as one that writes to another system has."""
-
-        def __init__(self) -> None:
-            self.password = CANARY
-
-        def __call__(self, batch: Any, token: Any) -> None:
-            batch.read_all()
-
     check(lambda: WriteAheadSink(Applied(), applies="idempotent"), tmp_path, caplog)

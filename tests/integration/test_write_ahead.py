@@ -359,11 +359,12 @@ def test_types_come_back_as_they_went(tmp_path: Path) -> None:
     assert seen[0].equals(pa.Table.from_batches([rows]))
 
 
+def _fail() -> None:
+    raise ModuleNotFoundError("no such module on this worker")
+
+
 @pytest.mark.parametrize("why", ["cannot be pickled", "no such module"])
 def test_workers_do_not_need_the_function(tmp_path: Path, why: str) -> None:
-    def _fail() -> None:
-        raise ModuleNotFoundError("no such module on this worker")
-
     class OfTheDriver:
         def __reduce__(self) -> tuple[Any, ...]:
             if why == "cannot be pickled":

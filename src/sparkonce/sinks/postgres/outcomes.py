@@ -230,8 +230,8 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     """
     message = server_message(error).replace(staging, table) if staging else server_message(error)
     code = code_of(error)
-    message = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
-    steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(message) else _STEPS
+    in_full = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
+    steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(in_full) else _STEPS
     step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "see the server's own words; the batch is written again.")
     if STATEMENT_POOLING in message:
         step = POOL_TRANSACTIONS
