@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.arguments import nonempty
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.tables.fitting import Rules, as_stored, not_null
+from sparkonce.sinks.tables.fitting import Rules, as_stored, never_null_inside, not_null
 from sparkonce.sinks.tables.merging import (
     INSERT_ALL,
     SOURCE,
@@ -190,6 +190,8 @@ class _DeltaTable(Table):
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
         # Delta would copy rows that might be others when they are read again. These are in files that stay as they are.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
+        # It casts what may be null, and no cast leads to a field that must not be.
+        rows = never_null_inside(rows, self.schema().fields)
         made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
         for one in plan.clauses:
             condition = () if one.condition is None else (one.condition,)

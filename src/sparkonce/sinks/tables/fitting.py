@@ -111,6 +111,55 @@ def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
     return value
 
 
+def never_null_inside(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
+    """Returns rows whose types say that nothing within a column is null where the table allows no null.
+
+    That it is so was seen when the rows were computed, see `not_null_inside`. Files do not say it.
+
+    Args:
+        rows: The rows. Columns that are not in the table's order, or differ from it, stay as they are.
+        fields: The table's columns.
+    """
+    there, made = _by_name(fields), {}
+    for one in rows.schema:
+        wanted = there.get(one.name.lower(), one).dataType
+        fits = _is_in_order(one.dataType, wanted) and not difference(one.dataType, wanted, "")
+        if fits and wanted != nullable(wanted):
+            made[one.name] = _never_null(rows[quoted(one.name)], wanted)
+    return rows.withColumns(made) if made else rows
+
+
+def _never_null(value: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    def part(one: Column, of: DataType, may_be_null: bool) -> Column:
+        made = _never_null(one, of)
+        return made if may_be_null else _known_not_null(made)
+
+    if kind == nullable(kind):
+        return value
+    if isinstance(kind, ArrayType):
+        return F.transform(value, lambda one: part(one, kind.elementType, kind.containsNull))
+    if isinstance(kind, MapType):
+        keys = F.transform(F.map_keys(value), lambda one: part(one, kind.keyType, False))
+        values = F.transform(F.map_values(value), lambda one: part(one, kind.valueType, kind.valueContainsNull))
+        return F.map_from_arrays(keys, values)
+    if isinstance(kind, StructType):
+        fields = [part(value.getField(one.name), one.dataType, one.nullable).alias(one.name) for one in kind]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    return value
+
+
+def _known_not_null(value: Column) -> Column:
+    from pyspark import SparkContext
+    from pyspark.sql.classic.column import Column
+
+    spark = SparkContext._active_spark_context._jvm.org.apache.spark.sql
+    known = spark.catalyst.expressions.KnownNotNull(spark.classic.ExpressionUtils.expression(value._jc))
+    return Column(spark.classic.ExpressionUtils.column(known))
+
+
 def nullable(kind: DataType) -> DataType:
     """Returns a type whose elements, values and fields may all be null: a cast to it refuses no nullable value."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType
