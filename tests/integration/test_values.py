@@ -90,6 +90,7 @@ NO_MAP = No("no format here takes a map")
 MAPS = dict.fromkeys(("parquet", "json", "csv", "arrow"), NO_MAP) | {"redis": NO_REDIS}
 NESTED = pa.struct([("a", pa.list_(pa.int64())), ("b", pa.string())])
 NOT_NULL = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+EMPTY = pa.struct([])
 HOUR = 3_600_000_000
 LEAST_US = -9_223_372_022_400_000_000
 """The first microsecond that DuckDB has, 22 days after Spark's."""
@@ -179,6 +180,11 @@ TABLE = [
          redis=NO_REDIS),
     case("map<string,int>", pa.map_(pa.string(), pa.int32()), [[("k", 1)]], postgres=No("to_json", "jsonb"),
          mariadb=No("cannot write", "json"), **MAPS),
+    case("array<map<string,int>>", pa.list_(pa.map_(pa.string(), pa.int32())), [[[("k", 1), ("l", None)], [], None]],
+         postgres=No("such values are not", "jsonb"), mariadb=No("cannot write", "json"), **MAPS | {"csv": NO_CSV}),
+    case("struct<>", EMPTY, [{}], postgres=No("to_json", "jsonb"), mariadb="json", csv=NO_CSV, redis=NO_REDIS,
+         **dict.fromkeys(("parquet", "json", "arrow"), No("without fields")), write_ahead=No("no such type"),
+         table=No("no such type")),
     case("void", pa.null(), [None], postgres=No("such values are not", "text"),
          mariadb=No("cannot write", "text"), redis=NO_REDIS,
          **dict.fromkeys(("parquet", "json", "csv", "arrow"), No("no type")), table=No("is none of|no type")),

@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.harness import new_name
 from spark.in_process import SPARK
@@ -40,13 +42,13 @@ class Tables:
             return DeltaSink(path, folder=self.folder / "rows", **settings)
         return IcebergSink(self.name, folder=self.folder / "rows", **settings)
 
-    def start(self, sink: TableSink, rows: str) -> DataFrame:
+    def start(self, sink: TableSink, rows: str | DataFrame) -> DataFrame:
         """Checks the rows as the start of a query does."""
-        frame = self.spark.sql(rows)
+        frame = self.spark.sql(rows) if isinstance(rows, str) else rows
         check_plans(check_columns(frame, shares({sink: None})))
         return frame
 
-    def write(self, sink: TableSink, rows: str) -> list[str]:
+    def write(self, sink: TableSink, rows: str | DataFrame) -> list[str]:
         """Writes rows as a batch of a query, and returns what the table then holds."""
         frame = self.start(sink, rows)
         facts = sink.preflight(QUERY, None)
@@ -93,9 +95,23 @@ def test_fields_go_by_their_names_whatever_may_be_null(
     """
     assert some.write(sink, rows) == ["(1, Row(a=7, b='x'), [Row(a=1, b=2)], {'k': 5})"]
 
-    wrong = "SELECT named_struct('b', 'x', 'a', if(id = 1, null, 7)) AS s FROM range(2)"
+    wrong = "SELECT id, named_struct('b', 'x', 'a', if(id = 1, null, 7)) AS s FROM range(2)"
     with pytest.raises(Exception, match="must not be null"):
         sink.checked(some.spark.sql(wrong)).collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merge_on", [None, ["id"]])
+def test_a_type_of_a_user_arrives_as_such(tables: SparkSession, tmp_path: Path, merge_on: list[str] | None) -> None:
+    """Waiting rows hold a vector of Spark ML as the struct that it is made of, and Spark casts nothing to a vector."""
+    path, jvm = tmp_path / "vectors", tables._jvm
+    made = jvm.io.delta.tables.DeltaTable.create(tables._jsparkSession).location(str(path)).addColumn("id", "bigint")
+    made.addColumn("v", jvm.org.apache.spark.ml.linalg.SQLDataTypes.VectorType()).execute()
+    some = Tables(tables, tmp_path, "delta")
+    some.name = str(path)
+    rows = tables.range(1, 2).withColumn("v", array_to_vector(F.array(F.lit(0.5), F.lit(-0.0))))
+    sink = DeltaSink(path, folder=tmp_path / "rows", merge_on=merge_on)
+    assert some.write(sink, rows) == ["(1, DenseVector([0.5, -0.0]))"]
 
 
 @pytest.mark.slow

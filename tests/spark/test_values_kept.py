@@ -15,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from integration.test_values import (
+    EMPTY,
     NOT_NULL,
     TABLE,
     Arrow,
@@ -48,8 +49,8 @@ from sparkonce.sinks.tables.committer import read_rows, schema_in
 from sparkonce.sinks.write_ahead.rows import RowsFile
 from sparkonce_lab.kafka import create_topic, read_committed
 from sparkonce_lab.rig.kafka import Cluster
-from sparkonce_lab.systems.rabbitmq import StreamClient
-from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink
+from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem, StreamClient
+from sparkonce_rabbitmq import RabbitMQ, RabbitMQQueueSink, RabbitMQStreamSink
 
 pytestmark = SPARK
 
@@ -116,6 +117,19 @@ class Stream(Way):
         return {one: list(self.client.messages(self.stream)) for one in columns}
 
 
+class Queue(Way):
+    cell = "message"
+
+    def sink(self, name: str, columns: dict[str, Case]) -> TwoPhaseCommitSink:
+        self.system = RabbitQueueSystem(server=rabbit_server())
+        self.system.start(self.folder)
+        self.system.place()
+        return RabbitMQQueueSink(self.system.settings(), queue=self.system.queue, name=name)
+
+    def read(self, name: str, columns: dict[str, Case]) -> dict[str, list[Any]]:
+        return {one: [body for _, body in self.system.peek(self.system.queue)] for one in columns}
+
+
 TYPES = {
     "struct": "struct<a: array<long>, b: string>",
     "struct<int not null>": "struct<a: int>",
@@ -133,7 +147,7 @@ def declared(columns: dict[str, Case]) -> str:
 
 
 def parquet_of(folder: Path, columns: dict[str, Case]) -> str:
-    """A file of the rows, as Spark writes one. It has no intervals, no voids, and no fields that are never null."""
+    """A file of the rows, as Spark writes one. It has no intervals, voids, empty structs, or fields never null."""
     rows = {"id": rows_of(columns)["id"]}
     for name, one in columns.items():
         values = rows_of(columns)[name]
@@ -141,7 +155,7 @@ def parquet_of(folder: Path, columns: dict[str, Case]) -> str:
             values = values.cast(pa.int64())
         elif one.arrow == NOT_NULL:
             values = values.cast(pa.struct({"a": pa.int32()}))
-        if not pa.types.is_null(one.arrow):
+        if one.arrow not in (pa.null(), EMPTY):
             rows[name] = values
     folder.mkdir(parents=True)
     table = pa.table(rows).replace_schema_metadata({"org.apache.spark.version": "4.0.0"})
@@ -158,6 +172,8 @@ def with_types(rows: DataFrame, columns: dict[str, Case]) -> DataFrame:
             value = f"timestamp_micros({name}) - timestamp_micros(0)"
         elif one.arrow == NOT_NULL:
             value = f"if({name} is null, null, named_struct('a', coalesce({name}.a, 0)))"
+        elif one.arrow == EMPTY:
+            value = "if(id = 0, named_struct(), null)"
         elif pa.types.is_null(one.arrow):
             value = "cast(null as void)"
         chosen.append(f"{value} as {name}")
@@ -225,7 +241,9 @@ def test_what_a_sink_keeps_is_read_as_it_was(tables: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [Postgres, MariaDB, Redis, Parquet, Json, Csv, Arrow, Delta, Iceberg], indirect=True)
+@pytest.mark.parametrize(
+    "way", [Postgres, MariaDB, Redis, Parquet, Json, Csv, Arrow, WriteAhead, Delta, Iceberg], indirect=True
+)
 def test_all_else_is_refused_by_column(tables: SparkSession, tmp_path: Path, way: Way) -> None:
     for column, one, words in refused_by(way):
         with pytest.raises((SparkonceError, StreamingQueryException), match=words) as refused:
@@ -244,7 +262,7 @@ def test_types_that_arrow_lacks_are_refused_by_column(tables: SparkSession, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [Kafka, Stream], indirect=True)
+@pytest.mark.parametrize("way", [Kafka, Stream, Queue], indirect=True)
 def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, tmp_path: Path, way: Way) -> None:
     for column, one in kept_by(way).items():
         sink = way.sink(column, {column: one})
@@ -260,7 +278,7 @@ def test_messages_have_the_bytes_of_strings_and_binaries(tables: SparkSession, t
 
 @pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
 def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
-    spark: SparkSession, tmp_path: Path, mode: str
+    own_session: SparkSession, tmp_path: Path, mode: str
 ) -> None:
     modes = ("spark.sql.parquet.datetimeRebaseModeInRead", "spark.sql.parquet.int96RebaseModeInRead")
     texts = [("0001-01-01", "1653-02-10 06:13:20"), ("1970-01-01", "1970-01-01 00:00:00")]
@@ -278,14 +296,13 @@ def test_dates_before_1582_stay_whatever_the_session_reads_old_files_by(
         encoder = choose("parquet", None, {}).open(file)
         encoder.write(pa.Table.from_batches([rows]))
         encoder.close()
-    session = spark.newSession()
     for name in modes:
-        session.conf.set(name, mode)
-    frames = [session.read.parquet(str(one)) for one in (published, waiting)]
+        own_session.conf.set(name, mode)
+    frames = [own_session.read.parquet(str(one)) for one in (published, waiting)]
     # A file of another hand has no calendar in it, as those of sparkonce 0.1 have none.
     bare = tmp_path / "bare.parquet"
     pq.write_table(pa.Table.from_batches([rows]), bare)
-    frames.append(read_rows(session, [bare.as_uri()], schema_in(io.BytesIO(bare.read_bytes()))))
+    frames.append(read_rows(own_session, [bare.as_uri()], schema_in(io.BytesIO(bare.read_bytes()))))
     for frame in frames:
         assert [tuple(row) for row in frame.selectExpr("cast(d as string)", "cast(t as string)").collect()] == texts
 
