@@ -65,7 +65,7 @@ def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(
     assert [line for line in whole if line != line.rstrip()] == []
     assert max(map(len, whole)) > 300, "programs get whole lines"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((100, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((100, 24)))
     show_checks(checks, OutputFormat.TABLE)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert ([line for line in shown if line != line.rstrip()], max(map(len, shown)) <= 100) == ([], True)
