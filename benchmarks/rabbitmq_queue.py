@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import ApplyToken
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_rabbitmq import RabbitMQ
 from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer

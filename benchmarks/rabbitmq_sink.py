@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sinks import Contender, Load, compare, machine
 from sparkonce import ExactlyOnce, Guarantee
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import StreamClient
 from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink

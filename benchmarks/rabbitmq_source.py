@@ -27,7 +27,7 @@ from rich.table import Table
 from rstream import Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, Producer, RawMessage
 
 from session import session
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_rabbitmq import RabbitMQ, read_rabbitmq_stream
 from sparkonce_rabbitmq.stream.asking import StreamAsker

@@ -14,8 +14,8 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.operate.java import find_java
 from sparkonce_lab.clock import find_faketime
 from sparkonce_lab.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.process import find_program
 from sparkonce_lab.rig.servers.postgres import find_postgres
-from sparkonce_lab.rig.servers.process import find_program
 from sparkonce_lab.rig.servers.s3 import find_versitygw
 
 JAVA = "openjdk-17-jre-headless"

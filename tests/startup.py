@@ -11,8 +11,7 @@ import tempfile
 
 from eventually import LIMIT_S
 from sparkonce.operate.java import find_java
-from sparkonce_lab.rig.kafka.class_archive import archive_flags
-from sparkonce_lab.rig.kafka.jars import cache_folder
+from sparkonce_lab.rig.kafka.jars import archive_flags, cache_folder
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -Xshare:auto"
 """With one level of compilers, the JVM has 48 MB for compiled code by itself. A session that hundreds of tests share

@@ -22,8 +22,8 @@ from shared_servers import USES_HDFS
 from sparkonce.errors import SparkonceError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, may_pass
 from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce_lab.rig.process import HOST, free_port
 from sparkonce_lab.rig.servers.hdfs import Hdfs
-from sparkonce_lab.rig.servers.process import HOST, free_port
 
 pytestmark = [USES_HDFS, pytest.mark.slow]
 

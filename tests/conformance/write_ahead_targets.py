@@ -22,8 +22,8 @@ from sparkonce.protocol.handles import Handle
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.write_ahead import ApplyToken
 from sparkonce_lab.systems.base import System
+from sparkonce_lab.systems.files import expire_rows, waiting_rows
 from sparkonce_lab.systems.injections import Injectable, Injections
-from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from conformance import folder
 from conformance.folder_sink import FolderSink, FolderWriter
 from crashes.target import DISK_FULL, MEMORY_FULL, Target
 from sparkonce.sink import Facts
-from sparkonce_lab.rig.servers.process import HOST, Server
+from sparkonce_lab.rig.process import HOST, Server
 from sparkonce_lab.systems.injections import ServerSystem
 
 DEADLINE_S = 1.0

@@ -15,9 +15,9 @@ from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.sinks.postgres.connection import close_all
+from sparkonce_lab.rig.process import Server
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 from sparkonce_lab.rig.servers.postgres import PostgresServer
-from sparkonce_lab.rig.servers.process import Server
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.rig.servers.redis import RedisServer
 from sparkonce_lab.rig.servers.s3 import S3Server

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sparkonce_lab.demo.proof import CrashPoint
+from sparkonce_lab.demo.result import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 

@@ -20,8 +20,7 @@ from sparkonce_lab.kafka import (
 )
 from sparkonce_lab.rig.kafka import Cluster, spark_kafka_jars
 from sparkonce_lab.rig.kafka import cluster as cluster_module
-from sparkonce_lab.rig.kafka.class_archive import archive_flags, kafka_archive
-from sparkonce_lab.rig.kafka.jars import artifact_name, spark_jars_folder
+from sparkonce_lab.rig.kafka.jars import archive_flags, artifact_name, kafka_archive, spark_jars_folder
 from sparkonce_lab.rig.process import is_running
 
 pytestmark = [

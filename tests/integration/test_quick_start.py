@@ -14,7 +14,7 @@ import pytest
 
 import sparkonce
 from sparkonce_lab.rig.kafka.jars import cache_folder
-from sparkonce_lab.rig.servers.process import free_port
+from sparkonce_lab.rig.process import free_port
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 

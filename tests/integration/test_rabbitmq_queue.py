@@ -14,7 +14,7 @@ from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, SupersededError
 from sparkonce.storage.local import LocalFiles
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitQueueSystem
 from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, QueueConsumer, queue_is_there

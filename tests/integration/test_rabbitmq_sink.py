@@ -20,7 +20,7 @@ from sparkonce.errors import PreflightError
 from sparkonce.protocol.handles import Handle, Outcome
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem
 from sparkonce_rabbitmq.server import RabbitMQ

@@ -22,8 +22,8 @@ from eventually import eventually
 from secured import make_keys
 from shared_servers import USES_RABBIT, rabbit_server
 from sparkonce.errors import OutageError, PreflightError, PrepareError, StaleServerError
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.proxy import FaultProxy
-from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 from sparkonce_lab.systems.rabbitmq import RabbitStreamSystem, new_super_stream
 from sparkonce_rabbitmq.server import RabbitMQ

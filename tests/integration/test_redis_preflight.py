@@ -22,7 +22,7 @@ from sparkonce.sinks.redis import preflight as preflight_module
 from sparkonce.sinks.redis import scripts
 from sparkonce.sinks.redis.nodes import Nodes, Request
 from sparkonce.sinks.redis.sink import RedisSink
-from sparkonce_lab.rig.servers.process import HOST, Server, find_program, free_port
+from sparkonce_lab.rig.process import HOST, Server, find_program, free_port
 from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
 
 __all__ = ["client", "cluster", "server"]

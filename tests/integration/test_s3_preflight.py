@@ -22,7 +22,7 @@ from sparkonce.errors import PreflightError, PrepareError
 from sparkonce.protocol.handles import Outcome
 from sparkonce.sinks.files.s3 import preflight
 from sparkonce.sinks.files.s3.store import S3Store
-from sparkonce_lab.rig.servers.process import free_port
+from sparkonce_lab.rig.process import free_port
 from sparkonce_lab.rig.servers.s3 import S3Server
 
 __all__ = ["between", "bucket", "s3"]

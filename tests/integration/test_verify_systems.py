@@ -8,9 +8,9 @@ import pytest
 from integration.verify_query import PER_BATCH, Query, batches_in, rows_of, started, until, with_batches
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce_lab.faults import OF_REQUESTS, Fault
+from sparkonce_lab.rig.process import find_program
 from sparkonce_lab.rig.servers.mariadb import MariaDBServer
 from sparkonce_lab.rig.servers.postgres import find_postgres
-from sparkonce_lab.rig.servers.process import find_program
 from sparkonce_lab.rig.servers.s3 import find_versitygw
 from sparkonce_lab.systems.files import FilesSystem
 from sparkonce_lab.systems.injections import Injectable

@@ -23,7 +23,7 @@ from sparkonce.errors import TransactionLostError
 from sparkonce.protocol.state import Phase, Writing
 from sparkonce.watch import figures as watch_figures
 from sparkonce.watch.figures import Figures
-from sparkonce_lab.rig.servers.process import free_port
+from sparkonce_lab.rig.process import free_port
 from tidy.sources import ROOT
 from unit.test_watch_figures import Run, handle, progress
 

@@ -23,7 +23,7 @@ from sparkonce.spark.start import checks
 from sparkonce.spark.start import kafka as kafka_checks
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
-from sparkonce_lab.rig.servers.process import free_port
+from sparkonce_lab.rig.process import free_port
 
 pytestmark = MARKS
 

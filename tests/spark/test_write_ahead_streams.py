@@ -22,7 +22,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.sinks.write_ahead.folder import WriteAheadFolder
 from sparkonce.write_ahead import Applies, ApplyToken, RefusedError, RetryLaterError
 from sparkonce_lab.rig.kafka.jars import cache_folder
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]

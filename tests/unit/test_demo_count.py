@@ -11,10 +11,8 @@ from rich.console import Console as RichConsole
 
 from sparkonce.sinks.kafka.sink import KafkaSink
 from sparkonce_lab.demo.console import Console
-from sparkonce_lab.demo.proof import CrashPoint, Standing
-from sparkonce_lab.demo.result import Count, compare
-from sparkonce_lab.demo.scenario import Context, new_workload
-from sparkonce_lab.demo.variants import WithSparkonce
+from sparkonce_lab.demo.result import Count, CrashPoint, Standing, compare
+from sparkonce_lab.demo.scenario import Context, WithSparkonce, new_workload
 from sparkonce_lab.history import ROWS
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.observed import of_texts

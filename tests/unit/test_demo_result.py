@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkonce_lab.demo.proof import CrashPoint
-from sparkonce_lab.demo.result import Count, Kill, Result, Variant
+from sparkonce_lab.demo.result import Count, CrashPoint, Kill, Result, Variant
 
 COUNT = Count(orders=9, expected=3, seen=3, missing=0, doubled=0, wrong=0, amount_expected=42, amount_seen=42)
 KILL = Kill(point="halfway", batch=1, proved=True, standing="two of four")

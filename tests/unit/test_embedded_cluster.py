@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.rig.kafka import Cluster, detached
-from sparkonce_lab.rig.ports import is_free
-from sparkonce_lab.rig.process import is_running
+from sparkonce_lab.rig.process import is_free, is_running
 
 
 def kafka(*arguments):

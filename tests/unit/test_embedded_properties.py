@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce_lab.rig.kafka.properties import render, server_properties
+from sparkonce_lab.rig.kafka.broker import render, server_properties
 
 ONE = {1: {"PLAINTEXT": 9092, "CONTROLLER": 9093}}
 

@@ -12,7 +12,7 @@ from rstream import schema
 from rstream.constants import Key, OffsetType
 from rstream.encoding import encode_frame
 
-from sparkonce_lab.rig.ports import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks.connection import PublisherConnection, StreamConnection
 from sparkonce_rabbitmq.sinks.messages import Frame

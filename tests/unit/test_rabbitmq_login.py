@@ -15,7 +15,7 @@ from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationErr
 
 from sparkonce.errors import OutageError, PreflightError
 from sparkonce.sinks.write_ahead.application import ApplyToken
-from sparkonce_lab.rig.ports import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_rabbitmq.queue.consumer import queue_is_there
 from sparkonce_rabbitmq.server import RabbitMQ
 from sparkonce_rabbitmq.sinks.amqp import is_refused_login

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import PreflightError
-from sparkonce_lab.rig import ports
+from sparkonce_lab.rig import process
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
 
 
 def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path: Path) -> None:
-    found = ports.free_ports(50)
+    found = process.free_ports(50)
     assert len(set(found)) == 50
     assert max(found) < 32_000
 
@@ -22,9 +22,9 @@ def test_ports_are_different_and_below_those_of_outgoing_connections(tmp_path: P
 
 
 def test_a_port_that_is_taken_is_never_given(monkeypatch):
-    monkeypatch.setattr(ports, "_FOUND_WITHIN_S", 0.0)
-    with socket.create_server((ports.HOST, 0)) as taken:
+    monkeypatch.setattr(process, "_FOUND_WITHIN_S", 0.0)
+    with socket.create_server((process.HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(ports, "_PORTS", range(port, port + 1))
+        monkeypatch.setattr(process, "_PORTS", range(port, port + 1))
         with pytest.raises(PreflightError, match="no 1 free ports"):
-            ports.free_port()
+            process.free_port()

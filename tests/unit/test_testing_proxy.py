@@ -226,7 +226,7 @@ def test_last_words_of_a_server_are_no_answer(proxy: FaultProxy, server: Echo, c
 def test_no_answer_is_not_taken_for_an_end(
     proxy: FaultProxy, client: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce_lab.rig.proxy_link._REPLY_WITHIN_S", 0.2)
+    monkeypatch.setattr("sparkonce_lab.rig.proxy._REPLY_WITHIN_S", 0.2)
     trap = held(proxy, client, b"COMMIT without its end")
     with pytest.raises(TimeoutError, match="not answered"):
         trap.deliver()

@@ -19,10 +19,9 @@ from sparkonce_lab.checkpoint import with_connector
 from sparkonce_lab.conduct import RunLimits
 from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
 from sparkonce_lab.history import EventKind, Recorder
-from sparkonce_lab.possible import check_steps, hindrances, words_of
 from sparkonce_lab.run import Options
 from sparkonce_lab.schedule import Step
-from sparkonce_lab.strike import choices
+from sparkonce_lab.strike import check_steps, choices, hindrances, words_of
 from sparkonce_lab.systems.files import FilesSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
@@ -254,8 +253,8 @@ def struck(system: Any, *faults: Fault, requests: tuple[str, ...] = ()) -> Any:
 
 
 def test_each_fault_that_cannot_be_injected_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkonce_lab.possible.cannot_mount", lambda: "no mount program")
-    monkeypatch.setattr("sparkonce_lab.possible.find_faketime", lambda: None)
+    monkeypatch.setattr("sparkonce_lab.strike.cannot_mount", lambda: "no mount program")
+    monkeypatch.setattr("sparkonce_lab.strike.find_faketime", lambda: None)
     kafka = struck(KafkaSystem(), Fault.SERVER_KILLED, Fault.SERVER_PAUSED, *OF_CONNECTIONS, requests=("end",))
     files = struck(FilesSystem())
     found = hindrances([kafka, files], kafka, disk=False)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce import errors
-from sparkonce_lab.checkers.growth import most_log_files
-from sparkonce_lab.checkers.stops import EXPLAINED_BY
+from sparkonce_lab.checkers.events import EXPLAINED_BY, most_log_files
 from sparkonce_lab.faults import STORE, Fault
 from sparkonce_lab.history import OBSERVED, EventKind, History
 from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly, Verdict, passed

@@ -15,9 +15,8 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce_lab import run as module
 from sparkonce_lab.checkpoint import checkpoint_disk, keep_logs
 from sparkonce_lab.history import OBSERVED, EventKind, Recorder, load
-from sparkonce_lab.reading import noting, read_systems
 from sparkonce_lab.rig.process import end_on_signals
-from sparkonce_lab.run import Options, run
+from sparkonce_lab.run import Options, noting, read_systems, run
 from sparkonce_lab.workload import Workload
 from unit.verify_world import good_run
 

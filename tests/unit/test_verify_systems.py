@@ -16,7 +16,7 @@ import pytest
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.history import OBSERVED
 from sparkonce_lab.kafka import Transaction
-from sparkonce_lab.systems.addresses import holds_credentials, without_credentials
+from sparkonce_lab.systems.base import holds_credentials, without_credentials
 from sparkonce_lab.systems.delta import DeltaSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.mysql import MySQLSystem

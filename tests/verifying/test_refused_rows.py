@@ -11,8 +11,8 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import Fault
 from sparkonce_lab.history import EventKind
 from sparkonce_lab.schedule import Step
+from sparkonce_lab.systems.files import NAME, read_letters
 from sparkonce_lab.systems.kafka import KafkaSystem
-from sparkonce_lab.systems.letters import NAME, read_letters
 from sparkonce_lab.systems.postgres import PostgresSystem
 from sparkonce_lab.verdicts import Anomaly
 from verifying.trial import PARTITIONS, found, trial

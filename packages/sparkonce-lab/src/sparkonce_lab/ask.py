@@ -13,7 +13,7 @@ from sparkonce_lab.faults import Fault
 from sparkonce_lab.history import EventKind, History, load
 from sparkonce_lab.run import Options
 from sparkonce_lab.schedule import Step
-from sparkonce_lab.systems.addresses import holds_credentials, without_credentials
+from sparkonce_lab.systems.base import holds_credentials, without_credentials
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.names import parse
 from sparkonce_lab.systems.store import CheckpointStore

@@ -117,22 +117,19 @@ class Conductor:
         self.config = replace(self.config, **changed)
         number = len(self._drivers) + 1
         config = replace(self.config, hold=self._hold.name if self._hold else "")
+        library = find_faketime() if clock_s is not None else None
         driver = Driver(
             number,
             config.to_json(),
             log=self._folder / f"driver-{number}.log",
             temporary=Path(config.temporary),
             module=self._module,
-            clock=self._new_clock(number, clock_s) if clock_s is not None else None,
+            clock=FakeClock(library, self._folder / f"clock-{number}", clock_s or 0) if library is not None else None,
         )
         self._drivers.append(driver)
         self.driver = driver
         self.recorder.note(EventKind.START, driver=number, pid=driver.pid, slots=config.slots, master=config.master)
         return driver
-
-    def _new_clock(self, number: int, seconds: int) -> FakeClock | None:
-        library = find_faketime()
-        return FakeClock(library, self._folder / f"clock-{number}", seconds) if library is not None else None
 
     def kill(self, driver: Driver, *, asked: bool = True) -> None:
         """Kills a driver with all its processes, or those that are left (SIGKILL).
@@ -238,7 +235,11 @@ class Conductor:
                     self.finished += 1
                     self._fell = 0
                     self.recorder.note(EventKind.BATCH, **fields)
-                    self._recovered(driver, event["batch"])
+                    for step in self._unrecovered:
+                        self.recorder.note(
+                            EventKind.RECOVERED, step=step.number, driver=driver.number, batch=event["batch"]
+                        )
+                    self._unrecovered.clear()
                 case "log":
                     self.recorder.note(EventKind.LOG, **fields)
                 case "stop" if driver.asked_to_stop:
@@ -254,11 +255,6 @@ class Conductor:
         self.wait(lambda: False, back_off_s, keep_running=False)
         if self.driver is None:
             self.start(clock_s=self._clock_s)
-
-    def _recovered(self, driver: Driver, batch: int) -> None:
-        for step in self._unrecovered:
-            self.recorder.note(EventKind.RECOVERED, step=step.number, driver=driver.number, batch=batch)
-        self._unrecovered.clear()
 
     def _sample(self) -> None:
         if self.driver is None:

@@ -210,7 +210,10 @@ def main(start: Start) -> int:
     config = QueryConfig.of_json(next(lines))
     gate, stopping = Gate(config.hold), threading.Event()
     threading.Thread(target=_listen, args=(lines, gate, stopping, config.stop_within_s), daemon=True).start()
-    _tell_log(config.log_level)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    ours = logging.getLogger("sparkonce")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(_TellingHandler(level=config.log_level))
     spark = session(config)
     query = start(spark, config, gate, stopping)
     tell("started", run=str(query.runId))
@@ -260,7 +263,7 @@ def run_batches(
 ) -> Callable[[DataFrame, int], None]:
     """Returns the function for ``foreachBatch``, which tells each phase and waits at the gate."""
     from sparkonce import ExactlyOnce
-    from sparkonce_lab.systems.letters import MOST, letters_sink
+    from sparkonce_lab.systems.files import MOST, letters_sink
 
     def listen(phase: Phase, batch: int) -> None:
         if phase is Phase.IDLE:
@@ -358,7 +361,11 @@ def _lines() -> Iterator[str]:
 
 def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_within_s: float) -> None:
     for line in lines:
-        _obey(json.loads(line), gate)
+        command = json.loads(line)
+        if "hold" in command:
+            gate.hold(command["hold"])
+        if "go" in command:
+            gate.go()
     # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
     end = threading.Timer(stop_within_s, os._exit, (1,))
     end.daemon = True
@@ -367,24 +374,9 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_wi
     stopping.set()
 
 
-def _obey(command: Mapping[str, Any], gate: Gate) -> None:
-    if "hold" in command:
-        gate.hold(command["hold"])
-    if "go" in command:
-        gate.go()
-
-
 class _TellingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         tell("log", level=record.levelname, message=record.getMessage()[:1000])
-
-
-def _tell_log(level: str) -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
-    ours = logging.getLogger("sparkonce")
-    ours.setLevel(logging.INFO)
-    telling = _TellingHandler(level=level)
-    ours.addHandler(telling)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -22,28 +22,27 @@ from sparkonce_lab.child import Driver
 from sparkonce_lab.conduct import Conductor, RunLimits, StuckError
 from sparkonce_lab.errors import RunFailedError
 from sparkonce_lab.faults import Fault
-from sparkonce_lab.feed import Feeder
 from sparkonce_lab.history import ROWS, EventKind, History, Recorder, load
-from sparkonce_lab.possible import check_steps, hindrances, words_of
 from sparkonce_lab.query import FAST_START, QueryConfig
-from sparkonce_lab.reading import noting, read_systems
 from sparkonce_lab.rig.kafka import spark_kafka_jars
 from sparkonce_lab.rig.process import end_on_signals
 from sparkonce_lab.schedule import Step, draw
-from sparkonce_lab.strike import Striker, choices
+from sparkonce_lab.strike import Striker, check_steps, choices, hindrances, words_of
 from sparkonce_lab.systems.base import VerifiedSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.store import CheckpointStore
 from sparkonce_lab.watch import Readers, has_log, note_violation
-from sparkonce_lab.workload import Workload
+from sparkonce_lab.workload import Feeder, Workload
 
+Say = Callable[[str], None]
+INSIST_S = 120.0
+_AGAIN_S = 1.0
+Answer = TypeVar("Answer")
 _FIRST_BATCH_S = 300.0
 _DRAIN_S = 300.0
 _SLOWEST_ROWS_PER_S = 2_000
 _UNDISTURBED_S = 900.0
 _ASK_EVERY_S = 0.2
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +251,8 @@ class _Run:
                 )
             self._say("the query runs; faults begin")
             striker.carry_out(self._steps)
-            if not conductor.wait(lambda: self._feeder.written >= self._options.rows, self._longest_feed_s()):
+            longest_s = 2.0 * self._options.rows / self._options.workload.rows_per_second + 60.0
+            if not conductor.wait(lambda: self._feeder.written >= self._options.rows, longest_s):
                 raise RunFailedError(
                     f"The source takes fewer rows than --rate {self._options.workload.rows_per_second} a second.",
                     next_step="Ask for fewer.",
@@ -260,7 +260,9 @@ class _Run:
             disturbed = self._drain()
             self._read()
             if self._options.undisturbed:
-                self._hold_against_undisturbed(disturbed)
+                self._say("the same query once more, undisturbed")
+                with noting("the same query, undisturbed", self._recorder, self._say):
+                    self._run_undisturbed(disturbed)
             self._recorder.note(EventKind.FINISHED)
         except StuckError as stuck:
             self._say(str(stuck))
@@ -322,13 +324,8 @@ class _Run:
         self._recorder.keep("expected", self._options.workload.expected(self._feeder.written))
         read_systems(self._options.systems, self._recorder, self._say)
 
-    def _hold_against_undisturbed(self, disturbed: Driver | None) -> None:
-        """Runs the same query on the same rows undisturbed, with a checkpoint of its own, and compares."""
-        self._say("the same query once more, undisturbed")
-        with noting("the same query, undisturbed", self._recorder, self._say):
-            self._run_undisturbed(disturbed)
-
     def _run_undisturbed(self, disturbed: Driver | None) -> None:
+        """Runs the same query on the same rows undisturbed, with a checkpoint of its own, and compares."""
         folder = self._options.folder / "undisturbed"
         config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
         log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
@@ -348,9 +345,6 @@ class _Run:
         if before is not None and driver.state_rows is not None:
             self._recorder.note(EventKind.STATE, disturbed=before, undisturbed=driver.state_rows)
 
-    def _longest_feed_s(self) -> float:
-        return 2.0 * self._options.rows / self._options.workload.rows_per_second + 60.0
-
     def _note_began(self) -> None:
         self._recorder.note(
             EventKind.BEGAN,
@@ -358,7 +352,12 @@ class _Run:
             workload=self._options.workload.to_json(),
             systems=[system.name for system in self._options.systems],
             guarantee="exactly-once",
-            versions={**self._versions, **_machine()},
+            versions={
+                **self._versions,
+                "python": platform.python_version(),
+                "system": platform.platform(),
+                "cores": os.cpu_count(),
+            },
             schedule=[step.to_json() for step in self._steps],
             rows=self._options.rows,
             every_s=self._options.every_s,
@@ -381,5 +380,42 @@ def _parquet(folder: Path) -> pa.Table:
     return ds.dataset(paths, format="parquet").to_table(columns=ROWS.names).cast(ROWS)
 
 
-def _machine() -> Mapping[str, Any]:
-    return {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
+def read_systems(
+    systems: Sequence[VerifiedSystem], recorder: Recorder, say: Say, *, insist_s: float = INSIST_S
+) -> None:
+    """Reads every system, and notes what could not be read.
+
+    Args:
+        systems: Which.
+        recorder: Takes what they hold.
+        say: Takes what could not be read.
+        insist_s: How long each question is asked again while it is not answered.
+    """
+    for system in systems:
+        with noting(f"the rows in {system.name}", recorder, say):
+            recorder.keep(f"observed-{system.name}", _insist(system.read, insist_s))
+        with noting(f"what {system.name} holds open", recorder, say):
+            recorder.note(EventKind.OPEN, system=system.name, names=list(_insist(system.left_open, insist_s)))
+
+
+@contextmanager
+def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
+    """Notes what cannot be read, so that the rest is read all the same. Its verdict then says that nobody looked."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - as above
+        why = str(error) or repr(error)
+        say(f"{what}: not read: {why}")
+        recorder.note(EventKind.UNREAD, what=what, why=why)
+
+
+def _insist(question: Callable[[], Answer], insist_s: float) -> Answer:
+    """Asks a system again while it does not answer: it may have been struck just before."""
+    give_up_at = time.monotonic() + insist_s
+    while True:
+        try:
+            return question()
+        except Exception:
+            if time.monotonic() + _AGAIN_S > give_up_at:
+                raise
+        time.sleep(_AGAIN_S)

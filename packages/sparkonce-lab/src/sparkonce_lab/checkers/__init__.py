@@ -1,8 +1,7 @@
 """Judges a history: pure functions of it, without files, servers or clocks.
 
-- ``multisets`` compares rows with rows, ``order`` their places; ``tables`` has rows in a form that is quick to compare.
-- ``events`` judges what happened, ``stops`` why queries stopped; ``steps`` has each fault with its part of the history.
-- ``growth`` judges memory, handles and files.
+- ``rows`` compares the rows that must be there with those that readers found.
+- ``events`` judges everything else that the history tells.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkonce_lab.checkers import events, growth, multisets, order, stops
-from sparkonce_lab.checkers.tables import plain
+from sparkonce_lab.checkers import events, rows
+from sparkonce_lab.checkers.rows import plain
 from sparkonce_lab.history import OBSERVED, EventKind
 from sparkonce_lab.verdicts import NEEDS_THE_END, Anomaly
 
@@ -32,37 +31,36 @@ def judge(history: History) -> tuple[Verdict, ...]:
     verdicts: list[Verdict] = []
     expected = plain(history.expected)
     undisturbed = None if history.undisturbed is None else plain(history.undisturbed)
-    calm = None if undisturbed is None else multisets.difference(expected, undisturbed)
-    batches: dict[str, order.Batches] = {}
+    calm = None if undisturbed is None else rows.difference(expected, undisturbed)
+    batches: dict[str, rows.Batches] = {}
     for system in _systems(history):
         found = plain(history.observed.get(system, OBSERVED.empty_table()))
-        difference = multisets.difference(expected, found)
-        verdicts += multisets.check_rows(system, expected, found, difference)
-        verdicts += order.check_order(system, found)
+        difference = rows.difference(expected, found)
+        verdicts += rows.check_rows(system, expected, found, difference)
+        verdicts += rows.check_order(system, found)
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
             # What equals the expected rows differs from others as these do.
-            other = multisets.difference(undisturbed, found) if calm.count else difference
-            verdicts += multisets.check_undisturbed(system, undisturbed, found, other)
+            other = rows.difference(undisturbed, found) if calm.count else difference
+            verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:
-            batches[system] = order.batches_of(found)
-    verdicts += order.check_torn(batches)
+            batches[system] = rows.batches_of(found)
+    verdicts += rows.check_torn(batches)
     verdicts += events.check_state(history, calm)
     verdicts += events.check_stuck(history)
-    verdicts += stops.check_stops(history)
-    verdicts += growth.check_growth(history)
-    return tuple(verdict if _can_tell(history, verdict) else _blank(verdict) for verdict in verdicts)
+    verdicts += events.check_stops(history)
+    verdicts += events.check_growth(history)
+    return tuple(
+        verdict if _can_tell(history, verdict) else replace(verdict, looked_at=0, count=0, examples=())
+        for verdict in verdicts
+    )
 
 
 def _can_tell(history: History, verdict: Verdict) -> bool:
     if verdict.anomaly in NEEDS_THE_END and not history.came_to_its_end:
         return False
     return verdict.anomaly not in _OF_ROWS or not verdict.system or verdict.system in history.observed
-
-
-def _blank(verdict: Verdict) -> Verdict:
-    return replace(verdict, looked_at=0, count=0, examples=())
 
 
 def _systems(history: History) -> list[str]:

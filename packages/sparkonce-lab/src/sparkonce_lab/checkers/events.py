@@ -1,16 +1,67 @@
-"""Judges what happened: what readers saw, what was left open, whether the run came to its end."""
+"""Judges what happened: what readers saw, what was left open, why queries stopped, and what grew without end.
+
+A query may stop while something is broken, if it says what: a new driver continues. It must never lose rows knowingly,
+take its own log or checkpoint for another's, or stop when nothing is wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce_lab.checkers.multisets import Difference, told
-from sparkonce_lab.checkers.steps import steps_of
-from sparkonce_lab.history import EventKind, History
+from sparkonce.protocol.coordinator import MOST_DOUBTS, MOST_HEALINGS
+from sparkonce.protocol.horizon import KEEP_BATCHES, TIDY_EVERY_BATCHES
+from sparkonce_lab.checkers.rows import Difference, told
+from sparkonce_lab.faults import OF_REQUESTS, STORE, Fault
+from sparkonce_lab.history import Event, EventKind, History
 from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """A fault that happened.
+
+    Attributes:
+        number: The step's.
+        fault: What.
+        system: The name of the system that it struck; empty for the query.
+        driver: The number of the driver that it met.
+        since: Place of `EventKind.FAULT` in the history.
+        until: Place of `EventKind.RECOVERED` of this step or of a later one; None if it was never recovered from.
+    """
+
+    number: int
+    fault: Fault
+    system: str
+    driver: int
+    since: int
+    until: int | None
+
+    def is_over(self, place: int) -> bool:
+        """Tells whether it was recovered from before a place of the history."""
+        return self.until is not None and self.until < place
+
+
+def steps_of(history: History) -> list[Struck]:
+    """Lists every fault, in its order."""
+    recovered = [(at, event["step"]) for at, event in enumerate(history.events) if event.kind is EventKind.RECOVERED]
+    return [
+        Struck(
+            number=event["step"],
+            fault=Fault(event["fault"]),
+            system=str(event.fields.get("system") or ""),
+            driver=event["driver"],
+            since=since,
+            until=next((at for at, step in recovered if at > since and step >= event["step"]), None),
+        )
+        for since, event in enumerate(history.events)
+        if event.kind is EventKind.FAULT
+    ]
 
 
 def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verdict]:
@@ -103,3 +154,213 @@ def check_stuck(history: History) -> Iterator[Verdict]:
         count=len(examples),
         examples=tuple(examples[:MOST_EXAMPLES]),
     )
+
+
+_RIVALS = frozenset({Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS})
+"""Two drivers at once: one of them must stop, whichever error it meets first."""
+_SERVERS = frozenset({Fault.SERVER_KILLED, Fault.SERVER_PAUSED, Fault.COORDINATOR_MOVED, Fault.TARGET_DISK_FULL})
+_CONNECTIONS = frozenset(
+    {
+        Fault.CUT,
+        Fault.SLOWED,
+        Fault.BLACK_HOLE,
+        Fault.REQUESTS_SWALLOWED,
+        Fault.REPLIES_SWALLOWED,
+        Fault.REPLY_LOST,
+        Fault.REQUEST_LATE,
+    }
+)
+_OUTAGES = _SERVERS | _CONNECTIONS
+_WORKERS = frozenset({Fault.EXECUTOR_KILLED, Fault.WORKER_KILLED})
+_LOG_DISK = frozenset({Fault.LOG_DISK_FULL})
+_CLOCK = frozenset({Fault.CLOCK_JUMPED})
+"""Servers refuse what is dated otherwise than they are: S3 a signature, Kafka by log.message.timestamp.after.max.ms."""
+_OF_SPARK = _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK
+"""Spark's own error: its source asks the broker, its log and state are on the checkpoint's disk, where it also sees
+another driver's files; its jobs fail with their workers."""
+EXPLAINED_BY = {
+    # Another run has claimed the query, or is ahead.
+    "SupersededError": _RIVALS,
+    "StaleBatchError": _RIVALS,
+    # Nothing is visible, and the next run writes the batch again. A rival's sweep aborts what is prepared here.
+    "PrepareError": _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK | _CLOCK,
+    # The batch took longer than its transactions may live: a server did not answer, or the driver was stopped.
+    "TransactionTooOldError": _RIVALS | _OUTAGES,
+    # A deadline has passed. A paused driver's has, too, when it wakes up.
+    "UnknownOutcomeError": _RIVALS | _OUTAGES | _LOG_DISK | _CLOCK,
+    # A driver that starts during an outage cannot ask the server.
+    "PreflightError": _OUTAGES | _CLOCK,
+    # A record or a floor could not be written. Not its subclasses: what was written must be readable.
+    "LogError": _LOG_DISK,
+    "StreamingQueryException": _OF_SPARK,
+    "Py4JJavaError": _OF_SPARK,
+    "SparkException": _OF_SPARK,
+}
+"""Names of errors, and the faults that may lead to them. Nothing explains an error that is not listed: not
+``TransactionLostError``, for the workload is deterministic and healing must work; not ``CheckpointMismatchError``,
+``StaleLogError`` and ``CorruptRecordError``, for nobody touches log or checkpoint; not ``ConfigurationError``; and no
+error that is neither ours nor Spark's, such as a client library's."""
+_OF_THE_STORE = {
+    "ConfigurationError": re.compile(
+        r"cannot be written to: |could not be asked to show|did not say which of two puts|cannot reach that store: "
+    ),
+    "LogError": re.compile(r"could not be written: |cannot be read: |could not be tidied away: "),
+}
+"""The words of a start or a run whose checkpoint's store gave no answer. An outage of that store explains them. One
+request that is struck does not, for it is sent again. Nothing explains a store, query or log that is wrong."""
+_PLANNED = re.compile(r"has planned batch \d+ with the offsets .+: another driver runs on this checkpoint")
+"""Two drivers at once explain this in S3, which renames by copying: Spark itself does not keep them apart there."""
+_COPIES = ("s3", "s3a")
+"""The checkpoints that are in S3: the verifier's own one, and the user's."""
+_SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
+_NOTHING_SAID = "SparkException"
+_CRASHED = "signal"
+"""Ended by a signal that we did not send, or as if all were done: nothing explains that."""
+_OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
+
+
+def check_stops(history: History) -> Iterator[Verdict]:
+    """Finds STOPPED: a query stopped by itself, or a driver ended unasked and said nothing.
+
+    A fault explains its errors from `EventKind.FAULT` to `EventKind.RECOVERED`. Two drivers at once explain them of
+    each of the two for as long as there is another driver, or there has been a newer one.
+    """
+    steps = steps_of(history)
+    stops = list(_stops(history))
+    began = history.first(EventKind.BEGAN)
+    copies = began is not None and str(began.fields.get("checkpoint")).partition(":")[0] in _COPIES
+    unexplained = [
+        f"at {event.at_ms} ms driver {event['driver']}: {what}"
+        for place, event, error, what in stops
+        if not _is_explained(
+            history.events, [step for step in steps if _explains(step, error, what, copies)], place, event["driver"]
+        )
+    ]
+    yield Verdict(
+        anomaly=Anomaly.STOPPED,
+        system="",
+        looked_at=sum(1 for _ in history.of(EventKind.START)),
+        count=len(unexplained),
+        examples=tuple(unexplained[:MOST_EXAMPLES]),
+    )
+
+
+def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
+    """Yields place, event, the name of the error, and a description of each stop."""
+    told: set[int] = set()
+    for place, event in enumerate(history.events):
+        if event.kind is EventKind.STOPPED and event["driver"] not in told:
+            told.add(event["driver"])  # Spark tells the same error again, wrapped
+            yield place, event, _error(event), f"{event['error']}: {event['message']}"
+        elif (
+            event.kind is EventKind.ENDED
+            and not event.fields.get("asked", event["code"] <= 0)
+            and event["driver"] not in told
+        ):
+            error = _NOTHING_SAID if event["code"] > 0 else _CRASHED
+            yield place, event, error, f"ended with code {event['code']} and did not say why"
+
+
+def _error(event: Event) -> str:
+    """Returns the error's name. Where Spark has wrapped ours, it is the last of ours that the traces name."""
+    inside = _OURS.findall(str(event["message"])) if event["error"] in _SPARKS_OWN else []
+    return str((inside or [event["error"]])[-1])
+
+
+def _explains(step: Struck, error: str, what: str, copies: bool) -> bool:
+    """Tells whether a fault may lead to an error, whenever that was."""
+    if step.system == STORE and error in _OF_THE_STORE:
+        return step.fault in _OUTAGES - OF_REQUESTS and _OF_THE_STORE[error].search(what) is not None
+    if error == "CheckpointMismatchError":
+        return copies and step.fault in _RIVALS and _PLANNED.search(what) is not None
+    return step.fault in EXPLAINED_BY.get(error, ())
+
+
+def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, driver: int) -> bool:
+    return any(
+        not step.is_over(place) or (step.fault in _RIVALS and _is_rival(events, step, place, driver))
+        for step in steps
+        if step.since < place
+    )
+
+
+def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
+    """Tells whether the driver was one of the two, and not the only one left at that place of the history.
+
+    The second one takes long to start, and a zombie to find out: either may be after a batch was finished.
+    """
+    next_fault = next(
+        (at for at, event in enumerate(events) if at > step.since and event.kind is EventKind.FAULT), len(events)
+    )
+    started = {event["driver"] for event in events[step.since : next_fault] if event.kind is EventKind.START}
+    rivals = {step.driver} | started
+    gone = {event["driver"] for event in events[:place] if event.kind in (EventKind.STOPPED, EventKind.ENDED)}
+    newer = {event["driver"] for event in events[:place] if event.kind is EventKind.START and event["driver"] > driver}
+    return driver in rivals and bool(newer or rivals - gone - {driver})
+
+
+LOG_FOLDER = "log"
+"""The decision log's name in `EventKind.FOLDER`."""
+WARM_UP_MS = 120_000
+"""The first time of a process, which is not judged: caches fill, code is compiled, pools open."""
+FEWEST_SAMPLES = 20
+SHORTEST_MS = 600_000
+"""The shortest observation of a process that tells anything about growth."""
+_HANDLES = (1.20, 20.0)
+_OF_A_JVM = {"rss_mib": (1.25, 100.0), "handles": _HANDLES}
+_OF_PYTHON = {"rss_mib": (1.10, 20.0), "handles": _HANDLES}
+"""Growing is what has become more than so many times as large, and larger by more than that. A JVM keeps garbage."""
+_FLOORS = 2
+"""Files of floors: the highest, and one that is about to be deleted."""
+_FILES_PER_DRIVER = 2
+"""A claim, and a temporary file that a killed driver has left: they are deleted after an hour."""
+
+
+def check_growth(history: History) -> Iterator[Verdict]:
+    """Finds GROWING. Processes that were not seen for long, and a log that is not yet tidied, are not judged."""
+    looked_at, examples = 0, []
+    series: dict[tuple[int, str, int], list[Event]] = {}
+    for event in history.of(EventKind.RESOURCES):
+        series.setdefault((event["driver"], event["role"], event["pid"]), []).append(event)
+    for (driver, role, pid), samples in series.items():
+        warm = [event for event in samples if event.at_ms - samples[0].at_ms >= WARM_UP_MS]
+        if len(warm) < FEWEST_SAMPLES or warm[-1].at_ms - warm[0].at_ms < SHORTEST_MS:
+            continue
+        looked_at += 1
+        limits = _OF_A_JVM if role == "jvm" else _OF_PYTHON
+        examples += [f"{role} of driver {driver} (process {pid}): {line}" for line in _growth(warm, limits)]
+    newest = max((event["batch"] for event in history.of(EventKind.BATCH)), default=-1)
+    bound = most_log_files(history)
+    logs = [event for event in history.of(EventKind.FOLDER) if event["name"] == LOG_FOLDER]
+    if logs and newest >= bound:
+        looked_at += 1
+        largest = max(logs, key=lambda event: int(event["files"]))
+        if largest["files"] > bound:
+            examples.append(
+                f"the decision log had {largest['files']} files at {largest.at_ms} ms, and keeps {bound} at most"
+            )
+    yield Verdict(
+        anomaly=Anomaly.GROWING,
+        system="",
+        looked_at=looked_at,
+        count=len(examples),
+        examples=tuple(examples[:MOST_EXAMPLES]),
+    )
+
+
+def most_log_files(history: History) -> int:
+    """Returns the most files that the decision log may have: those that the coordinator keeps, and this run's."""
+    drivers = sum(1 for _ in history.of(EventKind.START))
+    healed = sum(1 for event in history.of(EventKind.BATCH) if event["healed"])
+    decisions = KEEP_BATCHES + TIDY_EVERY_BATCHES + 1
+    # A driver that is killed before it has tidied leaves that to the next batch.
+    return decisions + _FLOORS + drivers * (_FILES_PER_DRIVER + 1) + healed * MOST_HEALINGS + MOST_DOUBTS
+
+
+def _growth(warm: Sequence[Event], limits: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    third = len(warm) // 3
+    for name, (times, more) in limits.items():
+        before = median(float(event[name]) for event in warm[:third])
+        after = median(float(event[name]) for event in warm[-third:])
+        if after > before * times and after - before > more:
+            yield f"{name} {before:.0f} at first, {after:.0f} at last"

@@ -50,7 +50,7 @@ def demo(
     from rich.console import Console as RichConsole
 
     from sparkonce_lab.demo.console import Console
-    from sparkonce_lab.demo.run import run
+    from sparkonce_lab.demo.scenario import run
 
     form = OutputFormat.of(form, as_json)
     rich = RichConsole(stderr=form.is_for_programs)

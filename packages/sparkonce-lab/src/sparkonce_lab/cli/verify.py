@@ -118,6 +118,7 @@ def verify(
             _tell(judge, console, form)
         return
     from sparkonce_lab.ask import Asked, options_of
+    from sparkonce_lab.history import EVENTS, EventKind, load
     from sparkonce_lab.run import run
 
     def ask() -> Asked:
@@ -146,18 +147,12 @@ def verify(
         try:
             run(options, say)
         except Exception as error:
-            if not _has_begun(options.folder):
+            if not (options.folder / EVENTS).exists() or load(options.folder).first(EventKind.BEGAN) is None:
                 raise
             if not isinstance(error, SparkonceError):
                 console.print_exception()
             say(f"{str(error).rstrip('.')}. What was recorded until then is judged")
         _tell(options.folder, console, form)
-
-
-def _has_begun(folder: Path) -> bool:
-    from sparkonce_lab.history import EVENTS, EventKind, load
-
-    return (folder / EVENTS).exists() and load(folder).first(EventKind.BEGAN) is not None
 
 
 @contextmanager

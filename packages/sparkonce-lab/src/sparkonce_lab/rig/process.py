@@ -1,9 +1,16 @@
-"""A server's process: its log, its signals, and its end, which comes with ours at the latest."""
+"""A server's process, with free ports that it keeps when it is started again, and the base of all servers.
+
+It starts, dies, comes back with its data, and ends with this process at the latest.
+"""
 
 from __future__ import annotations
 
+import abc
 import os
+import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -11,9 +18,58 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkonce.errors import PreflightError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
+
+    from typing_extensions import Self
+
+
+HOST = "127.0.0.1"
+
+# Below the ports that systems give to outgoing connections: a client that tries to reach a stopped server could be
+# given the server's own port, connect to itself, and keep the server from coming back.
+_PORTS = range(20_000, 32_000)
+_FOUND_WITHIN_S = 10.0
+
+
+def is_free(port: int) -> bool:
+    """Tells whether a server can listen on this loopback port now."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers' own sockets do
+        try:
+            candidate.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Finds a port that nobody listens on now."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Finds so many different ports on which nothing listens now.
+
+    Raises:
+        PreflightError: if there are not so many.
+    """
+    found: set[int] = set()
+    give_up_at = time.monotonic() + _FOUND_WITHIN_S
+    while len(found) < count:
+        port = secrets.choice(_PORTS)
+        if is_free(port):
+            found.add(port)
+        elif time.monotonic() > give_up_at:
+            raise PreflightError(
+                f"There are no {count} free ports from {_PORTS.start} to {_PORTS.stop}.",
+                next_step="End what listens there.",
+            )
+    return list(found)
+
 
 POLL_S = 0.05
 DOWN_WITHIN_S = 30.0
@@ -245,3 +301,99 @@ def last_lines(log: Path, count: int) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
     except OSError:
         return ""
+
+
+UP_WITHIN_S = 60.0
+
+
+class Server(Restartable, abc.ABC):
+    """A server that keeps its port and its data when it is started again. Use as a context manager.
+
+    Args:
+        folder: For its data and its log. Its path must be in `command`: that is how the process is known.
+        port: By default a free one.
+
+    Attributes:
+        user: The user that runs it, by default ours.
+        up_within_s: The longest time that its start may take.
+    """
+
+    user: str | None = None
+    up_within_s = UP_WITHIN_S
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.folder = folder
+        self.port = free_port() if port is None else port
+
+    @abc.abstractmethod
+    def initialise(self) -> None:
+        """Makes its data. Called before each start; must leave alone what is there."""
+
+    @abc.abstractmethod
+    def command(self) -> Sequence[str]:
+        """Returns the program and its arguments."""
+
+    @abc.abstractmethod
+    def is_up(self) -> bool:
+        """Tells whether it answers."""
+
+    def env(self) -> Mapping[str, str] | None:
+        """Returns the server's environment; None for ours."""
+        return None
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        """The file with its output."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers.
+
+        Raises:
+            PreflightError: with the end of its log, if it does not.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.initialise()
+        self._process = ServerProcess(
+            list(self.command()),
+            mark=str(self.folder),
+            log=self.log,
+            dies_with_parent=True,
+            user=self.user,
+            env=self.env(),
+        )
+        give_up_at = time.monotonic() + self.up_within_s
+        while not self.is_up():
+            ended = self._process.exit_code
+            if ended is not None or time.monotonic() >= give_up_at:
+                self.kill()
+                raise PreflightError(
+                    f"{self.command()[0]} did not come up on port {self.port} within {self.up_within_s:g} s (exit code "
+                    f"{ended}). The end of {self.log}:\n{last_lines(self.log, 20)}\n",
+                    next_step="Read the log, and start the server again.",
+                )
+            time.sleep(POLL_S)
+
+    def restart(self) -> None:
+        """Kills it and starts it again with its data."""
+        self.kill()
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def find_program(name: str, *more: Path) -> Path | None:
+    """Finds a server's program: on PATH, in the folders of root's path, or in one of these folders."""
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", "/usr/local/sbin", *map(str, more)]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    return Path(found) if found else None

@@ -8,30 +8,258 @@
         assert trap.sprung.is_set()
 
 Runs in a thread of its own. The client's clocks and deadlines are not touched: what it sees is what a network does.
+Requests are recognized by their bytes, by what came before (`after`), or by Kafka's numbers (`kafka_request`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import struct
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from sparkonce_lab.rig.proxy_link import Address, Link, Matcher, Request, RequestFault, Trap
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["HOST", "Address", "FaultProxy", "Matcher", "Request", "RequestFault", "Trap"]
 
 T = TypeVar("T")
-
-HOST = "127.0.0.1"
+Address = tuple[str, int]
+Matcher = Callable[[bytes], "int | None"]
+"""Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
+Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
+"""The mark of a request: bytes, a regular expression, or a function that makes a matcher for each connection."""
+_PIECE_BYTES = 65_536
+_TAIL_BYTES = 256
+_QUIET_S = 0.05
+"""A request is complete when its client has sent nothing for so long: clients send header and body apart."""
+_REPLY_WITHIN_S = 5.0
 _LIMIT_S = 30.0
+HOST = "127.0.0.1"
+
+
+class RequestFault(str, Enum):
+    """The fate of a request."""
+
+    REPLY_LOST = "reply lost"
+    """Delivers the request, drops the answer and cuts the connection."""
+    HELD = "held"
+    """Keeps the request and cuts its client off; `Trap.deliver` delivers it later, on the same connection."""
+    STALLED = "stalled"
+    """Keeps the request, and leaves its client waiting for an answer."""
+    HALVED = "halved"
+    """Delivers the request's first half, then cuts the connection on both sides."""
+
+
+class Trap:
+    """Waits for one request.
+
+    Attributes:
+        sprung: Set when the request came.
+    """
+
+    def __init__(self, proxy: FaultProxy, kind: str, fault: RequestFault, nth: int) -> None:
+        self.kind = kind
+        self.fault = fault
+        self.sprung = threading.Event()
+        self._proxy = proxy
+        self._left = nth
+        self._held: tuple[Link, bytes] | None = None
+
+    def deliver(self) -> bytes:
+        """Delivers a held request, and waits for its answer, which no client hears.
+
+        Returns:
+            The answer; empty if the server has given up the connection meanwhile, or nothing is held.
+
+        Raises:
+            TimeoutError: if the server keeps the connection and does not answer.
+        """
+        held, self._held = self._held, None
+        return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
+
+    def drop(self) -> None:
+        """Drops a held request, and cuts its connection."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._proxy.run(held[0].drop())
+
+    def counts(self, kind: str) -> bool:
+        """Tells whether this request is the one that it waits for."""
+        if kind != self.kind or self._left == 0:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def hold(self, link: Link, data: bytes) -> None:
+        """Keeps a request."""
+        self._held = (link, data)
+        self._proxy.note_held(self)
+
+
+class Link:
+    """One client's connection and its own to the server."""
+
+    def __init__(
+        self, proxy: FaultProxy, upstream: Address, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
+        self._proxy = proxy
+        self._upstream = upstream
+        self._from_client, self._to_client = client
+        self._from_server: asyncio.StreamReader | None = None
+        self._to_server: asyncio.StreamWriter | None = None
+        self._matchers = {kind: matcher_of(request) for kind, request in proxy.requests.items()}
+        self._reply_is_lost = False
+        self._holding = False
+        self._down: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Connects to the server, and passes on what comes until both sides have ended."""
+        try:
+            self._from_server, self._to_server = await asyncio.open_connection(*self._upstream)
+        except OSError:
+            self.cut()
+            return
+        self._down = asyncio.ensure_future(self._pump_down(self._from_server))
+        try:
+            with suppress(OSError):
+                await self._pump_up(self._to_server)
+                if not self._holding:
+                    await self._down
+            while self._proxy.swallowing:  # one side does not hear that the other has given up
+                await asyncio.sleep(_QUIET_S)
+        finally:
+            self._down.cancel()
+            self.cut()
+
+    def cut(self) -> None:
+        """Cuts both sides. A held request's own connection to the server stays; an RST is swallowed, too."""
+        if not self._proxy.swallows_replies:
+            _reset(self._to_client)
+        if self._to_server is not None and not self._holding and not self._proxy.swallows_requests:
+            _reset(self._to_server)
+
+    async def deliver(self, data: bytes) -> bytes:
+        """See `Trap.deliver`."""
+        reader, writer = self._from_server, self._to_server
+        if reader is None or writer is None:
+            return b""
+        try:
+            await _until_quiet(reader)  # what it said before, answers to earlier requests among it
+            if reader.at_eof():
+                return b""
+            writer.write(data)
+            await writer.drain()
+            answer = await asyncio.wait_for(reader.read(_PIECE_BYTES), _REPLY_WITHIN_S)
+            return answer + await _until_quiet(reader)
+        except ConnectionError:
+            return b""
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"a request delivered late was not answered within {_REPLY_WITHIN_S:g} s") from error
+        finally:
+            _reset(writer)
+
+    async def drop(self) -> None:
+        """See `Trap.drop`."""
+        if self._to_server is not None:
+            _reset(self._to_server)
+
+    async def _pump_up(self, server: asyncio.StreamWriter) -> None:
+        while piece := await self._from_client.read(_PIECE_BYTES):
+            await asyncio.sleep(self._proxy.delay_s)
+            if self._proxy.swallows_requests:
+                continue
+            trap, place = self._proxy.judge(piece, self._matchers)
+            if trap is not None and await self._spring(trap, piece, place, server):
+                return
+            server.write(piece)
+            await server.drain()
+        if not self._proxy.swallows_requests and not server.is_closing():
+            server.write_eof()
+
+    async def _spring(self, trap: Trap, piece: bytes, place: int, server: asyncio.StreamWriter) -> bool:
+        """Does what the trap is for. Returns whether the connection is over for the client."""
+        if trap.fault is RequestFault.REPLY_LOST:
+            self._reply_is_lost = True
+            trap.sprung.set()
+            return False
+        if trap.fault is RequestFault.HALVED:
+            server.write(piece[: (place + len(piece) + 1) // 2])
+            await server.drain()
+        else:
+            self._holding = True
+            if self._down is not None:
+                self._down.cancel()  # what the server says from now on is read when the request is delivered
+            trap.hold(self, piece + await _until_quiet(self._from_client))
+        if trap.fault is not RequestFault.STALLED:
+            self.cut()
+        trap.sprung.set()
+        if trap.fault is RequestFault.STALLED:
+            while await self._from_client.read(_PIECE_BYTES):
+                pass
+        return True
+
+    async def _pump_down(self, server: asyncio.StreamReader) -> None:
+        try:
+            while piece := await server.read(_PIECE_BYTES):
+                if self._reply_is_lost:
+                    break
+                await asyncio.sleep(self._proxy.delay_s)
+                if not self._proxy.swallows_replies:
+                    self._to_client.write(piece)
+                    await self._to_client.drain()
+            else:
+                if not self._proxy.swallows_replies and not self._to_client.is_closing():
+                    self._to_client.write_eof()
+                return
+        except OSError:
+            pass
+        self.cut()
+
+
+async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
+    """Reads until nothing comes for a moment."""
+    found = b""
+    with suppress(asyncio.TimeoutError, ConnectionError):
+        while more := await asyncio.wait_for(reader.read(_PIECE_BYTES), _QUIET_S):
+            found += more
+    return found
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Closes with RST instead of FIN, throwing away what is not sent yet."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and connection.fileno() >= 0:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def matcher_of(request: Request) -> Matcher:
+    """Makes a matcher for a new connection."""
+    if callable(request):
+        return request()
+    return _pattern_matcher(re.compile(re.escape(request)) if isinstance(request, bytes) else request)
+
+
+def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
+    tail = b""
+
+    def match(piece: bytes) -> int | None:
+        nonlocal tail
+        data, before = tail + piece, len(tail)
+        tail = data[-_TAIL_BYTES:]
+        for found in pattern.finditer(data):
+            if found.end() > before:  # what ends in the tail was seen with the piece before
+                return max(0, found.start() - before)
+        return None
+
+    return match
 
 
 class FaultProxy:
@@ -196,3 +424,51 @@ class FaultProxy:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26
+"""Kafka's API keys, see https://kafka.apache.org/protocol#protocol_api_keys"""
+
+
+def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False) -> Callable[[], Matcher]:
+    """Recognises the next request with ``then`` after a piece with ``first``; with ``always`` each."""
+    before = first if isinstance(first, re.Pattern) else re.compile(re.escape(first))
+
+    def new() -> Matcher:
+        armed = False
+
+        def match(piece: bytes) -> int | None:
+            nonlocal armed
+            place = piece.find(then)
+            if armed and place >= 0:
+                armed = always
+                return place
+            armed = armed or before.search(piece) is not None
+            return None
+
+        return match
+
+    return new
+
+
+def kafka_request(api_key: int) -> Callable[[], Matcher]:
+    """Recognises a request to Kafka by its API key, which follows the four bytes of the request's length."""
+
+    def new() -> Matcher:
+        rest = b""
+        skip = 0
+
+        def match(piece: bytes) -> int | None:
+            nonlocal rest, skip
+            data, before, place, found = rest + piece, len(rest), skip, None
+            while place + 6 <= len(data):
+                length, key = struct.unpack_from(">ih", data, place)
+                if key == api_key and found is None:
+                    found = max(0, place - before)
+                place += 4 + length
+            rest, skip = (b"", place - len(data)) if place > len(data) else (data[place:], 0)
+            return found
+
+        return match
+
+    return new

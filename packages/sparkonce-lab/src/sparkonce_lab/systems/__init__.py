@@ -2,8 +2,7 @@
 
 - ``base`` names their operations, ``injections`` implements the faults.
 - ``kafka``, ``files``, ``s3``, ``delta``, ``postgres``, ``mysql`` and ``redis`` are the systems.
-- ``letters`` are the rows that Kafka is made to refuse.
 - ``store`` is the store of the checkpoint.
-- ``names`` makes a system from its name, ``addresses`` hides credentials in addresses.
+- ``names`` makes a system from its name.
 - ``observed`` makes tables of the rows that readers found.
 """

@@ -1,4 +1,8 @@
-"""A local folder that the files sink writes to."""
+"""A local folder that the files sink writes to, and other rows in folders: dead letters, and rows that wait.
+
+Dead letters are the rows that Kafka is made to refuse: it stores no time before 1970, and a refused row has such a
+time, and everything else as all rows have it. The rows of the write-ahead, RabbitMQ and Pravega sinks wait in a folder.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
     from sparkonce.protocol.handles import Handle
     from sparkonce.sink import TwoPhaseCommitSink
+
 
 MEGABYTES = 1024
 HELD = ".sparkonce/held"
@@ -153,3 +158,59 @@ def rows_in(name: str, content: bytes, columns: Sequence[str]) -> list[Any]:
     else:
         rows = [json.loads(line) for line in content.splitlines()]
     return [tuple(row[name] for name in wanted) if columns else row["number"] for row in rows]
+
+
+NAME = "dead-letters"
+MOST = 1_000_000_000
+
+
+def letters_sink(folder: str) -> TwoPhaseCommitSink:
+    """Makes the sink of dead letters, in the query's process."""
+    from sparkonce.sinks.files.sink import FilesSink
+
+    return FilesSink(folder, name=NAME)
+
+
+def read_letters(folder: Path) -> pa.Table:
+    """Returns the refused rows that a reader sees now: `sparkonce_lab.history.OBSERVED`, without places."""
+    import pyarrow.parquet as pq
+
+    from sparkonce_lab.systems.observed import of_texts
+
+    tables = [pq.read_table(path, columns=["row"]) for path in _system(folder).published()]
+    rows = [json.loads(text)["value"].encode() for table in tables for text in table["row"].to_pylist()]
+    return of_texts(rows)
+
+
+def open_letters(folder: Path) -> Sequence[str]:
+    """Names what is neither published nor given up."""
+    return _system(folder).left_open() if folder.exists() else []
+
+
+def _system(folder: Path) -> FilesSystem:
+    system = FilesSystem()
+    system.folder = folder
+    return system
+
+
+def waiting_rows(folder: Path) -> list[str]:
+    """Names the files of rows that are neither applied nor given up: open, prepared, or in a store without renames."""
+    folders = [found for name in ("open", "prepared", "rows") for found in folder.rglob(name)]
+    files = [path for found in folders for path in found.rglob("*") if path.is_file()]
+    return sorted(str(path) for path in files if not _has_begun(path))
+
+
+def expire_rows(folder: Path, handle: Handle) -> bool:
+    """Deletes the rows of a prepared transaction. Nothing times out; but somebody may delete files."""
+    found = [path for path in folder.rglob(str(handle["name"])) if path.parent.name in ("prepared", "rows")]
+    for path in found:
+        path.unlink()
+    return bool(found)
+
+
+def _has_begun(rows: Path) -> bool:
+    fate = rows.parent.parent / "fate" / rows.name
+    try:
+        return fate.read_text() == "started"
+    except FileNotFoundError:
+        return False

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparkonce.errors import SparkonceError
 from sparkonce.storage.files import within
 from sparkonce_lab.rig.disk import SmallDisk, affordable
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.hdfs import Hdfs
-from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.systems.files import HELD, FilesSystem, is_published, rows_in
 from sparkonce_lab.systems.injections import ServerSystem, of_disk, of_server
 

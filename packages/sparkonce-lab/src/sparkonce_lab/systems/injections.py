@@ -15,7 +15,7 @@ from sparkonce_lab.rig.proxy import Address, FaultProxy, Request, RequestFault, 
 from sparkonce_lab.systems.base import Strikable, System
 
 if TYPE_CHECKING:
-    from sparkonce_lab.rig.servers.process import Server
+    from sparkonce_lab.rig.process import Server
 
 SLOW_MS = 50
 """The time for which each piece of each connection is kept back."""

@@ -14,12 +14,11 @@ from sparkonce_lab.faults import Fault
 from sparkonce_lab.kafka import KafkaReader, Transaction, coordinators, create_topic, list_transactions, scan
 from sparkonce_lab.rig.disk import SmallDisk, affordable
 from sparkonce_lab.rig.kafka.cluster import Cluster
-from sparkonce_lab.rig.matchers import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, kafka_request
-from sparkonce_lab.rig.proxy import FaultProxy
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
+from sparkonce_lab.rig.proxy import ADD_PARTITIONS, END_TXN, INIT_PRODUCER_ID, PRODUCE, FaultProxy, kafka_request
 from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.files import NAME, open_letters, read_letters
 from sparkonce_lab.systems.injections import Injectable, Injection, of_connections, of_server
-from sparkonce_lab.systems.letters import NAME, open_letters, read_letters
 
 if TYPE_CHECKING:
     import pyarrow as pa

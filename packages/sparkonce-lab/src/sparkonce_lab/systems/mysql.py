@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.sinks.mysql.markers import Xid, quote, stage_table
 from sparkonce.sinks.mysql.settings import parse_settings
-from sparkonce_lab.rig.matchers import after
+from sparkonce_lab.rig.process import HOST
+from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.mariadb import MISSING, NEXT, MariaDBServer
-from sparkonce_lab.rig.servers.process import HOST
 from sparkonce_lab.systems.base import VerifiedSystem
 from sparkonce_lab.systems.injections import ServerSystem
 

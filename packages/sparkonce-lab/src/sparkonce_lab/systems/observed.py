@@ -44,7 +44,8 @@ def of_texts(
     count = len(texts)
     written = _parse(texts)
     if written is None:
-        written = pa.concat_tables([_parse([text]) or _unreadable() for text in texts])
+        unreadable = pa.table([[value] for value in _UNREADABLE], schema=_WRITTEN)
+        written = pa.concat_tables([_parse([text]) or unreadable for text in texts])
     table = written.append_column("partition", pa.array(partitions or [-1] * count, pa.int32()))
     return table.append_column("offset", pa.array(offsets or [-1] * count, pa.int64()))
 
@@ -100,7 +101,3 @@ def _parse(texts: Sequence[bytes | None]) -> pa.Table | None:
     except pa.ArrowInvalid:
         return None
     return found if len(found) == len(texts) else None
-
-
-def _unreadable() -> pa.Table:
-    return pa.table([[value] for value in _UNREADABLE], schema=_WRITTEN)

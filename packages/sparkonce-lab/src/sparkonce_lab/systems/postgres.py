@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce_lab.rig.matchers import after
+from sparkonce_lab.rig.process import HOST
+from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.postgres import MISSING, PostgresServer, find_postgres
-from sparkonce_lab.rig.servers.process import HOST
-from sparkonce_lab.systems.addresses import without_credentials
-from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.base import VerifiedSystem, without_credentials
 from sparkonce_lab.systems.injections import ServerSystem
 
 if TYPE_CHECKING:

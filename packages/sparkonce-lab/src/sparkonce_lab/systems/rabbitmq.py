@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.rabbitmq import RabbitServer
+from sparkonce_lab.systems.files import expire_rows, waiting_rows
 from sparkonce_lab.systems.injections import ServerSystem
-from sparkonce_lab.systems.write_ahead import expire_rows, waiting_rows
 from sparkonce_rabbitmq.sinks.queue_publisher import DEDUPLICATION_HEADER
 
 if TYPE_CHECKING:

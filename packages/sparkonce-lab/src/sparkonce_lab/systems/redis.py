@@ -12,11 +12,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.sinks.redis import names, scripts
+from sparkonce_lab.rig.process import HOST, find_program
 from sparkonce_lab.rig.proxy import FaultProxy
-from sparkonce_lab.rig.servers.process import HOST, find_program
 from sparkonce_lab.rig.servers.redis import RedisCluster, RedisServer
-from sparkonce_lab.systems.addresses import without_credentials
-from sparkonce_lab.systems.base import VerifiedSystem
+from sparkonce_lab.systems.base import VerifiedSystem, without_credentials
 from sparkonce_lab.systems.injections import ServerSystem, of_connections, of_server
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from sparkonce.errors import PreflightError
 from sparkonce.sinks.files.s3.settings import client, read_location, read_settings
-from sparkonce_lab.rig.matchers import after
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
+from sparkonce_lab.rig.proxy import after
 from sparkonce_lab.rig.servers.s3 import S3Server, find_versitygw
 from sparkonce_lab.systems.base import VerifiedSystem
 from sparkonce_lab.systems.files import FilesSystem, rows_in

@@ -12,7 +12,7 @@ from sparkonce.log import FOLDER
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.checkpoint import check_place, new_folder, open_place
 from sparkonce_lab.faults import STORE
-from sparkonce_lab.rig.servers.process import HOST
+from sparkonce_lab.rig.process import HOST
 from sparkonce_lab.rig.servers.s3 import S3Server
 from sparkonce_lab.systems.injections import Served
 

@@ -1,8 +1,7 @@
 """A real Kafka on this machine, for trying out and for tests: no Docker, no download by hand.
 
-- ``jars`` fetches Java libraries, ``class_archive`` keeps loaded classes for a faster start.
-- ``properties`` renders the brokers' settings.
-- ``broker`` is one node, ``cluster`` several.
+- ``jars`` fetches Java libraries, and keeps loaded classes for a faster start.
+- ``broker`` is one node with its settings, ``cluster`` several.
 - ``detached`` keeps a cluster that outlives the command which started it.
 """
 

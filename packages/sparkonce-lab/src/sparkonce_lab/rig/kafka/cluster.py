@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.operate.java import find_java
-from sparkonce_lab.rig.kafka.broker import Broker
-from sparkonce_lab.rig.kafka.class_archive import archive_flags, kafka_archive
-from sparkonce_lab.rig.kafka.jars import KAFKA_VERSION, kafka_jars
-from sparkonce_lab.rig.kafka.properties import CONTROLLER, HOST, PLAINTEXT
-from sparkonce_lab.rig.ports import free_ports
+from sparkonce_lab.rig.kafka.broker import CONTROLLER, PLAINTEXT, Broker
+from sparkonce_lab.rig.kafka.jars import KAFKA_VERSION, archive_flags, kafka_archive, kafka_jars
+from sparkonce_lab.rig.process import HOST, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +94,8 @@ class Cluster:
         self._add_scram = tuple(add_scram)
         self._features = dict(features or {})
         self._classes: tuple[str, ...] = ()
-        self._new_cluster_id = _random_id()
+        # In Kafka's form: 16 bytes in URL-safe base64, and no leading dash.
+        self._new_cluster_id = base64.urlsafe_b64encode(b"s" + secrets.token_bytes(15)).rstrip(b"=").decode()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
         free = iter(free_ports(nodes * len(names)))
         self.brokers = [Broker(self, node_id, dict(zip(names, free, strict=False))) for node_id in range(nodes)]
@@ -233,8 +232,3 @@ class Cluster:
                 f"Kafka cannot format {broker.folder}: {(run.stdout + run.stderr).strip()[-2000:]}\n",
                 next_step="Correct the property or user that it names.",
             )
-
-
-def _random_id() -> str:
-    """Makes a cluster id in Kafka's form: 16 random bytes in URL-safe base64, and no leading dash."""
-    return base64.urlsafe_b64encode(b"s" + secrets.token_bytes(15)).rstrip(b"=").decode()

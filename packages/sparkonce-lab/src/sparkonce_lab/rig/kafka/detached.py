@@ -16,7 +16,7 @@ from sparkonce_lab.rig.kafka.jars import KAFKA_VERSION, cache_folder, file_lock
 from sparkonce_lab.rig.process import end_process, is_running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
 _STATE = "cluster.json"
@@ -164,7 +164,7 @@ def down(folder: Path, *, delete: bool = False) -> Recorded | None:
         for node in found.nodes if found else ():
             end_process(node.pid, node.mark, _STOP_TIMEOUT_S)
         if delete:
-            for path in _node_folders(folder):
+            for path in (found.parent for found in folder.glob("node-*/server.properties")):
                 shutil.rmtree(path)
             (folder / _STATE).unlink(missing_ok=True)
             (folder / _LOCK).unlink(missing_ok=True)
@@ -175,10 +175,6 @@ def down(folder: Path, *, delete: bool = False) -> Recorded | None:
 
 def _locked(folder: Path) -> AbstractContextManager[None]:
     return file_lock(folder / _LOCK, time.monotonic() + _LOCK_TIMEOUT_S)
-
-
-def _node_folders(folder: Path) -> Iterator[Path]:
-    return (path.parent for path in folder.glob("node-*/server.properties"))
 
 
 def _record(cluster: Cluster) -> Recorded:

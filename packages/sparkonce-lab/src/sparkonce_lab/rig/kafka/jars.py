@@ -1,7 +1,9 @@
-"""Fetches Java libraries from Maven repositories with the Ivy that PySpark ships, into a cache of our own.
+"""Fetches Java libraries from Maven repositories with the Ivy that PySpark ships, and keeps archives of their classes.
 
-Each set of coordinates is one folder, made under a lock and renamed into place when it is complete, so what stands
-there is whole and a second call costs nothing.
+Each set of coordinates is one folder in a cache of our own, made under a lock and renamed into place when it is
+complete, so what stands there is whole and a second call costs nothing. With an archive of its classes, read and
+verified once (JEP 350), a broker is up in little more than half the time; where none can be made or read, the program
+starts without it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
 import subprocess
@@ -20,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
-from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
 from sparkonce.operate.java import find_java
 from sparkonce.sources.packages import AVRO_MODULE, KAFKA_MODULE, SCALA, spark_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
 
 KAFKA_VERSION = "4.3.0"
 FETCH_TIMEOUT_S = 600.0
@@ -229,3 +233,45 @@ def _problems(ivy_output: str) -> str:
     lines = [line.strip(" :\t") for line in ivy_output.splitlines()]
     told = [line for line in lines if re.search(r"not found|UNRESOLVED|FAILED|Exception|error", line, re.IGNORECASE)]
     return "; ".join(dict.fromkeys(told or lines[-3:]))
+
+
+_log = logging.getLogger("sparkonce")
+_ARCHIVED_WITHIN_S = 240.0
+_QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+"""A JVM that an archive does not fit goes without, and need not say so."""
+
+
+def kafka_archive(version: str) -> Path:
+    """Returns where the archive for this Kafka and this Java is kept."""
+    java = Path(find_java()).resolve()
+    found = java.stat()
+    made_for = f"{java} {found.st_size} {found.st_mtime_ns} {kafka_jars(version)}"
+    return cache_folder() / "classes" / f"kafka-{version}-{hashlib.sha256(made_for.encode()).hexdigest()[:12]}.jsa"
+
+
+def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
+    """Returns the flags of a JVM that uses the archive, which is made first if there is none.
+
+    Args:
+        kept: The archive.
+        run: Starts the program with a JVM flag that it is given, and ends it in order. Raises if it cannot.
+    """
+    try:
+        if not kept.exists():
+            with file_lock(kept.with_suffix(".lock"), time.monotonic() + _ARCHIVED_WITHIN_S):
+                if not kept.exists():
+                    _make(kept, run)
+        is_made = kept.stat().st_size > 0
+    except (OSError, SparkonceError) as error:
+        _log.warning("%s cannot be made or read: the JVM starts without it, which takes longer: %s", kept, error)
+        return ()
+    return (f"-XX:SharedArchiveFile={kept}", *_QUIET) if is_made else ()
+
+
+def _make(kept: Path, run: Callable[[str], None]) -> None:
+    """Makes it. Where the JVM ends in order and makes none, an empty file notes that it never will."""
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".making-") as folder:
+        new = Path(folder, kept.name)
+        run(f"-XX:ArchiveClassesAtExit={new}")
+        new.touch()
+        new.rename(kept)

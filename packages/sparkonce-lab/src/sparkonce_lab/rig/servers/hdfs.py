@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkonce.operate.java import find_java
 from sparkonce_lab.rig.kafka.jars import resolve
-from sparkonce_lab.rig.servers.process import HOST, Server
+from sparkonce_lab.rig.process import HOST, Server
 
 VERSION = "3.4.1"
 

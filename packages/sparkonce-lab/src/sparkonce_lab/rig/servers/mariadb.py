@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkonce.errors import PreflightError
 from sparkonce_lab.rig.kafka.jars import cache_folder
-from sparkonce_lab.rig.servers.process import HOST, Server, find_program
+from sparkonce_lab.rig.process import HOST, Server, find_program
 
 PROGRAM = "mariadbd"
 INSTALL = "mariadb-install-db"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreflightError
-from sparkonce_lab.rig.process import DOWN_WITHIN_S, POLL_S, is_running
-from sparkonce_lab.rig.servers.process import HOST, Server, find_program
+from sparkonce_lab.rig.process import DOWN_WITHIN_S, HOST, POLL_S, Server, find_program, is_running
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkonce.operate.java import find_java
 from sparkonce_lab.rig.kafka.jars import resolve
-from sparkonce_lab.rig.servers.process import HOST, Server, free_port
+from sparkonce_lab.rig.process import HOST, Server, free_port
 
 _LEFT_OUT = (
     "bc-fips",

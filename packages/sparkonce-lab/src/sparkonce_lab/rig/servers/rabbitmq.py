@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce_lab.rig.ports import free_port, free_ports
-from sparkonce_lab.rig.process import DOWN_WITHIN_S, POLL_S, ServerProcess
-from sparkonce_lab.rig.servers.process import HOST, Server, find_program
+from sparkonce_lab.rig.process import (
+    DOWN_WITHIN_S,
+    HOST,
+    POLL_S,
+    Server,
+    ServerProcess,
+    find_program,
+    free_port,
+    free_ports,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

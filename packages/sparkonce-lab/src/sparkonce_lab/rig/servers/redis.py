@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce_lab.rig.ports import free_ports
-from sparkonce_lab.rig.servers.process import HOST, UP_WITHIN_S, Server, find_program
+from sparkonce_lab.rig.process import HOST, UP_WITHIN_S, Server, find_program, free_ports
 
 _HASH_SLOTS = 16384
 _POLL_S = 0.02

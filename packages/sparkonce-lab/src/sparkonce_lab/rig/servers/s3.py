@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparkonce.errors import ConfigurationError
 from sparkonce_lab.rig.kafka.jars import cache_folder
-from sparkonce_lab.rig.servers.process import Server, find_program
+from sparkonce_lab.rig.process import Server, find_program
 
 ACCESS_KEY = "sparkonce"
 SECRET_KEY = "sparkonce-secret"  # noqa: S105 - of a server on loopback that lives as long as a test

@@ -1,0 +1,263 @@
+"""Compares rows with rows, every one as often as it must be and nothing else, and judges their places.
+
+Tables are compared in a form that is quick to compare, see `plain`. A row's place is its batch, and in Kafka its
+partition and offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkonce_lab.verdicts import MOST_EXAMPLES, Anomaly, Verdict
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
+    Batches = dict[int, tuple[int, int]]
+    """By batch: how many rows, and a fingerprint of them that does not depend on their order."""
+
+
+ROW, SUM, UNEXPECTED = 0, 1, 2
+"""Codes of the kinds in a plain table."""
+KEYS = ["kind", "key", "number", "amount", "rows"]
+"""The columns that identify a row."""
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """Returns the table without nulls, with codes in place of the names of kinds.
+
+    A row that has a null, or another kind than ``row`` and ``sum``, is unexpected.
+    """
+    readable = reduce(pc.and_, (pc.is_valid(table[name]) for name in KEYS))
+    kind = pc.fill_null(pc.index_in(table["kind"], pa.array(["row", "sum"])), UNEXPECTED)
+    columns = {"kind": pc.if_else(readable, kind, UNEXPECTED).cast(pa.int8())}
+    for name in table.column_names:
+        if name != "kind":
+            columns[name] = pc.fill_null(table[name], -1)
+    return pa.table(columns)
+
+
+def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
+    """Describes the places of a row in a plain table: batch, and partition and offset if it has them."""
+    if "batch" not in found.column_names:
+        return ""
+    standing = found.filter(reduce(pc.and_, (pc.equal(found[name], row[name]) for name in KEYS)))
+    standing = standing.sort_by([("batch", "ascending"), ("partition", "ascending"), ("offset", "ascending")])
+    told = [place(one) for one in standing.slice(0, most).to_pylist()]
+    return "; ".join([*told, "…"] if len(standing) > most else told)
+
+
+def place(row: Mapping[str, Any]) -> str:
+    """Describes a place: ``batch 3, partition 0 offset 17``."""
+    batch = f"batch {row['batch']}" if row["batch"] >= 0 else "no batch"
+    return f"{batch}, partition {row['partition']} offset {row['offset']}" if row["offset"] >= 0 else batch
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """Describes a row of a plain table."""
+    key, number, amount, rows = row["key"], row["number"], row["amount"], row["rows"]
+    if row["kind"] == ROW:
+        return f"row {number} of key {key}: amount {amount}" + ("" if rows == 1 else f", as {rows} rows")
+    if row["kind"] == SUM:
+        return f"sum of key {key} from {number}: {amount} of {rows} rows"
+    return f"not a row: key {key}, number {number}, amount {amount}, rows {rows}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The difference of two multisets: tables of `KEYS` and ``times``.
+
+    Attributes:
+        missing: How many times too few.
+        doubled: How many times too many, of what must be there.
+        unexpected: How many times what must not be there at all.
+    """
+
+    missing: pa.Table
+    doubled: pa.Table
+    unexpected: pa.Table
+
+    @property
+    def count(self) -> int:
+        """The number of rows that differ."""
+        return total(self.missing) + total(self.doubled) + total(self.unexpected)
+
+
+def difference(wanted: pa.Table, found: pa.Table) -> Difference:
+    """Compares two plain tables on `KEYS`."""
+    both = pa.concat_tables([_marked(wanted, wanted=1, found=0), _marked(found, wanted=0, found=1)])
+    groups = both.group_by(KEYS).aggregate([("wanted", "sum"), ("found", "sum")])
+    uneven = groups.filter(pc.not_equal(groups["wanted_sum"], groups["found_sum"]))
+    more = pc.subtract(uneven["found_sum"], uneven["wanted_sum"])
+    uneven = uneven.select(KEYS).append_column("wanted", uneven["wanted_sum"]).append_column("times", more)
+    known, excess = pc.greater(uneven["wanted"], 0), pc.greater(uneven["times"], 0)
+    missing = uneven.filter(pc.invert(excess))
+    missing = missing.set_column(missing.column_names.index("times"), "times", pc.negate(missing["times"]))
+    return Difference(
+        missing=missing.select([*KEYS, "times"]),
+        doubled=uneven.filter(pc.and_(known, excess)).select([*KEYS, "times"]),
+        unexpected=uneven.filter(pc.invert(known)).select([*KEYS, "times"]),
+    )
+
+
+def total(times: pa.Table) -> int:
+    """Counts the rows that a table of a `Difference` stands for."""
+    return int(pc.sum(times["times"]).as_py() or 0)
+
+
+def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
+    """Judges MISSING, DOUBLED and UNEXPECTED.
+
+    A row is doubled by each occurrence beyond the first; an unexpected row counts with each.
+    A sum with a wrong amount is unexpected, and the right one is missing.
+    """
+    for anomaly, times, looked_at in (
+        (Anomaly.MISSING, unlike.missing, len(expected)),
+        (Anomaly.DOUBLED, unlike.doubled, len(found)),
+        (Anomaly.UNEXPECTED, unlike.unexpected, len(found)),
+    ):
+        yield Verdict(
+            anomaly=anomaly,
+            system=system,
+            looked_at=looked_at,
+            count=total(times),
+            examples=_examples(times, found),
+        )
+
+
+def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
+    """Finds STATE_DIFFERS: the system has other rows than an undisturbed query made."""
+    yield Verdict(
+        anomaly=Anomaly.STATE_DIFFERS,
+        system=system,
+        looked_at=len(undisturbed),
+        count=unlike.count,
+        examples=told(unlike, found),
+    )
+
+
+def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
+    """Examples of all that differs."""
+    lines = [
+        f"{name}: {line}"
+        for name, times in (("missing", unlike.missing), ("doubled", unlike.doubled), ("unexpected", unlike.unexpected))
+        for line in _examples(times, found)
+    ]
+    return tuple(lines[:MOST_EXAMPLES])
+
+
+def _examples(times: pa.Table, found: pa.Table) -> tuple[str, ...]:
+    """Describes the first rows by kind, key and number, with their places."""
+    if not len(times):
+        return ()
+    first = pc.select_k_unstable(times, k=MOST_EXAMPLES, sort_keys=[(name, "ascending") for name in KEYS])
+    lines = []
+    for row in times.take(first).to_pylist():
+        where = places(found, row)
+        lines.append(words(row) + (f" [{where}]" if where else ""))
+    return tuple(lines)
+
+
+def _marked(table: pa.Table, **marks: int) -> pa.Table:
+    plain = table.select(KEYS)
+    for name, value in marks.items():
+        plain = plain.append_column(name, pa.repeat(pa.scalar(value, pa.int8()), len(plain)))
+    return plain
+
+
+def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
+    """Finds OUT_OF_ORDER: the offsets of a key do not rise with its numbers, or it is in several partitions.
+
+    Of rows with the same key and number in one partition only the first is looked at: a repetition is DOUBLED, or
+    UNEXPECTED if its amount differs, and not counted again here.
+    """
+    placed = found.filter(pc.and_(pc.equal(found["kind"], ROW), pc.greater_equal(found["offset"], 0)))
+    if not len(placed):
+        return
+    columns = {name: placed[name].to_numpy() for name in ("key", "partition", "number", "offset", "batch")}
+    by = np.lexsort((columns["offset"], columns["number"], columns["partition"], columns["key"]))
+    key, partition, number, offset, batch = (values[by] for values in columns.values())
+    same_key = key[1:] == key[:-1]
+    same_place = same_key & (partition[1:] == partition[:-1])
+    first = np.r_[True, ~(same_place & (number[1:] == number[:-1]))]
+    kept = np.flatnonzero(first)
+    together = (key[kept][1:] == key[kept][:-1]) & (partition[kept][1:] == partition[kept][:-1])
+    back = np.flatnonzero(together & (offset[kept][1:] < offset[kept][:-1]))
+    torn_keys = np.flatnonzero(same_key & ~same_place)
+    examples = [
+        f"key {key[a]} in partition {partition[a]}: number {number[b]} (batch {batch[b]}) stands at offset "
+        f"{offset[b]}, before number {number[a]} (batch {batch[a]}) at offset {offset[a]}"
+        for a, b in ((kept[at], kept[at + 1]) for at in back[:MOST_EXAMPLES])
+    ]
+    examples += [
+        f"key {key[at]} stands in partition {partition[at]} and in partition {partition[at + 1]}, there with number "
+        f"{number[at + 1]} (batch {batch[at + 1]}) at offset {offset[at + 1]}"
+        for at in torn_keys[: MOST_EXAMPLES - len(examples)]
+    ]
+    yield Verdict(
+        anomaly=Anomaly.OUT_OF_ORDER,
+        system=system,
+        looked_at=len(placed),
+        count=len(back) + len(torn_keys),
+        examples=tuple(examples),
+    )
+
+
+def batches_of(found: pa.Table) -> Batches:
+    """Returns each batch of a plain table, without rows that name no batch."""
+    found = found.filter(pc.greater_equal(found["batch"], 0))
+    if not len(found):
+        return {}
+    batch = found["batch"].to_numpy()
+    by = np.argsort(batch, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(batch[by]) != 0])
+    prints = np.add.reduceat(_hashes([found[name].to_numpy() for name in KEYS])[by], starts)
+    counts = np.diff(np.r_[starts, len(by)])
+    return {
+        int(number): (int(count), int(one))
+        for number, count, one in zip(batch[by][starts], counts, prints, strict=True)
+    }
+
+
+def check_torn(batches: Mapping[str, Batches]) -> Iterator[Verdict]:
+    """Finds TORN: a batch has not the same rows in every system. Judges nothing if there is one system.
+
+    A row that is missing, doubled or unexpected in one system only tears its batch, too.
+    """
+    if len(batches) < 2:
+        return
+    numbers = sorted(set().union(*batches.values()))
+    torn = [number for number in numbers if len({found.get(number) for found in batches.values()}) > 1]
+    yield Verdict(
+        anomaly=Anomaly.TORN,
+        system="",
+        looked_at=len(numbers),
+        count=len(torn),
+        examples=tuple(
+            f"batch {number}: " + "; ".join(f"{name} has {_has(found.get(number))}" for name, found in batches.items())
+            for number in torn[:MOST_EXAMPLES]
+        ),
+    )
+
+
+def _has(batch: tuple[int, int] | None) -> str:
+    return "nothing" if batch is None else f"{batch[0]} rows, fingerprint {batch[1]:016x}"
+
+
+def _hashes(columns: list[Ints]) -> npt.NDArray[np.uint64]:
+    """Returns 64 bits of each row, mixed as splitmix64 does. Sums of them wrap around on purpose."""
+    mixed = np.zeros(len(columns[0]), dtype=np.uint64)
+    for values in columns:
+        mixed += values.astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
