@@ -181,9 +181,14 @@ class FilesLogStore(LogStore):
     def __init__(self, checkpoint: CheckpointFiles, *, make: bool = True) -> None:
         self._files = checkpoint.inside(FOLDER)
         self._read_floor = -1, b""
-        if make:
-            self._files.make(_RECORDS)
-            self._files.make(_FLOORS)
+        if not make:
+            return
+        try:
+            self._files.require(_RECORDS)
+            self._files.require(_FLOORS)
+        except OSError:
+            for folder in ("", _RECORDS, _FLOORS):  # one by one, so that a kill between them leaves no name unsynced
+                self._files.make(folder)
 
     @property
     def location(self) -> str:

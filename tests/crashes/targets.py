@@ -251,7 +251,7 @@ DATABASES = (
 
 def files(name: str, make: Any, store: str, **more: Any) -> Target:
     options = {"format": "json", "compression": "none", "partition_by": "part", **more.pop("options", {})}
-    parts = ("writer", "committer", f"{store}.store")
+    parts = ("writer", "committer", "s3.store" if store == "s3" else store)
     preload = (*(f"sparkonce.sinks.files.{part}" for part in parts), *(["boto3"] if store == "s3" else []))
     cannot = more.pop("cannot", (MEMORY_FULL,))
     return Target(name, make, options=options, preload=preload, rows=partitioned_rows, cannot=cannot, **more)

@@ -72,7 +72,7 @@ def spark_packages(
                 next_step="Look up the version that its project names for that Spark, and add its coordinate.",
             )
     wanted = {KAFKA_MODULE: True, AVRO_MODULE: avro, **tables}
-    wanted |= {_registered(name): one for name, one in others.items()}
+    wanted |= {_registered(name): True for name, one in others.items() if one}
     return ",".join(_coordinate(module, found[1]) for module, one in wanted.items() if one)
 
 

@@ -23,7 +23,7 @@ from sparkonce.log import DecisionLog, FilesLogStore
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.source import Source
+from sparkonce.source import Source, all_registered
 from sparkonce.sources.groups import GroupOffsets, GroupReporter
 from sparkonce.sources.offsets import rows_read
 from sparkonce.spark.arrow_batches import ArrowBatches
@@ -337,7 +337,8 @@ class ExactlyOnce:
         whole = all(share.view is None for share in self._shares)
         self._is_plain = plan is not None and whole and reads_plainly(plan)
         sources = kafka_sources(plan) if plan is not None else ()
-        self._others = [source for _, source in registered_sources(plan)] if plan is not None else ()
+        # Without the plan, any source may have made the offsets: the same batch must be grouped in the same way again.
+        self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
         if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
         self._topics = topics = SourceTopics(sources)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.spark.jvm import execution_of
-from sparkonce.watch.display import ProgressDisplay
+from sparkonce.watch.display import ProgressDisplay, end_displays
 
 logger = logging.getLogger("sparkonce")
 
@@ -131,6 +131,7 @@ def warn_if_left(query: StreamingQuery) -> None:
 def _say() -> None:
     if is_interactive():
         return
+    end_displays()
     for query in _started:
         with suppress(Exception):  # Spark's JVM may be gone
             if query.isActive:

@@ -279,6 +279,7 @@ class Figures:
             self._entered.append((phase, self._since_s))
             if self._run is not None:
                 self._seen = self._run.state
+                self._note_swept()
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
         """Notes a committed batch, whose phases have been entered."""
@@ -366,14 +367,18 @@ class Figures:
         self._phase, self._since_ms, self._since_s = phase, self.now_ms(), self._monotonic_s()
         self._entered, self._began_ms = [], self._since_ms
 
+    def _note_swept(self) -> None:
+        swept = 0 if self._run is None else self._run.swept
+        if swept > self._swept:
+            self._note("swept", None, f"{swept - self._swept} transactions that were left open are aborted.")
+            self._swept = swept
+
     def _update(self) -> None:
         """Reads the run's state. A run that has stopped was ended by an error, even if none was reported."""
         if self._run is None:
             return
-        state, swept = self._run.state, self._run.swept
-        if swept > self._swept:
-            self._note("swept", None, f"{swept - self._swept} transactions that were left open are aborted.")
-            self._swept = swept
+        self._note_swept()
+        state = self._run.state
         if state.phase is not Phase.STOPPED:
             self._seen, self._lifetimes_s = state, self._run.lifetimes_s()
         elif self._phase is not Phase.STOPPED:

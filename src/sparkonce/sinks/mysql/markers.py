@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sparkonce.protocol.codec import read_json
 from sparkonce.protocol.handles import Finished, Outcome, Scalar
@@ -20,7 +21,9 @@ from sparkonce.protocol.horizon import SINKS_KEEP_BATCHES
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks._shared.settings import COMMITS as KINDS
 from sparkonce.sinks._shared.settings import NO_RULES, UpsertRules
-from sparkonce.sinks.mysql.connection import Connection, Flavour
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.mysql.connection import Connection, Flavour
 
 COMMITS = "sparkonce_commits"
 FIELDS = frozenset({"transaction", "commit", "server", "begun_ms"})

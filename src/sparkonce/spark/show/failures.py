@@ -89,7 +89,7 @@ _FRAME = re.compile(
     r'^ +File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n    (?! *File ")(?P<source>[^\n]+))?', re.MULTILINE
 )
 _MACHINERY = re.compile(
-    r"(?:(?:site|dist)-packages|python|src|[^/\\]+\.(?:zip|whl|egg))[/\\](?:pyspark|sparkonce|py4j)[/\\]"
+    r"(?:(?:site|dist)-packages|python|src|[^/\\]+\.(?:zip|whl|egg))[/\\](?:pyspark|sparkonce(?:_lab|_pravega|_rabbitmq)?|py4j)[/\\]"
     r"|[/\\]lib(?:64)?[/\\]python[\d.]+[/\\](?!(?:site|dist)-packages)|\.p[yx][xi]$|^<"
 )
 """Files of PySpark, of sparkonce and of the standard library, and compiled or generated code."""

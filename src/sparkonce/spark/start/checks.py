@@ -67,7 +67,8 @@ def check_sources(
 
 def needs_of_sources(df: DataFrame) -> dict[str, WorkerNeeds]:
     """Returns what a query's tasks need to read sources that packages have registered, by a name for people."""
-    return {facts.where or facts.format: one.worker_needs(facts) for facts, one in registered_sources(analyzed(df))}
+    found = registered_sources(analyzed(df))
+    return {f"{facts.format} {facts.where}".strip(): one.worker_needs(facts) for facts, one in found}
 
 
 class CheckpointLocation(NamedTuple):
