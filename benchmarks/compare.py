@@ -2,9 +2,9 @@
 
     python3 dev.py run python benchmarks/compare.py HEAD~1 [HEAD] [--load "made, 100 B"] [--rounds 5]
 
-Each commit has a process with a broker and a Spark of its own, and the benchmarks as they were then. In each round both
-run once, one after the other. Prints the ratios of the paired rounds, and their CPU. Without a second commit the first
-is compared with this folder as it is.
+Each commit runs in a separate process, with a separate broker and Spark, and with the benchmarks of that commit. In
+each round both run once, one after the other. Prints the ratios of the paired rounds, and their CPU. Without a second
+commit, the first is compared with this folder as it is.
 """
 
 from __future__ import annotations

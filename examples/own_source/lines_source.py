@@ -41,7 +41,7 @@ class LinesReader(DataSourceStreamReader):
 
 
 class Lines(Source):
-    """What sparkonce has to know of it."""
+    """Tells sparkonce what only the source knows."""
 
     def judge(self, source, downtime):
         yield holds("numbers of lines are stored before a batch runs, and a replay reads the same lines again")

@@ -82,7 +82,7 @@ class SourceFacts:
 
 
 class Source(abc.ABC):
-    """What sparkonce has to know of a streaming source. Only `judge` is required.
+    """Tells sparkonce about a streaming source. Only `judge` is required.
 
     One object serves all queries of a process. Its module is loaded on the driver alone. Import clients where they are
     used: a command may load the source without them.

@@ -48,7 +48,7 @@ def listed(scene: Scene, mariadb: MySQLSystem) -> list[MySQLOrphan]:
 
 def test_all_of_a_batch_under_way_is_listed_with_its_age(two_phase: Scene, mariadb: MySQLSystem) -> None:
     def connection_of(mariadb: MySQLSystem, *, slot: int) -> int:
-        """Which writes it, by its marker, which nobody has committed."""
+        """Finds the connection that writes it, by its uncommitted marker."""
         with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
             cursor.execute("SELECT connection FROM sparkonce_commits WHERE slot = %s", [slot])

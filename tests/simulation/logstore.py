@@ -66,7 +66,7 @@ class ModelStore(LogStore):
 
     @staticmethod
     def unreadable() -> Exception:
-        """What `FilesLogStore` makes of a record that stands at the position and cannot be read."""
+        """Answers as `FilesLogStore` does for a record at the position that cannot be read."""
         return PutUnknownError("it stands already, and could not be read")
 
     def _put(self, position: int, data: bytes) -> Landed | Taken:

@@ -131,7 +131,7 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
     }
 
     def grown(first: Figures, last: Figures) -> list[str]:
-        """What has grown by more than it may."""
+        """Lists what has grown by more than it may."""
         return [name for name, more in may_grow.items() if last[name] - first[name] > more]
 
     # Records of the log that a start may read: it reads all of them before Spark starts, and as its first batch comes.

@@ -101,7 +101,7 @@ def test_a_batch_leaves_no_session_behind(spark: SparkSession) -> None:
     """Spark 4.0.0 frees no clone of one: a query with a batch a second would take a gigabyte an hour."""
 
     def sessions(spark: SparkSession) -> int:
-        """How many the JVM holds, after a full collection."""
+        """Counts those that the JVM holds after a full collection."""
         jvm, new_array = spark._jvm, spark.sparkContext._gateway.new_array
         assert jvm is not None
         gc.collect()  # what Python refers to stays alive

@@ -48,7 +48,7 @@ def versions() -> dict[str, set[str]]:
 
 
 def asked_for() -> dict[str, list[Requirement]]:
-    """What each of our projects asks for, by project and extra, and the packages for development."""
+    """Lists what each of our projects requires, by project and extra, and the packages for development."""
     found = {"dev": PROJECT["dependency-groups"]["dev"]}
     for one in (project["project"] for project in PROJECTS.values()):
         found[one["name"]] = one["dependencies"]

@@ -4,14 +4,16 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from sparkonce.errors import UnknownOutcomeError
+from sparkonce.errors import SchemaError, UnknownOutcomeError
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token, TransactionName
 from sparkonce.sinks.tables.committer import TableApplication, TableCommitter
+from sparkonce.sinks.tables.delta import DeltaSink
 from sparkonce.sinks.tables.fitting import Rules
 from sparkonce.sinks.tables.merging import MergePlan
 from sparkonce.sinks.tables.table import Label, Table
@@ -166,3 +168,12 @@ def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
     token = ApplyToken(query=OURS, batch=1, slots=(0,), rows=1, id=str(name))
     assert rows.is_applied(unit, token)
     assert durable == ([tmp_path / "a table"] if synced else [])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_variant_is_refused_at_any_depth_before_its_batch_is_decided(tmp_path: Path, depth: int) -> None:
+    """Spark's Parquet reader refuses what PySpark sends of it: the batch could never be committed."""
+    parts = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})]
+    kind = pa.struct(parts) if depth == 0 else pa.list_(pa.struct(parts))
+    with pytest.raises(SchemaError, match=r"Column 'v' has a variant.* Next: Write it as a string"):
+        DeltaSink(str(tmp_path)).columns(pa.schema([pa.field("v", kind)]))

@@ -1,6 +1,6 @@
 """The query under verification: rows from Kafka, passed on one by one and summed by key and window, to every system.
 
-A process of its own (``python -m sparkonce_lab.query``). It tells what it does in lines of JSON on standard output,
+A separate process (``python -m sparkonce_lab.query``). It tells what it does in lines of JSON on standard output,
 takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
 cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
 among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":

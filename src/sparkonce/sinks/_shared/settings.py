@@ -107,7 +107,7 @@ _SIDE = re.compile(rf"(?<![\w.])(?P<side>source|target)\s*\.\s*{_NAME}|{_SKIPPED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsertRules:
-    """Which row of a key counts; empty texts for what was not given.
+    """Says which row of a key counts; empty texts for what was not given.
 
     Attributes:
         order_by: The column whose greatest value wins, in the batch and in the table.

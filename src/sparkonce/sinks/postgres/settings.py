@@ -142,7 +142,7 @@ class Target:
 
     @property
     def rules(self) -> UpsertRules:
-        """Which row of a key counts."""
+        """The rules for which row of a key counts."""
         return UpsertRules(order_by=self.order_by, update_when=self.update_when, delete_when=self.delete_when)
 
     def to_text(self, columns: tuple[str, ...]) -> str:

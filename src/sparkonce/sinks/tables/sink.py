@@ -93,6 +93,13 @@ class TableSink(WriteAheadSink, abc.ABC):
             PreflightError: if the table cannot be read.
         """
         names = super().columns(schema)
+        for column in schema:
+            if _has_variant(column):
+                raise SchemaError(
+                    f"Column {column.name!r} has a variant, which Spark cannot read back from the files where rows "
+                    "wait for their commit.",
+                    next_step="Write it as a string, to_json(…), into a string column.",
+                )
         if _active_session() is None:  # a worker, where they were checked before
             return names
         self._ask(lambda table: self._fit(table, schema))
@@ -285,3 +292,12 @@ def _active_session() -> SparkSession | None:
         return active
     started: SparkSession | None = SparkSession._instantiatedSession
     return started
+
+
+def _has_variant(field: pa.Field) -> bool:
+    """Returns True for a variant, at any depth: its Arrow fields may be null, and Spark's Parquet reader refuses that.
+
+    PySpark marks the field of the metadata (``to_arrow_type`` in ``pyspark.sql.pandas.types``).
+    """
+    inside = [field.type.field(at) for at in range(field.type.num_fields)]
+    return b"variant" in (field.metadata or {}) or any(map(_has_variant, inside))

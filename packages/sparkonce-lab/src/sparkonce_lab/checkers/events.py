@@ -43,7 +43,7 @@ class Struck:
     until: int | None
 
     def is_over(self, place: int) -> bool:
-        """Tells whether it was recovered from before a place of the history."""
+        """Returns True if it was recovered from before a position in the history."""
         return self.until is not None and self.until < place
 
 
@@ -268,7 +268,7 @@ def _error(event: Event) -> str:
 
 
 def _explains(step: Struck, error: str, what: str, copies: bool) -> bool:
-    """Tells whether a fault may lead to an error, whenever that was."""
+    """Returns True if a fault may lead to an error, no matter when."""
     if step.system == STORE and error in _OF_THE_STORE:
         return step.fault in _OUTAGES - OF_REQUESTS and _OF_THE_STORE[error].search(what) is not None
     if error == "CheckpointMismatchError":
@@ -285,7 +285,7 @@ def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, 
 
 
 def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
-    """Tells whether the driver was one of the two, and not the only one left at that place of the history.
+    """Returns True if the driver was one of the two, and not the only one left at that point of the history.
 
     The second one takes long to start, and a zombie to find out: either may be after a batch was finished.
     """

@@ -32,7 +32,7 @@ KEYS = ["kind", "key", "number", "amount", "rows"]
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Returns the table without nulls, with codes in place of the names of kinds.
+    """Returns the table without nulls, with codes instead of the names of kinds.
 
     A row that has a null, or another kind than ``row`` and ``sum``, is unexpected.
     """

@@ -1,6 +1,6 @@
 """The verifier's query as the demo runs it: the sums alone, to Kafka, by sparkonce or by Spark's own sink.
 
-A process of its own (``python -m sparkonce_lab.demo.query``), see `sparkonce_lab.query`.
+A separate process (``python -m sparkonce_lab.demo.query``), see `sparkonce_lab.query`.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Standing:
     open: int
 
     def proves(self, point: CrashPoint) -> bool:
-        """Tells whether the kill was at this point."""
+        """Returns True if the kill was at this point."""
         if point is CrashPoint.PREPARED:
             return not self.decided and self.open > 0
         if point is CrashPoint.DECIDED:

@@ -147,7 +147,7 @@ class Scenario(ABC):
             self._finish()
             return self._count(kills, began)
         finally:
-            # The first failure is the one that is told.
+            # Only the first failure is reported.
             for stop in (self._feeder.stop, self._reader.stop):
                 with suppress(Exception):
                     stop()
