@@ -27,13 +27,13 @@ _NOT_FINAL = frozenset({Outcome.RETRY, Outcome.UNKNOWN})
 
 
 class BatchFinisher:
-    """Carries out FINISHING, ABORTING and CONCLUDING.
+    """Carries out the effects of FINISHING, ABORTING and CONCLUDING.
 
     Args:
         sinks: The sinks of the run.
-        sweeper: The sweeper, which avoids names for which a request may still arrive.
-        patience_s: The time for which outcomes that are not final are retried.
-        failure: Records what a stop should advise.
+        sweeper: The sweeper, which is told to avoid names for which a request may still arrive.
+        patience_s: How long outcomes that are not final are retried.
+        failure: Records the advice for a stop.
     """
 
     def __init__(self, sinks: RunSinks, sweeper: Sweeper, patience_s: float, failure: Failure) -> None:
@@ -46,7 +46,7 @@ class BatchFinisher:
         self._batch: int | None = None
 
     def finish(self, effect: do.Finish) -> on.Event:
-        """Commits the handles once, and waits a while if some of the answers are not final."""
+        """Commits the handles once, and then pauses if some of the outcomes are not final."""
         if effect.batch != self._batch:
             self._batch, self._lost = effect.batch, {}
         if effect.attempt == 0:
@@ -70,7 +70,7 @@ class BatchFinisher:
         )
 
     def _wait(self, batch: int, waiting: Sequence[Finished]) -> str:
-        """Pauses before the next attempt. Returns why there will be none; empty if there will be, or none is needed."""
+        """Pauses before the next attempt. Returns why there is none; empty if there is one, or none is needed."""
         if not waiting:
             self._outage.is_over()
             return ""
@@ -88,7 +88,7 @@ class BatchFinisher:
             self._sweeper.leave_names(handle.sink)
 
     def _advice_if_lost(self) -> str:
-        """Returns what to do about lost transactions; empty if they only need a longer timeout."""
+        """Returns what to do about lost transactions; empty if a longer timeout is all that they need."""
         times_out = {life.sink for life in self._sinks.lives(self._lost)}
         taken = [one for name, one in self._lost.items() if name not in times_out or one.outcome is Outcome.DAMAGED]
         return taken_away(one.next_step or one.reason for one in taken) if taken else ""
@@ -122,7 +122,7 @@ class BatchFinisher:
         )
 
     def abort(self, effect: do.Abort) -> on.Event:
-        """Aborts handles that no decision names, as far as the servers answer."""
+        """Aborts handles that no decision names, as far as the servers respond."""
         handles = effect.handles
         try:
             for handle, answer in self._sinks.ask(handles, lambda committer, some: committer.abort(some)):
@@ -138,7 +138,7 @@ class BatchFinisher:
         return on.Aborted()
 
     def conclude(self, effect: do.Conclude, work: BatchWork) -> on.Event:
-        """Tells each sink that the whole batch is committed. Unreachable servers are waited for."""
+        """Tells each sink that the whole batch is committed, waiting for unreachable servers."""
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         for name in effect.sinks:
             own = [handle for handle in effect.handles if handle.sink == name]
@@ -148,7 +148,7 @@ class BatchFinisher:
 
 
 def _check_aborted(handle: Handle, answer: Finished) -> None:
-    """Refuses a sink that answers an abort with DAMAGED: its transaction would be voided and aborted endlessly."""
+    """Refuses a sink that returns DAMAGED for an abort: its transaction would be voided and aborted endlessly."""
     if answer.outcome is Outcome.DAMAGED:
         raise errors.ConfigurationError(
             f"sink {handle.sink!r} answers DAMAGED to the abort of slot {handle.slot}, and only a commit may: "
@@ -161,7 +161,7 @@ def _check_aborted(handle: Handle, answer: Finished) -> None:
 def _commit_or_abort(
     committer: SinkCommitter, handles: Sequence[Handle], void: frozenset[tuple[str, int]]
 ) -> Sequence[Finished]:
-    """Commits the handles, but aborts those that a record of the log has made void."""
+    """Commits the handles, but aborts those that the log has made void."""
     aborted = [handle for handle in handles if handle.key in void]
     committed = [handle for handle in handles if handle.key not in void]
     answers: dict[Handle, Finished] = {}

@@ -1,7 +1,7 @@
-"""A run whose batches are begun in one process and ended in another, with the tasks between the two.
+"""A run whose batches begin in one process and end in another, with the tasks in between.
 
-Spark calls a sink that is written as a data source so: once before a batch's tasks, and once after them, each time in a
-process that knows nothing of the other. What the second one needs, the first one hands over with the tasks.
+This is how Spark calls a sink that is a data source: once before a batch's tasks and once after them, each time in a
+process that does not know the other. The first process passes what the second one needs along with the tasks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sparkonce.sink import Owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """A batch that one process has begun, as it travels through the tasks to the process that ends it.
+    """A batch that one process has begun, as passed through the tasks to the process that ends it.
 
     Attributes:
         state: The coordinator's state without the log, which is read again.
-        position: The end of the log. A record at this position is another run's.
+        position: The end of the log. A record at this position belongs to another run.
         effect: The write that the tasks carry out.
         owners: The owner of the transactions in each sink.
-        opened_s: The time when the first transaction may have been opened, by `time.monotonic`, which all processes
-            share.
+        opened_s: The earliest time at which a transaction may have been opened, by `time.monotonic`, which is the same
+            clock in all processes of a machine.
     """
 
     state: State
@@ -52,13 +52,16 @@ class Handover:
 
 
 class HalfRun(RunDriver):
-    """Carries out one half of a batch. See `RunDriver`."""
+    """Carries out one half of a batch; see `RunDriver`."""
 
     def begin_batch(self, asked: on.BatchAsked) -> Handover | None:
-        """Takes a batch up to where its tasks write; to its end, and returns None, if it is decided already.
+        """Advances a batch to the point where its tasks write. A batch that is already decided is completed instead.
+
+        Returns:
+            The batch for its tasks, or None if it is completed.
 
         Raises:
-            SparkonceError: if the run must stop.
+            SparkonceError: If the run must stop.
         """
         with self._at_work:
             watch, opened_s = Stopwatch(), time.monotonic()
@@ -69,22 +72,22 @@ class HalfRun(RunDriver):
             return Handover(
                 state=replace(self.state, view=LogView()),
                 position=self.state.view.end,
-                # Of a batch that is healed the tasks write all slots. Nobody could ask for others once they have ended.
+                # When healing, the tasks write all slots: once they have ended, no other slots can be requested.
                 effect=replace(effect, only=None),
                 owners=self._writer.owners(effect.sinks, self.state),
                 opened_s=opened_s,
             )
 
     def finish_batch(self, handover: Handover, handles: Sequence[Handle], *, loser_possible: bool) -> BatchProgress:
-        """Takes a batch that the tasks have prepared to committed.
+        """Commits a batch that the tasks have prepared.
 
         Args:
             handover: The value that `begin_batch` returned.
             handles: The handles that the tasks have prepared.
-            loser_possible: True if a task attempt may have lost.
+            loser_possible: True if there may be losing task attempts.
 
         Raises:
-            SparkonceError: if the run must stop.
+            SparkonceError: If the run must stop.
         """
         with self._at_work:
             watch = Stopwatch()
@@ -93,7 +96,10 @@ class HalfRun(RunDriver):
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
 
     def _needed(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Keeps the transactions with the lost rows of a batch that is being healed. The others are swept after it."""
+        """Keeps only the transactions with the lost rows, if the batch is being healed.
+
+        The others are swept afterwards.
+        """
         writing, known = writing_of(self.state), self.state.finishing
         if known is None or writing.only is None:
             return handles
@@ -105,7 +111,7 @@ class HalfRun(RunDriver):
 
     @property
     def leaves_no_names(self) -> bool:
-        """True if the next batch may use the names of this run's transactions."""
+        """True if the next batch may reuse the names of this run's transactions."""
         return all(self._sweeper.generation(name) == 0 for name in self._sinks.by_name) and not self._sinks.live_long
 
     @property
@@ -118,7 +124,7 @@ def resumed(handover: Handover, log: DecisionLog) -> State:
     """Returns the coordinator's state as it was handed over.
 
     Raises:
-        SupersededError: if the log was continued meanwhile: another run has claimed the query.
+        SupersededError: If another run has claimed the query meanwhile.
     """
     view = read_log(log)
     if view.end != handover.position:
@@ -131,14 +137,14 @@ def resumed(handover: Handover, log: DecisionLog) -> State:
 
 
 def continued(claim: Claim, token: Token, view: LogView, sinks: Sequence[str], *, moved: bool) -> State | None:
-    """Returns the state of a run that goes on with its next batch; None if the log's newest run is another one."""
+    """Returns the state in which a run continues with its next batch; None if another run has claimed the log."""
     if view.newest_run is None or view.newest_run.token != token:
         return None
     return State(claim=claim, moved=moved, transactional=tuple(sinks), view=view, token=token, swept=True)
 
 
 class _Written:
-    """The work of tasks that have ended, or have not begun. See `sparkonce.driver.work.BatchWork`."""
+    """The work of tasks that have ended or not yet begun; see `sparkonce.driver.work.BatchWork`."""
 
     def __init__(
         self, handles: Sequence[Handle], *, loser_possible: bool = False, taken: Callable[[], None] | None = None
@@ -149,14 +155,14 @@ class _Written:
 
     def write(
         self,
-        sinks: Mapping[str, Owner],  # noqa: ARG002 - the tasks had them
-        only: frozenset[tuple[str, int]] | None,  # noqa: ARG002 - the same
-        computed: Callable[[], None] | None = None,  # noqa: ARG002 - too late
+        sinks: Mapping[str, Owner],  # noqa: ARG002 - the tasks have them
+        only: frozenset[tuple[str, int]] | None,  # noqa: ARG002 - the tasks have it
+        computed: Callable[[], None] | None = None,  # noqa: ARG002 - too late for that
     ) -> tuple[Sequence[Handle], bool]:
-        """Returns what the tasks have prepared.
+        """Returns the handles that the tasks have prepared.
 
         Raises:
-            PrepareError: the second time.
+            PrepareError: On the second call.
         """
         handles, self._handles = self._handles, None
         if handles is None:
@@ -166,7 +172,7 @@ class _Written:
         return handles, self._loser_possible
 
     def run_into_nothing(self) -> None:
-        """Does nothing: the tasks of a decided batch throw its rows away."""
+        """Does nothing: the tasks of a decided batch discard its rows."""
 
     def is_stopped(self) -> bool:
         """Returns False, because this process cannot know whether the query was stopped."""

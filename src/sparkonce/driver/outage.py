@@ -1,4 +1,4 @@
-"""The one retry loop: it waits for a system that is unreachable or full, up to a deadline, and logs that it waits."""
+"""The one retry loop: it waits for a system that is unreachable or full, up to a deadline, and logs the wait."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ Answer = TypeVar("Answer")
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Returns True if a system was unreachable or full, so that the same call may succeed later."""
+    """Returns True if a system was unreachable or full, so that a retry may succeed."""
     return isinstance(error, errors.OutageError | errors.UnknownOutcomeError)
 
 
 def is_store_outage(error: BaseException | None) -> bool:
-    """Returns True if the store of the checkpoint was unreachable or full, so that the same call may succeed later."""
+    """Returns True if the checkpoint's store was unreachable or full, so that a retry may succeed."""
     return isinstance(error, OSError) and may_pass(error)
 
 
 def never() -> bool:
-    """Returns False: the query is never stopped while it waits."""
+    """Returns False. Used where a query cannot be stopped while it waits."""
     return False
 
 
 class Outage:
-    """The patience of one step of a run, shared by all of its calls.
+    """The retries of one step of a run, with a time limit that all of its calls share.
 
     Args:
-        patience_s: The time for which calls are retried, from the first failure on. 0: no call is retried.
-        is_stopped: Returns True if the query was stopped; no call is retried then.
-        first_pause_s: The first pause between two attempts; each further one is twice as long.
+        patience_s: How long calls are retried, starting at the first failure. 0: never.
+        is_stopped: Returns True if the query was stopped, which ends the retries.
+        first_pause_s: The first pause between two attempts. It doubles with each attempt.
         longest_pause_s: The longest pause.
-        silent_s: The time to wait before logging: servers often need only a moment.
+        silent_s: How long to wait before logging. Servers often need only a moment.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Outage:
     def retry(
         self, call: Callable[[], Answer], doing: str = "", *, again: Callable[[Exception], bool] = is_outage
     ) -> Answer:
-        """Calls until the call returns, raises an error that will not pass, or the patience is over.
+        """Calls until the call succeeds, raises an error that a retry cannot fix, or the time limit is reached.
 
         Args:
             call: The call.
             doing: What is blocked meanwhile, for the log.
-            again: Returns True if the same call may succeed later after this error.
+            again: Returns True if a retry may succeed after this error.
 
         Raises:
-            Exception: what the last call raised.
+            Exception: The last call's error.
         """
         while True:
             try:
                 answer = call()
-            except Exception as error:  # noqa: PERF203 - a failed try is followed by a pause
+            except Exception as error:  # noqa: PERF203 - a failed attempt is followed by a pause
                 if not again(error) or not self.pause(f"{doing}: {_told(error)}" if doing else _told(error)):
                     raise
             else:
@@ -88,7 +88,7 @@ class Outage:
         """Waits before the next attempt, and logs the first wait.
 
         Returns:
-            False if there is no next attempt: the patience is over, or the query was stopped.
+            False if there is no next attempt, because the time limit is reached or the query was stopped.
         """
         now_s = time.monotonic()
         began_s = now_s if self._began_s is None else self._began_s
@@ -104,7 +104,7 @@ class Outage:
         return True
 
     def is_over(self) -> None:
-        """Logs that the run continues, if a wait was logged. The next wait shares the same patience."""
+        """Logs that the run continues, if a wait was logged. Later waits share the same time limit."""
         if self._said:
             logger.warning("Going on after %.0f s, in which it was tried %d times.", *self._passed())
         self._said, self._pauses = False, 0
@@ -115,7 +115,7 @@ class Outage:
         return self._pauses > 0
 
     def in_vain(self) -> str:
-        """Returns a text with the number of attempts, the time waited, and the setting that ended the wait."""
+        """Returns the number of attempts, the time waited, and the setting that ended the wait, as text."""
         waited_s, tries = self._passed()
         return f"tried {tries} times in {waited_s:.0f} s, outage_patience_s={self._patience_s:g}"
 
@@ -124,7 +124,7 @@ class Outage:
 
 
 def doubled(first_s: float, times: int, longest_s: float) -> float:
-    """Returns a pause after so many doublings, up to a limit. Doubling a float thousands of times would overflow."""
+    """Returns the pause after this many doublings, with an upper limit. Unlimited doubling would overflow a float."""
     return min(longest_s, first_s * 2.0 ** min(times, 16))
 
 
@@ -134,17 +134,17 @@ def _told(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The times for which a run waits.
+    """How long a run waits.
 
     Attributes:
-        outage_patience_s: The longest wait for a system that cannot be reached or has no room, in each phase of a
-            batch: while it is written, decided and committed. Then the query stops. Nothing is lost: the next run
-            continues. A start waits as long, and a minute at most, for sinks to list what they remember.
-        sweep_every_s: The time between two sweeps of the run's own losing attempts when nothing suggests that there are
-            any; 0: sweep at the end of each batch.
-        sweep_in_background: True for a thread that sweeps, so that batches do not wait for it.
-        look_out_every_s: The time between two checks of the sinks for foreign transactions that block their readers;
-            0: never.
+        outage_patience_s: The longest wait for a system that is unreachable or full, in each phase of a batch: while it
+            is written, decided and committed. Then the query stops. Nothing is lost: the next run continues. At a
+            start, the wait for sinks to list their traces is also limited to a minute.
+        sweep_every_s: The time between two sweeps of the run's own transactions if nothing suggests a losing attempt;
+            0: sweep at the end of each batch.
+        sweep_in_background: True to sweep in a thread, so that batches do not wait for it.
+        look_out_every_s: The time between two checks of the sinks for foreign transactions that block their readers; 0:
+            never.
     """
 
     outage_patience_s: float = 300.0

@@ -17,12 +17,12 @@ class BatchProgress:
 
     Attributes:
         batch: Spark's batch id.
-        rows: Rows written, by sink. What a table's own triggers or rules leave out of them is not known.
-        transactions: Transactions committed.
+        rows: The number of rows written, by sink. Rows that a table's own triggers or rules discard are included.
+        transactions: The number of committed transactions.
         recovered: True if the batch had been decided before this run asked for it.
-        healed: Transactions that had been lost and were written again.
-        seconds: Wall time of each phase that the batch went through.
-        finished_at_ms: When it was done, milliseconds since the epoch by the driver's clock.
+        healed: The number of lost transactions that were rewritten.
+        seconds: The wall time of each phase that the batch went through.
+        finished_at_ms: When it was done, in milliseconds since the epoch by the driver's clock.
     """
 
     batch: int
@@ -35,7 +35,7 @@ class BatchProgress:
 
     @classmethod
     def of(cls, done: Done, sinks: Sequence[str], seconds: dict[str, float]) -> BatchProgress:
-        """Sums up a batch that is done now, for these sinks, which took part in its decision."""
+        """Sums up a batch that has just been completed, for the sinks that took part in its decision."""
         return cls(
             batch=done.batch,
             rows=rows_by_sink(done.handles, sinks),
@@ -52,7 +52,7 @@ class BatchProgress:
         return sum(self.seconds.values())
 
     def line(self) -> str:
-        """Words it for the log."""
+        """Formats it as a line for the log."""
         rows = [f"{sink}:{rows}" for sink, rows in self.rows.items()]
         marks = f"{' recovered' if self.recovered else ''}{f' healed={self.healed}' if self.healed else ''}"
         return (
@@ -69,14 +69,14 @@ class Stopwatch:
     _since: float = field(default_factory=time.monotonic)
 
     def spent(self, phase: Phase) -> None:
-        """Books the time since the last call to a phase."""
+        """Adds the time since the last call to a phase."""
         now = time.monotonic()
         self.seconds[phase.value] = self.seconds.get(phase.value, 0.0) + now - self._since
         self._since = now
 
 
 def rows_by_sink(handles: Sequence[Handle], sinks: Sequence[str] = ()) -> dict[str, int]:
-    """Counts rows by sink; 0 for one of these sinks that took none, as its view may have no slots at all."""
+    """Counts rows by sink. Includes the given sinks even if they have no handles: a view may have no slots at all."""
     rows = dict.fromkeys(sinks, 0)
     for handle in handles:
         rows[handle.sink] = rows.get(handle.sink, 0) + handle.rows

@@ -1,4 +1,4 @@
-"""Puts records into the decision log and tidies it. A full or unreachable store is waited for, and decides nothing."""
+"""Puts records into the decision log and deletes old ones, waiting for a store that is full or unreachable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkonce.storage.files import PutUnknownError
 
 logger = logging.getLogger("sparkonce")
 CONTESTED = 4
-"""From this many claims in a row, a run waits before its own, so that drivers that supersede each other back off."""
+"""After this many consecutive claims, a run waits before its own, so that competing drivers back off."""
 LONGEST_BACK_OFF_S = 30.0
 
 
@@ -30,9 +30,9 @@ class LogWriter:
 
     Args:
         log: The log.
-        patience_s: The time to wait for a full or unreachable store.
+        patience_s: How long to wait for a full or unreachable store.
         failure: Records why a put failed.
-        grown_old: Returns a message if a transaction that a decision names has grown too old; empty if none has.
+        grown_old: Returns a message if a transaction that a decision names has become too old; empty if none has.
     """
 
     def __init__(self, log: DecisionLog, patience_s: float, failure: Failure, grown_old: Callable[[], str]) -> None:
@@ -42,7 +42,7 @@ class LogWriter:
         self._grown_old = grown_old
 
     def put(self, effect: do.Put, view: LogView, work: BatchWork) -> on.Event:
-        """Puts a record, then reads the floor, as the log requires before anything else is done."""
+        """Puts a record, then reads the floor, as the protocol requires."""
         if effect.contested >= CONTESTED:
             _back_off(effect.contested, work.is_stopped)
         self._failure.clear()
@@ -81,7 +81,7 @@ class LogWriter:
         """Returns the event that makes retrying a put pointless; None if its position may still be free.
 
         Raises:
-            OSError: if the record must not be put any more.
+            OSError: If the record must no longer be put.
         """
         if self.went_on(view) and (standing := self._log.standing(effect.position)) is not None:
             return on.PutTaken(position=effect.position, standing=standing, floor=self._log.floor())
@@ -96,7 +96,10 @@ class LogWriter:
         return None
 
     def went_on(self, view: LogView) -> bool:
-        """Returns True if the log has a record that this run does not know; False if the log cannot be read."""
+        """Returns True if the log has a record that this run does not know.
+
+        If the log cannot be read, returns False.
+        """
         try:
             return self._log.read(view).end > view.end
         except (OSError, LogViolation, errors.LogError) as error:
@@ -104,7 +107,7 @@ class LogWriter:
             return False
 
     def tidy(self, effect: do.RaiseFloor | do.DeleteBelow, work: BatchWork) -> on.Event:
-        """Raises the floor, or deletes what lies below it, which is never done before the floor is durable."""
+        """Raises the floor, or deletes the records below it, which must wait until the floor is durable."""
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
         doing = f"old records of the decision log {self._log.store.location} could not be tidied away"
         try:

@@ -1,4 +1,4 @@
-"""Runs a query's batches: asks the coordinator what to do, has a worker do it, and reports the result back to it."""
+"""Runs a query's batches: carries out the effects that the coordinator requests, and reports the results back to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sparkonce.sink import TwoPhaseCommitSink
 logger = logging.getLogger("sparkonce")
 KEPT_PROGRESS = 100
 Listener = Callable[[Phase, int], None]
-"""The listener is called with each phase that the run enters, and the batch, before anything is done in it."""
+"""Called with each phase that the run enters, and the batch, before anything is done in that phase."""
 
 
 class RunDriver:
@@ -47,14 +47,14 @@ class RunDriver:
         query: Spark's query id.
         sinks: The sinks, by name.
         log: The decision log.
-        timing: Deadlines.
+        timing: How long to wait.
         listener: Called with each phase.
         library: The library's version, for the claim.
         moved: True if the log was moved here, not copied.
         accept_lost: For each sink, the newest batch that its server may have lost.
-        reporters: The reporters of how far the query has read.
-        topics: Maps the ids that the log has of the query's topics to those to record in the claim.
-        known: The state of a run that another process has begun; by default the run begins here.
+        reporters: The reporters of the query's positions.
+        topics: Maps the topic ids in the log to the topic ids to record in the claim.
+        known: The state of a run that another process began. By default, the run begins here.
 
     Attributes:
         state: The coordinator's state.
@@ -122,7 +122,7 @@ class RunDriver:
         moved: bool,
         topics: Callable[[Mapping[str, str]], Mapping[str, str]],
     ) -> State:
-        """Checks log and servers, and returns the state of a run that has claimed nothing yet."""
+        """Checks the log and the servers, and returns the state of a run that has not claimed the log yet."""
         view, facts = check_before_claim(
             self._sinks.by_name,
             self._sinks.committer,
@@ -158,28 +158,28 @@ class RunDriver:
 
     @property
     def swept(self) -> int:
-        """The number of open transactions, left by this run or older ones, that this run has aborted."""
+        """The number of open transactions, from this run or older ones, that this run has aborted."""
         return self._sweeper.swept
 
     @property
     def opened_s(self) -> float | None:
-        """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
+        """The earliest time at which the batch may have opened a transaction, by `time.monotonic`; None before that."""
         return self._writer.opened_s
 
     def lifetimes_s(self) -> dict[str, float]:
-        """Returns how long the transactions of each sink may live, in seconds; without those that do not time out."""
+        """Returns how long the transactions of each sink may live, in seconds. Sinks without a timeout are left out."""
         return {life.sink: life.seconds for life in self._sinks.lives(self._sinks.transactional)}
 
     def run_batch(self, asked: on.BatchAsked, work: BatchWork, rows: int | None = None) -> BatchProgress:
-        """Takes a batch from wherever it is to committed.
+        """Commits a batch, from whatever state it is in.
 
         Args:
             asked: The batch.
             work: Runs its plan.
-            rows: The number of rows that it reads, from which its duration is estimated; None if that is not known.
+            rows: The number of input rows, from which its duration is estimated; None if unknown.
 
         Raises:
-            SparkonceError: if the run must stop; see `sparkonce.errors`.
+            SparkonceError: If the run must stop; see `sparkonce.errors`.
         """
         with self._at_work:
             watch = Stopwatch()
@@ -195,10 +195,10 @@ class RunDriver:
         watch: Stopwatch,
         until: tuple[type[do.Effect], ...] = (do.Done,),
     ) -> Any:
-        """Carries out effect after effect until the coordinator asks for one of these types, and returns that one.
+        """Carries out effects until the coordinator requests one of the given types, and returns that one.
 
         Args:
-            first: The event to begin with, or an effect that the coordinator asked for in another process.
+            first: The first event, or an effect that the coordinator requested in another process.
             batch: Spark's batch id.
             work: The plan of the batch.
             watch: Records the time of each phase.
@@ -224,7 +224,8 @@ class RunDriver:
             cause = self._failure.cause
             self._die()
             if isinstance(cause, errors.StaleServerError):
-                raise cause  # a sink found it before the decision: it says what to do, and what was open is aborted
+                # found by a sink before the decision: its message says what to do, and everything open is aborted
+                raise cause
             raise stop_error(effect, batch, self._failure.advice) from cause
         return effect
 
@@ -232,7 +233,7 @@ class RunDriver:
         """Carries out one effect, and returns the event that answers it.
 
         Raises:
-            SparkonceError: if it cannot be done, and the run cannot continue without it.
+            SparkonceError: If it fails and the run cannot continue without it.
         """
         match effect:
             case do.ReadLog(view=view):
@@ -272,7 +273,7 @@ class RunDriver:
         """Reads the log once more before rows are reported as lost: a newer run may have healed the batch meanwhile.
 
         Raises:
-            LogError: if the log cannot be read.
+            LogError: If the log cannot be read.
         """
         if stop.reason is not do.StopReason.LOST:
             return stop
@@ -288,7 +289,7 @@ class RunDriver:
         elif effect.best_effort:
             self._sweeper.sweep_now(effect.runs)
         else:
-            # A sink that was EXACTLY_ONCE until now may have left transactions open, too.
+            # A sink that was EXACTLY_ONCE until now may also have left transactions open.
             names = {name for run in effect.runs for name, facts in run.sinks if dict(facts).get("prefix")}
             names.update(self._sinks.transactional)
             known = [name for name in self._sinks.by_name if name in names]
@@ -309,11 +310,11 @@ class RunDriver:
             self._listener(phase, batch)
 
     def close(self) -> None:
-        """Frees connections, from any thread. A batch that is under way comes to its end first."""
+        """Releases connections. May be called from any thread; a batch in progress is completed first."""
         self._close(sweep=self.state.phase is Phase.IDLE)
 
     def end(self) -> None:
-        """Closes as `close` does, but lets copies of the last batch that may have lost end before, some seconds."""
+        """Closes the run after waiting a few seconds for losing task attempts of the last batch to end; see `close`."""
         self._sweeper.let_losers_end()
         self.close()
 
@@ -325,7 +326,7 @@ class RunDriver:
             self._sinks.close()
 
     def _die(self) -> None:
-        """Ends the run for good: what it had under way belongs to the next run's recovery."""
+        """Ends the run permanently. Unfinished work is left to the next run's recovery."""
         batch, self.state = self.state.batch, State(claim=self.state.claim, phase=Phase.STOPPED)
         logger.info("Run %s has stopped at batch %s.", self.state.claim.run, batch.number if batch else "-")
         self.close()

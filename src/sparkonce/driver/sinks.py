@@ -1,4 +1,4 @@
-"""The sinks of one run on the driver's side: their committers, their facts, and the monitors of their readers."""
+"""The sinks of one run on the driver's side: their committers, facts, and reader monitors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("sparkonce")
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The seconds for which the transactions of a sink may stay open."""
+    """How many seconds the transactions of a sink may stay open."""
 
     sink: str
     seconds: float
@@ -35,9 +35,9 @@ class RunSinks:
 
     Attributes:
         by_name: The sinks, by name.
-        transactional: The names of those whose writes are transactions (EXACTLY_ONCE).
-        direct: The names of those that write before the decision, without one (AT_LEAST_ONCE).
-        after: The names of those that write after the decision, once at most (AT_MOST_ONCE).
+        transactional: The names of the sinks whose writes are transactions (EXACTLY_ONCE).
+        direct: The names of the sinks that write before the decision, without transactions (AT_LEAST_ONCE).
+        after: The names of the sinks that write after the decision (AT_MOST_ONCE).
         claim: The run's claim, with the facts that its preflight found. Set once that is done.
         live_long: True if transactions may stay open as long as each system allows.
     """
@@ -57,14 +57,15 @@ class RunSinks:
         self._committers: dict[str, SinkCommitter] = {}
 
     def committer(self, name: str) -> SinkCommitter:
-        """Returns the committer of a sink, which is created on first use."""
+        """Returns the committer of a sink, creating it on first use."""
         if name not in self._committers:
             self._committers[name] = self.by_name[name].committer()
         return self._committers[name]
 
     def facts(self, name: str) -> Facts:
-        """Returns the facts that this run's preflight found about a sink. They are looked up once."""
-        found = self._facts  # which `live_longest` replaces, while another thread may be here
+        """Returns the facts that this run's preflight found about a sink."""
+        # a local reference, since another thread may call `live_longest`, which replaces the attribute
+        found = self._facts
         if name not in found:
             facts = dict(dict(self.claim.sinks)[name])
             found[name] = self.by_name[name].longest_lived(facts) if self.live_long else facts
@@ -86,7 +87,7 @@ class RunSinks:
         return Owner(query=short_query(run.query), token=run.token, facts=dict(dict(run.sinks)[name]))
 
     def lives(self, names: Iterable[str]) -> list[Life]:
-        """Lists how long the transactions of these sinks live, for those whose transactions time out."""
+        """Lists how long transactions may live, for those of these sinks whose transactions time out."""
         return [life for name in names if (life := self._life(name)) is not None]
 
     def _life(self, name: str) -> Life | None:
@@ -105,7 +106,7 @@ class RunSinks:
     def ask(
         self, handles: Sequence[Handle], call: Callable[[SinkCommitter, list[Handle]], Sequence[Finished]]
     ) -> list[tuple[Handle, Finished]]:
-        """Asks all sinks at once, each about its own handles, and gives the answers in the order of the handles."""
+        """Calls all sinks in parallel, each with its own handles. Returns the outcomes in the order of the handles."""
         groups: dict[str, list[Handle]] = {}
         for handle in handles:
             groups.setdefault(handle.sink, []).append(handle)
@@ -136,7 +137,7 @@ class RunSinks:
         for name, committer in committers.items():
             try:
                 committer.close()
-            except Exception as error:  # noqa: PERF203 - the others have connections too, and the run has its own end
+            except Exception as error:  # noqa: PERF203
                 logger.warning("sink=%s: its connections could not be closed: %s", name, error, exc_info=True)
 
 

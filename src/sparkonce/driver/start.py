@@ -1,13 +1,13 @@
 """The checks of a start: what must be true before a run claims the log, and before it finishes or writes a batch.
 
 - `check_before_claim` reads the log, checks every sink, and refuses a log that knows less than a server.
-- `check_servers` finds a server that was restored to an older state: by a backup, a fail-over to a replica that
-  lagged, or a disk that lost confirmed writes. Rows that readers have seen are gone there, and Spark does not repeat
-  them.
-- `ResumePoint` finds the batch at which a query resumes, from its checkpoint and its log alone.
-- `mend` repairs Spark's checkpoint after a crash of the machine. Spark never calls fsync, so a file that it wrote in
-  the last half minute before a power cut may have a name and no content. A run makes Spark's files durable before
-  each decision, so an empty file belongs to no decision, or its content is in the log.
+- `check_servers` detects a server that was restored to an older state: from a backup, by failing over to a replica that
+  lagged, or because a disk lost confirmed writes. Rows that readers have already seen are missing there, and Spark does
+  not write them again.
+- `ResumePoint` finds the batch at which a query resumes, from its checkpoint and log alone.
+- `mend` repairs Spark's checkpoint after the machine crashed. Spark never calls fsync, so a file that it wrote in the
+  last half minute before a power failure may exist but be empty. A run makes Spark's files durable before each
+  decision, so an empty file either belongs to no decision, or its content is in the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparkonce.storage.spark import SparkCheckpoint
 
 logger = logging.getLogger("sparkonce")
 _TRACES_WITHIN_S = 60.0
-"""The patience with sinks that do not list their traces. Each has just passed its preflight."""
+"""The longest wait for sinks to list their traces. Each has just passed its preflight."""
 
 
 def check_before_claim(
@@ -56,14 +56,13 @@ def check_before_claim(
         committer: Returns the committer of a sink.
         log: The query's decision log.
         query: The short form of the query's id.
-        deadline_s: The time, in seconds, for which the questions to the log and the sinks are retried; for a sink's
-            traces a minute at most.
+        deadline_s: How long, in seconds, requests to the store and the sinks are retried. For traces, a minute at most.
         all_given: False if the query may have more sinks.
 
     Raises:
-        LogError: if the log cannot have been written by runs of sparkonce.
-        PreflightError: if a system does not allow the guarantee.
-        StaleLogError: if a server knows more than the log.
+        LogError: If the log contains what no run of sparkonce can have written.
+        PreflightError: If a system does not allow the guarantee.
+        StaleLogError: If a server knows more than the log.
     """
     view = read_log(log, outage=Outage(deadline_s))
     recorded = recorded_facts(view)
@@ -76,7 +75,7 @@ def check_before_claim(
         for name, known in facts.items()
         if sinks[name].guarantee is Guarantee.EXACTLY_ONCE
     }
-    # Whatever the servers listed is in the log by now, if this is the log of the runs that committed it.
+    # If this is the log of the runs that committed the traces, everything in them is in the log by now.
     listed_at, view = view.end, read_log(log, view, Outage(deadline_s))
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
@@ -92,7 +91,7 @@ def check_before_claim(
 
 
 def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhaseCommitSink], query: str) -> None:
-    """Warns of sinks that the query no longer has: nothing ends the transactions that they left open."""
+    """Warns about removed sinks, because nothing ends the transactions that they left open."""
     for name in sorted(recorded.keys() - sinks.keys()):
         if prefix := recorded[name].get("prefix"):
             logger.warning(
@@ -105,7 +104,7 @@ def _warn_of_removed(recorded: Mapping[str, Facts], sinks: Mapping[str, TwoPhase
 
 
 def _check_facts(facts: Mapping[str, Facts]) -> None:
-    """Refuses facts that are not texts, because the log could not be read back."""
+    """Refuses facts that are not strings, because the log could not be read back."""
     for sink, known in facts.items():
         for name, fact in known.items():
             if not isinstance(fact, str):
@@ -117,9 +116,9 @@ def _check_facts(facts: Mapping[str, Facts]) -> None:
 
 
 def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, within_s: float) -> Sequence[Trace]:
-    """Returns the traces that a sink has of the query; none, with a warning, if the sink does not answer.
+    """Returns the traces that a sink has of the query. If the sink does not respond, logs a warning and returns none.
 
-    Traces are a safety net below the rules, so a run that can do without them starts anyway. Everything that needs the
+    Traces are a safety net below the rules, so the run starts without them if it can. Everything that really needs the
     server waits for it later: the sweep of older runs, the check for lost commits, the first write.
     """
     ask = partial(committer.list_traces, query, facts)
@@ -128,8 +127,8 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
     except (errors.UnknownOutcomeError, errors.OutageError) as error:
         reason = error.message
     except errors.SparkonceError:
-        raise  # A verdict, such as that the server was restored to an older state.
-    except Exception as error:  # noqa: BLE001 - a sink that cannot answer this may do all else well
+        raise  # a verdict, for example that the server was restored to an older state
+    except Exception as error:  # noqa: BLE001 - everything else in the sink may still work
         reason = f"{type(error).__name__}: {error}"
     logger.warning(
         "Sink %r does not say what it remembers of this query: %s. The run starts without knowing if its "
@@ -141,7 +140,7 @@ def _traces(name: str, committer: SinkCommitter, query: str, facts: Facts, withi
 
 
 def warn_if_not_moved(view: LogView, location: str) -> None:
-    """Warns if ``checkpoint_moved=True`` has stayed on. It is meant for the first start in another folder."""
+    """Warns if ``checkpoint_moved=True`` is still set. It is meant for the first start in another folder."""
     if view.newest_run is not None and view.newest_run.location == location:
         logger.warning(
             "checkpoint_moved=True, and the decision log has not moved since the last run: %s. As long as the setting "
@@ -151,19 +150,19 @@ def warn_if_not_moved(view: LogView, location: str) -> None:
 
 
 def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | None = None) -> LogView:
-    """Reads the log from where a view ends, and waits for an unreachable store as long as the outage has patience.
+    """Reads the log from the end of a view, waiting for an unreachable store as long as the outage permits.
 
     Raises:
-        LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
+        LogError: If it cannot be read, or contains what no run of sparkonce can have written.
     """
     return _asked(log.store.location, partial(log.read, view or LogView()), outage)
 
 
 def check_log(files: CheckpointFiles, outage: Outage | None = None) -> None:
-    """Refuses a log that lacks a record, as `check_whole` does, and waits for an unreachable store as `read_log` does.
+    """Refuses a log that lacks a record (see `check_whole`), waiting for an unreachable store as `read_log` does.
 
     Raises:
-        LogError: if it lacks one, or its store cannot be read.
+        LogError: If a record is missing, or the store cannot be read.
     """
     _asked(files.location, partial(check_whole, files), outage)
 
@@ -200,10 +199,10 @@ def check_accepted(accepted: Mapping[str, int], batch: int) -> None:
 
     Args:
         accepted: For each sink, the newest batch that may be missing.
-        batch: The next batch; all batches before it are finished.
+        batch: The next batch. All batches before it are finished.
 
     Raises:
-        ConfigurationError: if one of them is not before it.
+        ConfigurationError: If one of the accepted batches is not before it.
     """
     if any(newest >= batch for newest in accepted.values()):
         raise errors.ConfigurationError(
@@ -219,9 +218,10 @@ def check_servers(
     patience_s: float,
     is_stopped: Callable[[], bool] = never,
 ) -> None:
-    """Checks that no server was restored to a state from before the newest batch that is surely finished there.
+    """Checks that no server was restored to a state from before the newest batch that is known to be finished there.
 
-    A missing transaction that is still prepared is committed again: a fail-over that lost only the commit loses no row.
+    A missing transaction that is still prepared is committed again, so a failover that lost only the commit loses no
+    rows.
 
     Args:
         effect: The effect, with the sinks and the batch before which all are finished.
@@ -231,9 +231,9 @@ def check_servers(
         is_stopped: Returns True once the query is stopped, which ends the wait.
 
     Raises:
-        ConfigurationError: if more is accepted than can be missing.
-        StaleServerError: if a server was restored to an older state.
-        UnknownOutcomeError: if a server could not be reached.
+        ConfigurationError: If more is accepted than can be missing.
+        StaleServerError: If a server was restored to an older state.
+        UnknownOutcomeError: If a server could not be reached.
     """
     check_accepted(accepted, effect.batch)
     outage = Outage(patience_s, is_stopped=is_stopped)
@@ -261,9 +261,9 @@ def check_servers(
 
 
 def _finished(view: LogView, batch: int, sink: str, accepted: int) -> list[Decision]:
-    """Lists the finished batches with rows in a sink, oldest first, whose runs had the sink's present facts.
+    """Lists the finished batches with rows in a sink, oldest first, that were written under the sink's current facts.
 
-    With other facts, another prefix, target or setting may be why a transaction is not found.
+    With other facts, a different prefix, target or setting may be why a transaction is not found.
     """
     facts = [dict(run.sinks).get(sink) for run in view.runs]
     changed = max((index for index, one in enumerate(facts) if one != facts[-1]), default=-1)
@@ -276,7 +276,7 @@ def _own(decision: Decision, sink: str) -> list[Handle]:
 
 
 def _is_gone(committer: SinkCommitter, decision: Decision, sink: str) -> bool:
-    """Returns True if the server does not have the batch, and cannot commit it again either."""
+    """Returns True if the server has lost the batch and cannot commit it again."""
     handles = _own(decision, sink)
     missing = committer.missing(handles)
     if not missing:
@@ -302,7 +302,7 @@ def _words(batches: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """The point at which a query resumes, by its checkpoint and its log.
+    """Where a query resumes, according to its checkpoint and its log.
 
     Attributes:
         checkpoint: Spark's checkpoint, as it was when the query was started.
@@ -325,11 +325,14 @@ class ResumePoint:
 
     @property
     def awaits_commit(self) -> bool:
-        """True if the newest batch was decided and may not be finished. It is committed first, and needs no input."""
+        """True if the newest batch was decided and may not be finished.
+
+        It is committed first, without reading input.
+        """
         return not self.is_done and self.view.decision(self.batch) is not None
 
     def description(self) -> str:
-        """Describes it for people; empty for a new query."""
+        """Describes it for the user; empty for a new query."""
         if self.batch < 0:
             return ""
         if self.is_done:
@@ -339,25 +342,28 @@ class ResumePoint:
         return f"Batch {self.batch} was not decided: its open transactions are aborted, and it is written again."
 
     def refusal(self, location: str, *, moved: bool = False) -> do.Stop | None:
-        """Returns the reason for which the log refuses the next start's first batch; None if it takes it.
+        """Returns the stop with which the log refuses the first batch of the next start; None if it accepts it.
 
-        A batch that Spark has not planned yet may have any offsets, so its own are not compared.
+        A batch that Spark has not planned yet may get any offsets, so they are not compared.
 
         Args:
-            location: The location of the log, see `sparkonce.log.LogStore.location`.
-            moved: True as for ``checkpoint_moved=True``.
+            location: The location of the log; see `sparkonce.log.LogStore.location`.
+            moved: The value of ``checkpoint_moved``.
         """
         query = self.checkpoint.query_id() or "no query"
         claim = Claim(nonce="", run="", query=query, location=location)
         return refusal(State(claim=claim, moved=moved, view=self.view, batch=self.next_batch()))
 
     def next_batch(self) -> Batch:
-        """Returns the batch that Spark asks for next. One that it has not planned has the offsets of its decision."""
+        """Returns the batch that Spark asks for next.
+
+        If Spark has not planned it, its offsets are those of its decision.
+        """
         number = self.batch + 1 if self.is_done else self.batch
         before = self.checkpoint.input_offsets(number - 1) if number else None
         offsets = None if self.is_done else self.checkpoint.input_offsets(number)
         newest = self.view.newest_decision
-        if offsets is None:  # not planned yet, or half written: Spark plans it anew
+        if offsets is None:  # not planned yet, or half written: Spark plans it again
             offsets = newest.offsets if newest is not None and newest.batch == number else ()
         return Batch(number=number, offsets=offsets, previous_offsets=before)
 
@@ -366,11 +372,11 @@ def mend(checkpoint: SparkCheckpoint, view: LogView) -> None:
     """Rewrites empty files of Spark's whose content is in the decision log.
 
     Args:
-        checkpoint: The query's checkpoint, on which no driver runs.
+        checkpoint: The query's checkpoint. No driver may be running on it.
         view: The content of its decision log.
 
     Raises:
-        CheckpointMismatchError: if other files are empty, with the command that deletes them where that is safe.
+        CheckpointMismatchError: If other files are empty. The message has the command to delete them if that is safe.
     """
     files = checkpoint.files
     empty = set(files.emptied())
@@ -400,7 +406,7 @@ def _write(checkpoint: SparkCheckpoint, name: str, text: str) -> None:
 
 
 def _header(checkpoint: SparkCheckpoint, batch: int) -> str:
-    """Returns the second line of ``offsets/N``, with watermark and settings: those of the batch before."""
+    """Returns the second line of ``offsets/N``, with watermark and settings, copied from the previous batch."""
     before = (checkpoint.files.read(f"offsets/{batch - 1}") or b"").decode(errors="replace").splitlines()
     header = json.loads(before[1]) if len(before) > 1 else {"batchWatermarkMs": 0, "conf": {}}
     return json.dumps({**header, "batchTimestampMs": time.time_ns() // 1_000_000}, separators=(",", ":"))
@@ -410,7 +416,7 @@ def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> Non
     newest = view.newest_decision
     decided = -1 if newest is None else newest.batch
     lines = enumerate(newest.offsets if newest is not None else ())
-    # The entry of each file source's log, by the source's number, up to which the newest decided batch has read.
+    # The last entry of each file source's log that the newest decided batch has read, by the source's number.
     listed = {str(source): int(json.loads(line)["logOffset"]) for source, line in lines if '"logOffset"' in line}
     lost = [name for name in empty if not _may_go(name, decided, listed)]
     location = checkpoint.files.location
@@ -425,7 +431,7 @@ def _refuse(checkpoint: SparkCheckpoint, empty: list[str], view: LogView) -> Non
 
 
 def _may_go(name: str, decided: int, listed: dict[str, int]) -> bool:
-    """Returns True if a file can be deleted: Spark plans the batch anew, or runs a decided batch once more."""
+    """Returns True if a file can be deleted, because Spark plans the batch again, or reruns a decided batch."""
     folder, _, rest = name.partition("/")
     if folder == "sources":
         source, _, entry = rest.partition("/")

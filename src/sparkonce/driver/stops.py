@@ -52,7 +52,7 @@ _SPREAD_OTHERWISE = (
     "spark.sql.shuffle.partitions, cores, spark.sql.adaptive.enabled) until this batch is committed. A plan with "
     "coalesce() may never give them again: see the documentation, Operations."
 )
-"""The next step where a replay gives the very same rows in other slots: nothing is permanently lost."""
+"""The next step if a replay returns exactly the same rows in other slots. Nothing is permanently lost."""
 
 
 _DELETED = (
@@ -61,14 +61,14 @@ _DELETED = (
 )
 
 _IF_MOVED = ". If it was moved"
-"""The words in the coordinator's message about a moved log that begin its advice."""
+"""The start of the advice in the coordinator's message about a moved log."""
 _MOVED = (
     "if the checkpoint was moved, and nothing runs on the old one any more, say so once: "
     "ExactlyOnce(…, checkpoint_moved=True). If this is a copy, start on the one that was last used."
 )
 
 _ADVISED = frozenset({do.StopReason.PREPARE_FAILED, do.StopReason.UNKNOWN, do.StopReason.TOO_OLD})
-"""The reasons whose next step is the system's own advice, if it gives one."""
+"""The reasons for which a system's own advice replaces the next step."""
 
 
 class Failure:
@@ -76,7 +76,7 @@ class Failure:
 
     Attributes:
         cause: The error; None if there was none.
-        advice: The next step that a system advises; empty if it does not.
+        advice: The next step that a system recommends; empty if it recommends none.
     """
 
     def __init__(self) -> None:
@@ -94,19 +94,19 @@ class Failure:
 
 
 def first_line(error: BaseException) -> str:
-    """Names an error by its class and the first line of its text."""
+    """Returns an error's class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def then_start_again(error: BaseException) -> str:
-    """Returns the next step of a failed write's error; empty if it has none."""
+    """Returns the next step for a failed write; empty if its error has none."""
     step = error.next_step if isinstance(error, errors.SparkonceError) else ""
     return step and f"{step} Then start the query again; no row is lost."
 
 
 def advice_of(waiting: Sequence[Finished]) -> str:
-    """Returns what to do about answers that leave an outcome open; empty if waiting is all that helps."""
+    """Returns what to do about inconclusive outcomes; empty if waiting is all that helps."""
     if steps := dict.fromkeys(answer.next_step for answer in waiting if answer.next_step):
         return f"{' '.join(steps)} Then start the query again: it asks for the outcome first."
     if any(answer.outcome is Outcome.UNKNOWN for answer in waiting):
@@ -123,7 +123,7 @@ def stop_error(stop: do.Stop, batch: int, advice: str = "") -> errors.SparkonceE
     """Returns the error for a stop at a batch.
 
     Args:
-        stop: The effect of the coordinator.
+        stop: The coordinator's effect.
         batch: Spark's batch id.
         advice: See `Failure.advice`.
     """

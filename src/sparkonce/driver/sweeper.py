@@ -1,4 +1,4 @@
-"""Carries out the sweeps that `sparkonce.protocol.sweeping` asks for, with a clock, a thread and the committers."""
+"""Carries out the sweeps that `sparkonce.protocol.sweeping` requests, with a clock, a thread and the committers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from sparkonce.sink import Owner, SinkCommitter
 logger = logging.getLogger("sparkonce")
 _SWEEP_TAKES_S = 1.0
 _SILENT_S = 2.0
-"""The time to wait before logging: servers often need only a moment."""
+"""How long to wait before logging. Servers often need only a moment."""
 
 
 class Sweeper:
-    """Sweeps the sinks of one run: before its first batch as long as it takes, after its batches as well as it can.
+    """Sweeps the sinks of one run: thoroughly before its first batch, and on a best-effort basis after each batch.
 
-    A thread of its own sweeps after a batch. It works while no batch does (rule 6), and a batch does not wait for what
-    it has not begun yet.
+    After a batch, a background thread sweeps. It runs only while no batch is in progress (rule 6), and a batch does not
+    wait for a sweep that has not begun.
 
     Args:
         names: The sinks that are swept after a batch.
         committer: Returns the committer of a sink.
         owner: Returns the owner of a run's transactions in a sink.
-        at_work: The lock that is held while a batch is at work.
-        every_s: The time between two sweeps when nothing suggests that there is anything to sweep; 0: sweep at the end
-            of each batch, which waits for it.
-        in_background: True for a thread. Without one, a due sweep happens at the end of a batch.
+        at_work: The lock that is held while a batch is in progress.
+        every_s: The time between two sweeps if nothing suggests that there is anything to sweep; 0: sweep at the end of
+            each batch, which waits for it.
+        in_background: True to sweep in a thread. Otherwise, a due sweep runs at the end of a batch.
 
     Attributes:
-        swept: The number of transactions aborted.
+        swept: The number of aborted transactions.
     """
 
     def __init__(
@@ -66,31 +66,32 @@ class Sweeper:
         return self._state.generation(name)
 
     def leave_names(self, name: str) -> None:
-        """Makes writers begin with other names: a request to end transactions under the old ones may still arrive."""
+        """Makes writers switch to new names: a request to end transactions under the old ones may still arrive."""
         self._step(on.AbortUnanswered(sink=name))
 
     def expect_losers(self) -> None:
-        """Notes that a copy of the batch at work may lose."""
+        """Records that the current batch may have a losing task attempt."""
         self._step(on.LosersExpected())
 
     def sweep_older(
         self, names: Sequence[str], runs: Sequence[Run], until: float, *, is_stopped: Callable[[], bool] = never
     ) -> None:
-        """Aborts all that these runs left open, and waits for unreachable servers: it may hold back every reader.
+        """Aborts everything that these runs left open, waiting for unreachable servers: it may block every reader.
 
         Raises:
-            UnknownOutcomeError: if something is not surely aborted at the deadline, by `time.monotonic`.
+            UnknownOutcomeError: If some transaction may still be open at the deadline, which is a `time.monotonic`
+                value.
         """
         outage = Outage(until - time.monotonic(), is_stopped=is_stopped, silent_s=_SILENT_S)
         for name in names:
             outage.retry(partial(self._sweep, name, runs), f"what was left open in sink {name!r} is to be aborted")
 
     def sweep_now(self, runs: Sequence[Run]) -> None:
-        """Aborts what these runs have open, in one attempt for each sink: the rest is swept later."""
+        """Aborts what these runs have open, with one attempt per sink. The rest is swept later."""
         self._step(on.BatchFailed(runs=tuple(runs)))
 
     def batch_done(self, runs: Sequence[Run]) -> None:
-        """Sweeps after a batch, or has the thread do it."""
+        """Sweeps after a batch, or leaves that to the thread."""
         self._step(on.BatchDone(runs=tuple(runs), at_s=time.monotonic()))
         if not self._in_background:
             self.sweep_due()
@@ -99,11 +100,11 @@ class Sweeper:
             self._thread.start()
 
     def sweep_due(self) -> None:
-        """Sweeps if the time for it has come. No batch may be at work."""
+        """Sweeps if a sweep is due. No batch may be in progress."""
         self._step(on.TimePassed(at_s=time.monotonic()))
 
     def let_losers_end(self) -> None:
-        """Waits until the thread has swept behind copies of the last batch that may have lost: some seconds at most."""
+        """Waits a few seconds at most until the thread has swept up after the last batch's losing task attempts."""
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(
@@ -111,11 +112,11 @@ class Sweeper:
                 )
 
     def close(self, *, sweep: bool) -> None:
-        """Ends the thread. Sweeps once more if a task attempt of the last batch may have lost, if ``sweep``."""
+        """Ends the thread. With ``sweep``, sweeps once more if the last batch may have a losing task attempt."""
         self._step(on.Closed(in_order=sweep))
 
     def _step(self, event: on.Event) -> None:
-        """Tells the machine, and carries out the sweep that it asks for. The caller holds `at_work`."""
+        """Feeds the state machine, and carries out the sweep that it requests. The caller holds `at_work`."""
         with self._changed:
             self._state, effect = on.step(self._state, event)
             self._changed.notify_all()
@@ -137,7 +138,7 @@ class Sweeper:
     def _try(self, name: str, runs: Sequence[Run]) -> bool:
         try:
             self._sweep(name, runs)
-        except Exception as error:  # noqa: BLE001 - the rows are safe either way, and the other sinks are swept
+        except Exception as error:  # noqa: BLE001 - the rows are safe either way, and the other sinks must be swept
             logger.warning("What this run left open in sink %r could not be aborted: %s", name, stops.first_line(error))
             return False
         return True
@@ -146,7 +147,7 @@ class Sweeper:
         """Lists and aborts what these runs have open in a sink, in one attempt.
 
         Raises:
-            UnknownOutcomeError: if something is not surely aborted.
+            UnknownOutcomeError: If some transaction may still be open.
         """
         owners = [self._owner(name, run) for run in runs if name in dict(run.sinks)]
         lingering = self._committer(name).list_lingering(owners) if owners else ()

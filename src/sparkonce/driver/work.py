@@ -1,4 +1,4 @@
-"""The work of the engine: it runs a batch's plan when the driver asks for it."""
+"""The engine's part: running a batch's plan when the driver asks for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkonce.sink import Owner
 
 
 class LargerRowsError(PrepareError):
-    """Rows are larger than the plan of this write was made for. The next write of the batch is made for any."""
+    """Rows are larger than this write's plan allows. The next write of the batch is planned for rows of any size."""
 
 
 class BatchWork(Protocol):
@@ -26,30 +26,30 @@ class BatchWork(Protocol):
         """Runs the plan and prepares every slot.
 
         Args:
-            sinks: The sinks to write to, by name, each with the run as it is to know it.
+            sinks: The sinks to write to by name, each with the owner of its transactions.
             only: See `effects.Write.only`.
-            computed: If not None, all rows are computed and stored first. It is called before the first transaction
-                opens.
+            computed: If not None, all rows are computed and stored first, and this is called before the first
+                transaction opens.
 
         Raises:
-            LargerRowsError: if the batch is to be written once more.
+            LargerRowsError: If the batch must be written again.
 
         Returns:
-            The handles, and whether a copy may have lost: a task or its whole stage tried again, a speculative task.
+            The handles, and True if there may be losing task attempts (retried tasks or stages, speculative tasks).
         """
 
     def run_into_nothing(self) -> None:
-        """Runs the plan and throws its rows away."""
+        """Runs the plan and discards its rows."""
 
     def is_stopped(self) -> bool:
-        """Returns True if the query was stopped: nothing is waited for then, and the next `write` raises."""
+        """Returns True if the query was stopped. Then nothing is waited for, and the next `write` raises."""
 
 
 def check_handles(handles: Sequence[Handle], sinks: Sequence[str]) -> str:
-    """Returns why these cannot be all handles of a batch; empty if each sink has each slot once, and none is missing.
+    """Returns why these are not the complete handles of a batch; empty if every sink has each slot exactly once.
 
-    Sinks that take different views of the batch may have different numbers of slots. The engine compares how many there
-    are with how many tasks it ran.
+    Sinks with different views of the batch may have different numbers of slots. The engine compares the number of slots
+    with the number of tasks that it ran.
     """
     slots = {sink: sorted(handle.slot for handle in handles if handle.sink == sink) for sink in sinks}
     if any(found != list(range(len(found))) for found in slots.values()):

@@ -1,8 +1,8 @@
 """Writes and prepares a batch, and asks for objections before it is decided.
 
 A write is repeated if a system was unreachable or the batch outlived its transactions. Sinks, position reporters and
-the age of the transactions may object. Lost rows of a decided batch are never written to another topic or table than
-the committed ones.
+the transactions' age may lead to objections. Lost rows of a decided batch are never written to a different topic or
+table than the rows already committed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from sparkonce.sink import Facts, Owner
 logger = logging.getLogger("sparkonce")
 
 _MARGIN, _MARGIN_S = 0.1, 30.0
-"""The least life a transaction must have left when its batch is decided: this part of it, and so many seconds."""
+"""The remaining life that a transaction needs when its batch is decided: this fraction of it, and this many seconds."""
 
 
 class BatchWriter:
-    """Carries out WRITING, VALIDATING and DELIVERING.
+    """Carries out the effects of WRITING, VALIDATING and DELIVERING.
 
     Args:
         sinks: The sinks of the run.
         sweeper: The sweeper, which undoes what a failed write left open.
-        log: The log, to find out whether a newer run has claimed.
-        validator: The validator, which asks for objections.
+        log: The log, to find out whether a newer run has claimed it.
+        validator: Asks for objections.
         patience_s: The total time to wait for systems that are unreachable or full.
         failure: Records why a write failed.
 
     Attributes:
-        rows_asked: The number of input rows of the batch; None if it is not known.
+        rows_asked: The number of input rows of the batch; None if unknown.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BatchWriter:
         """Runs the plan once and prepares every slot. Before a repeated write, the previous one is undone.
 
         Raises:
-            ConfigurationError: if lost rows would be written elsewhere than the rest of their batch.
+            ConfigurationError: If lost rows would be written to another target than the rest of their batch.
         """
         if not effect.sinks:
             return on.Prepared(handles=())
@@ -116,7 +116,7 @@ class BatchWriter:
         return self._verdict(on.PrepareFailed(reason=wrong)) if wrong else on.Prepared(handles=tuple(handles))
 
     def _computed(self) -> None:
-        """Notes that all rows are computed: transactions are opened from now on."""
+        """Records that all rows are computed, so transactions are opened from now on."""
         self._validator.opened_s, self._is_computing = time.monotonic(), False
 
     def validate(self, effect: do.Validate) -> on.Event:
@@ -132,7 +132,7 @@ class BatchWriter:
         return event
 
     def _verdict(self, event: on.PrepareFailed | on.Objected | on.TooOld) -> on.Event:
-        """Asks for the batch to be written again if that may help."""
+        """Requests that the batch be written again if that may help."""
         took_s = time.monotonic() - self._started_s
         if self._life is not None and self._outlived(event, took_s, self._life):
             if self._slow_s is None and not self._computed_first:
@@ -154,13 +154,13 @@ class BatchWriter:
         """Returns True if a batch was not prepared, and its transactions may have timed out meanwhile."""
         if isinstance(event, on.TooOld):
             return True
-        # Waiting for unreachable brokers can take as long as a transaction lives, too.
+        # Waiting for unreachable brokers can also take longer than a transaction lives.
         return took_s >= life.seconds and not is_outage(self._failure.cause)
 
     def _live_longest(self, names: Sequence[str]) -> None:
         """Lets transactions live as long as each system allows.
 
-        Workers' transactional ids have a timeout each: they begin with new ones where it changes.
+        The timeout is part of a producer's initialization, so workers switch to new transactional ids where it changes.
         """
         before = {name: self._sinks.facts(name) for name in names}
         self._sinks.live_longest()
@@ -172,9 +172,9 @@ class BatchWriter:
         return min(self._sinks.lives(names), key=lambda life: life.seconds, default=None)
 
     def _undo(self, effect: do.Write, state: State, work: BatchWork) -> on.Event | None:
-        """Undoes what a failed write left open: its locks and names would block the next write.
+        """Undoes what a failed write left open, since its locks and names would block the next write.
 
-        That also finds out whether the servers are back, which costs less than running the plan.
+        This also shows whether the servers are back, at less cost than running the plan.
         """
         if self._slow_s is not None:
             return None  # the coordinator has undone it
@@ -192,7 +192,7 @@ class BatchWriter:
             self._sweeper.sweep_older([name for name in effect.sinks if name in state.transactional], own, 0.0)
         except errors.UnknownOutcomeError as error:
             logger.debug("What the failed write left open is not undone yet: %s", error.message)
-            self._failure.cause = error  # so the next try waits, whatever made this write fail
+            self._failure.cause = error  # so that the next attempt waits, whatever made this write fail
             return on.Unready()
         return None
 
@@ -200,7 +200,7 @@ class BatchWriter:
         """Writes a decided batch to the at-most-once sinks."""
         try:
             work.write(self.owners(effect.sinks, state), None)
-        except Exception as error:  # noqa: BLE001 - whatever the engine raises, the run says that rows may be missing
+        except Exception as error:  # noqa: BLE001 - the run reports that rows may be missing
             reason = self._failure.note(error)
             self._failure.advice = "remove the cause and start the query again: it goes on behind this batch."
             return on.PrepareFailed(reason=reason)
@@ -208,11 +208,11 @@ class BatchWriter:
 
     @property
     def opened_s(self) -> float | None:
-        """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
+        """The earliest time at which the batch may have opened a transaction, by `time.monotonic`; None before that."""
         return None if self._is_computing else self._validator.opened_s
 
     def opened_at(self, at_s: float) -> None:
-        """Sets when the first transaction may have been opened, by `time.monotonic`, if another process opened it."""
+        """Sets the time at which another process may have opened the first transaction, by `time.monotonic`."""
         self._validator.opened_s = at_s
 
     def owners(self, names: Sequence[str], state: State) -> Mapping[str, Owner]:
@@ -238,11 +238,11 @@ class Validator:
 
     Args:
         sinks: The sinks of the run.
-        positions: The reporters of positions, which get the batch's end offsets.
-        failure: Records why a question failed.
+        positions: The position reporters, which get the batch's end offsets.
+        failure: Records why a request failed.
 
     Attributes:
-        opened_s: When the batch's first transaction may have been opened, by `time.monotonic`.
+        opened_s: The earliest time at which the batch may have opened a transaction, by `time.monotonic`.
     """
 
     def __init__(self, sinks: RunSinks, positions: Positions, failure: Failure) -> None:
@@ -254,10 +254,12 @@ class Validator:
         self._written: tuple[str, ...] = ()
 
     def validate(self, effect: do.Validate) -> on.Validated | on.Objected | on.TooOld:
-        """Asks the sinks, then the position reporters, then the servers for the age of the transactions. Errors object.
+        """Asks the sinks, then the position reporters, then the servers for the transactions' age.
 
-        Reporters come after the sinks because they add to the transactions, and the age comes last because everything
-        else takes time.
+        An error is an objection.
+
+        Reporters come after the sinks because they add to the transactions. The age comes last because everything else
+        takes time.
         """
         self._handles, self._written = effect.handles, effect.sinks
         if reason := self._objection() or self._positions.before_decision(effect.handles, effect.offsets):
@@ -272,7 +274,7 @@ class Validator:
         transactional = (name for name in self._sinks.transactional if name in self._written)
         try:
             return next(filter(None, map(self._objection_of, transactional)), "")
-        except Exception as error:  # noqa: BLE001 - every transaction is prepared, and has to be aborted first
+        except Exception as error:  # noqa: BLE001 - every transaction is prepared, and must be aborted first
             return self._failure.note(error)
 
     def _objection_of(self, sink: str) -> str:
@@ -281,10 +283,10 @@ class Validator:
         return committer.before_decision(self._sinks.facts(sink)) or committer.check_prepared(own)
 
     def grown_old(self) -> str:
-        """Returns a message if a transaction of the batch validated last has grown too old; empty if none has.
+        """Returns a message if a transaction of the batch validated last has become too old; empty if none has.
 
         Raises:
-            UnknownOutcomeError: if a server cannot be reached.
+            UnknownOutcomeError: If a server cannot be reached.
         """
         took_s = time.monotonic() - self.opened_s
         for life in self._sinks.lives(self._written):
@@ -303,15 +305,15 @@ def too_old(
 ) -> str:
     """Returns a message if a transaction of a sink is lost, or may be before it is committed; empty if none is.
 
-    After half of the transactions' life the server is queried. Its clock gives the exact differences between the ages
-    of transactions, none of which is older than the write. The clocks of an executor and the driver count where they
-    make a transaction older, not younger.
+    The server is queried only after half of the transactions' lifetime. Its clock gives exact age differences between
+    the transactions, none of which is older than the write. The clocks of the executor and the driver are used only
+    where they make a transaction older, never younger.
 
     Args:
         handles: The sink's handles that have a transaction.
         took_s: The time since the write began.
-        now_s: The time, in seconds since the epoch.
-        life: The life of the sink's transactions.
+        now_s: The current time, in seconds since the epoch.
+        life: The lifetime of the sink's transactions.
         begun_ms: See `SinkCommitter.begun_ms`.
     """
     if not handles or took_s <= life.seconds / 2:
@@ -334,29 +336,29 @@ def too_old(
 
 
 class Pace:
-    """The pace of a run: the time its last batch took to be written, from which the next one's is estimated."""
+    """The pace of a run: the duration of its last write, from which the next one is estimated."""
 
     def __init__(self) -> None:
         self._took_s = 0.0
         self._rows: int | None = None
 
     def expected_s(self, rows: int | None) -> float:
-        """Estimates the seconds that a batch takes: as many as the last one, in proportion to its rows if known."""
+        """Estimates how many seconds a batch takes: as many as the last one, scaled by the number of rows if known."""
         if rows is None or not self._rows:
             return self._took_s
         return self._took_s * rows / self._rows
 
     def note(self, took_s: float, rows: int | None) -> None:
-        """Records the time that a batch took, all of its attempts together."""
+        """Records how long a batch took, including all attempts."""
         self._took_s, self._rows = took_s, rows
 
 
 _TARGET_FACTS = ("topic", "schema", "table")
-"""The facts that name the target of a sink's rows, and may change between runs."""
+"""The facts that identify the target of a sink's rows, and may change between runs."""
 
 
 def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
-    """Refuses to heal a sink that has lost a part of the batch in another target than the one that has the rest.
+    """Refuses to heal a sink if the rest of its batch was committed to another target.
 
     A sink that has lost all of the batch may write it anywhere.
 
@@ -365,7 +367,7 @@ def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
         facts: Returns a sink's facts in this run.
 
     Raises:
-        ConfigurationError: if the targets differ; the message names both.
+        ConfigurationError: If the targets differ. The message names both.
     """
     healing = state.finishing
     if healing is None:
@@ -391,7 +393,7 @@ def check_same_target(state: State, facts: Callable[[str], Facts]) -> None:
 def _facts_of_its_run(handle: Handle, decided_by: Token, runs: Sequence[Run]) -> Facts:
     """Returns the sink's facts in the run that wrote a transaction.
 
-    The run's token is in the transaction's name. The decision's token may be that of a later run that amended it.
+    The transaction's name contains the run's token. The decision's token may belong to a later run that amended it.
     """
 
     def wrote(run: Run) -> bool:

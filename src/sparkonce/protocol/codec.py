@@ -1,8 +1,8 @@
 """The file format of records and floors.
 
-Each is one text file: a first line ``sparkonce <kind> <version> <sha256>``, then JSON. The checksum covers the JSON's
-bytes, the kind and the version. A newer version is refused, an older one is read. Nothing is ever unpickled: whatever
-a file holds, reading it gives plain values or an error.
+Each is a text file: a header line ``sparkonce <kind> <version> <sha256>``, followed by JSON. The checksum covers the
+kind, the version and the JSON bytes. Older versions are readable, newer ones are rejected. Nothing is ever unpickled:
+whatever a file contains, reading it returns plain values or raises an error.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from sparkonce.protocol.view import Amend, Claim, Commit, Decision, Floor, Recor
 FORMATS = {"record": 2, "floor": 3}
 """The newest format of each kind.
 
-A writer uses the oldest format that can hold the value, so that older versions can read it: a `Void` record is in
-format 2, a floor with a decision in format 2, or 3 if some of that decision is void.
+A writer uses the oldest format that can hold the value, so that older versions can read it. A `Void` record needs
+format 2. A floor with a decision needs format 2, or 3 if the decision has void handles.
 """
 _MAGIC = "sparkonce"
 _VERSION = re.compile(r"[0-9]{1,9}")
 
 
-class Unreadable(ValueError):  # noqa: N818 - it is what it says
-    """The bytes are not what was written: torn, altered, or not ours."""
+class Unreadable(ValueError):  # noqa: N818 - the name describes the state of the file
+    """The bytes are not what was written: they are torn, altered, or not ours."""
 
 
-class TooNew(ValueError):  # noqa: N818 - it is what it says
+class TooNew(ValueError):  # noqa: N818 - the name describes the state of the file
     """The bytes were written in a newer format."""
 
 
 def encode_record(record: Record, *, at_ms: int) -> bytes:
-    """Writes a record as bytes. ``at_ms``, milliseconds since the epoch, is for people: the protocol never reads it."""
+    """Serializes a record. ``at_ms``, milliseconds since the epoch, is informational: the protocol never reads it."""
     body = {"at_ms": at_ms, "kind": _KINDS[type(record)], **_ENCODERS[type(record)](record)}
     return _seal("record", body, version=2 if isinstance(record, Void) else 1)
 
 
 def decode_record(data: bytes) -> Record:
-    """Reads a record from bytes.
+    """Deserializes a record.
 
     Raises:
-        Unreadable: if they are torn or altered.
-        TooNew: if a newer library wrote them.
+        Unreadable: If the bytes are torn or altered.
+        TooNew: If a newer version of the library wrote them.
     """
     body = _open("record", data)
     try:
@@ -56,12 +56,12 @@ def decode_record(data: bytes) -> Record:
 
 
 def decided_at_ms(data: bytes) -> int:
-    """Returns the time at which a record was written, by its driver's clock, in milliseconds since the epoch."""
+    """Returns when a record was written, in milliseconds since the epoch by its driver's clock."""
     return number(_open("record", data)["at_ms"])
 
 
 def encode_floor(floor: Floor) -> bytes:
-    """Writes the floor as bytes."""
+    """Serializes a floor."""
     runs = [
         {
             "token": _token(run.token),
@@ -80,11 +80,11 @@ def encode_floor(floor: Floor) -> bytes:
 
 
 def decode_floor(data: bytes) -> Floor:
-    """Reads the floor from bytes.
+    """Deserializes a floor.
 
     Raises:
-        Unreadable: if they are torn or altered.
-        TooNew: if a newer library wrote them.
+        Unreadable: If the bytes are torn or altered.
+        TooNew: If a newer version of the library wrote them.
     """
     body = _open("floor", data)
     try:
@@ -106,12 +106,12 @@ def decode_floor(data: bytes) -> Floor:
 
 
 def encode_handle(handle: Handle) -> str:
-    """Writes a handle as one line of text."""
+    """Serializes a handle as one line of text."""
     return json.dumps(_handle(handle), separators=(",", ":"))
 
 
 def decode_handle(line: str) -> Handle:
-    """Reads a handle from the text of `encode_handle`."""
+    """Deserializes the output of `encode_handle`."""
     return _to_handle(json.loads(line))
 
 
@@ -170,7 +170,7 @@ def _to_facts(value: Any) -> SinkFacts:
 
 
 def _fact(value: Any) -> str:
-    """Reads numbers and booleans as texts: older versions let custom sinks write them."""
+    """Reads numbers and booleans as strings: older versions let custom sinks write them."""
     return str(value) if isinstance(value, bool | int) else text(value)
 
 
@@ -179,7 +179,7 @@ def _topics(sources: TopicIds) -> dict[str, Any]:
 
 
 def _to_topics(body: dict[str, Any]) -> TopicIds:
-    """Reads topics; records of older versions have none."""
+    """Reads topic ids. Records of older versions have none."""
     return tuple(sorted((name, text(topic_id)) for name, topic_id in body.get("sources", {}).items()))
 
 
@@ -289,15 +289,15 @@ def _to_newest(body: dict[str, Any]) -> Decision:
 
 
 _MOST = 2**64
-"""Above every number that is ever written: a fingerprint is the largest."""
+"""Greater than any number ever written. Fingerprints are the largest numbers."""
 
 
 def read_json(data: bytes) -> Any:
-    """Reads objects, arrays, texts, whole numbers, booleans and null.
+    """Parses JSON that consists of objects, arrays, strings, integers, booleans and null.
 
     Raises:
-        ValueError: for anything else: text that is no UTF-8, no JSON, or nested too deep for Python's reader; a
-            fraction, NaN or infinity, none of which is ever written; a key that an object has twice.
+        ValueError: For anything else: invalid UTF-8, invalid JSON, nesting too deep for Python's parser, duplicate keys
+            in an object, or a fraction, NaN or infinity, none of which is ever written.
     """
     try:
         return json.loads(
@@ -311,10 +311,10 @@ def read_json(data: bytes) -> Any:
 
 
 def text(value: Any) -> str:
-    """Returns the value, which is a text.
+    """Returns the value if it is a string.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: If it is not.
     """
     if not isinstance(value, str):
         raise ValueError(f"{type(value).__name__} where a text is written")
@@ -322,10 +322,10 @@ def text(value: Any) -> str:
 
 
 def number(value: Any) -> int:
-    """Returns the value, which is a whole number of at most 64 bits.
+    """Returns the value if it is an integer of at most 64 bits.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: If it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not -_MOST < value < _MOST:
         raise ValueError(f"{type(value).__name__} where a whole number of at most 64 bits is written")
@@ -333,7 +333,7 @@ def number(value: Any) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Returns True if the value is a text or a whole number of at most 64 bits: a handle's fields hold nothing else."""
+    """Returns True if the value is a string or an integer of at most 64 bits, the only types that handles contain."""
     try:
         return isinstance(value, str) or number(value) == value
     except ValueError:

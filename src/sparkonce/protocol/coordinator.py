@@ -1,14 +1,14 @@
-"""The driver's side of the protocol, as a table: (phase, event) → (state, what to do next).
+"""The driver's side of the protocol, as a table: (phase, event) → (state, effect).
 
-Every step asks for exactly one thing to be done and waits for exactly one event that answers it::
+Every step requests exactly one effect and then waits for the event that answers it::
 
     IDLE ─BatchAsked─► READING ─► CLAIMING ─► CHECKING ─► judge the batch
                                                              ├─ refused ─────────────────────► STOPPED
                                                              ├─ decided ──► FINISHING ─► REPLAYING ──┐
                                                              └─ not decided ─► SWEEPING ─► WRITING   │
                                                                                               │      │
-           ABORTING ◄─ a slot failed, or an objection ── VALIDATING ◄─── all is prepared ─────┘      │
-              │                                              │ nothing speaks against it             │
+           ABORTING ◄─ a slot failed, or an objection ── VALIDATING ◄─── all prepared ────────┘      │
+              │                                              │ no objection                          │
               ├─► STOPPED                                    ▼                                       │
               └─► WRITING again            RESOLVING ◄─► DECIDING                                    │
                                                              │  the commit point                     │
@@ -20,15 +20,15 @@ Every step asks for exactly one thing to be done and waits for exactly one event
                                                                                           │
                                           IDLE ◄─Done─ REPORTING ◄─ CONCLUDING ◄──────────┘
 
-A batch that the log refuses is refused after READING, too, before the run claims. A log that has grown long is tidied
-after CHECKING, too.
+Not in the diagram: a batch that the log refuses is already refused after READING, before the run claims, and a log that
+has grown long is tidied after CHECKING.
 
-A write that a system's absence or its own length has spoilt is done again, from WRITING or VALIDATING. An effect that
-cannot be carried out raises in the driver and ends the run there: the next run takes up what it left.
+A write is repeated from WRITING or VALIDATING if a system was unreachable or the write took too long. An effect that
+cannot be carried out raises in the driver and ends the run; the next run takes over from there.
 
-`step` is the only entrance. It is deterministic and total: an event that no entry expects raises `BadTransition`. The
-handlers stand in the order of a batch, and `TRANSITIONS` behind them. The numbers in comments are the rules and traps
-of docs/protocol.md.
+`step` is the only entry point. It is deterministic and total: an event without an entry raises `BadTransition`. The
+handlers are in the order of a batch, followed by `TRANSITIONS`. Rules and traps in comments are numbered as in
+docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ from sparkonce.storage.offsets import same_offsets
 Step: TypeAlias = tuple[State, Effect]
 Handler: TypeAlias = Callable[[State, Any], Step]
 MOST_DOUBTS = 8
-"""The number of replies that may be lost in a row before the run stops and leaves the question to the next one."""
+"""The number of consecutive lost replies after which the run stops and leaves the question to the next run."""
 MOST_HEALINGS = 3
-"""The number of times that one run writes a batch's lost transactions again."""
+"""The number of times a run rewrites a batch's lost transactions."""
 
 
-# A batch is asked for. The run claims the log before its first one, and judges each batch by what the log says.
+# Starting a batch. A run claims the log before its first batch, and checks every batch against the log.
 
 
 def batch_asked(state: State, event: on.BatchAsked) -> Step:
-    """Reads the log and claims it, before a run's first batch."""
+    """Reads the log so that it can be claimed, if this is the run's first batch."""
     batch = Batch(number=event.batch, offsets=event.offsets, previous_offsets=event.previous_offsets)
     state = replace(state, batch=batch)
     if state.token is None:
@@ -85,7 +85,7 @@ def batch_asked(state: State, event: on.BatchAsked) -> Step:
 
 
 def log_read(state: State, event: on.LogRead) -> Step:
-    """Claims. Refuses before that, so that a driver which must not run does not depose one that may."""
+    """Claims the log. Refuses first if it must, so that a driver that may not run does not supersede one that may."""
     view = event.view
     state = replace(state, view=view, phase=Phase.CLAIMING, putting=Putting(record=state.claim))
     refused = refusal(state)
@@ -95,9 +95,9 @@ def log_read(state: State, event: on.LogRead) -> Step:
 
 
 def claim_landed(state: State, event: on.PutLanded) -> Step:
-    """Asks for a check of the servers, before anything is finished, swept or written."""
+    """Requests a check of the servers before anything is finished, swept or written."""
     if event.position < event.floor.position:
-        # Trap 7: the key was free only because clean-up had freed it. Start reading again from the newer floor.
+        # Trap 7: the key was free only because clean-up had deleted it. Read again from the newer floor.
         return replace(state, phase=Phase.READING, view=LogView()), do.ReadLog(view=LogView())
     view = state.view.apply(event.position, state.claim)
     token = Token(event.position, state.claim.nonce)
@@ -106,7 +106,7 @@ def claim_landed(state: State, event: on.PutLanded) -> Step:
 
 
 def claim_taken(state: State, event: on.PutTaken) -> Step:
-    """Reads on, unless the record at this position is this very claim, from an earlier put."""
+    """Keeps reading, unless the record at this position is this very claim, from an earlier put."""
     if event.standing == state.claim:
         return claim_landed(state, on.PutLanded(position=event.position, floor=event.floor))
     return replace(state, phase=Phase.READING), do.ReadLog(view=state.view)
@@ -118,20 +118,20 @@ def claim_unknown(state: State, event: on.PutUnknown) -> Step:
 
 
 def claim_refused(state: State, event: on.PutRefused) -> Step:
-    """Stops: the run owns nothing yet."""
+    """Stops. The run does not own anything yet."""
     message = f"record {event.position} could not be written: {event.reason}"
     return stop(state, StopReason.UNWRITABLE, message)
 
 
 def servers_checked(state: State, _event: on.ServersChecked) -> Step:
-    """Judges the batch. Tidies the log before, if failed starts have left many claims there."""
+    """Judges the batch, after tidying the log if failed starts have left many claims in it."""
     if state.view.end - state.view.floor.position > horizon.KEEP_RECORDS:
         return raise_floor(state, state.view.raised_to(token_of(state)))
     return judge_batch(state)
 
 
 def judge_batch(state: State) -> Step:
-    """Refuses the batch, finishes it or has it written. A decided one is never written again (rule 3)."""
+    """Refuses the batch, finishes it, or requests that it be written. A decided batch is never rewritten (rule 3)."""
     refused = refusal(state)
     if refused is not None:
         return replace(state, phase=Phase.STOPPED), refused
@@ -146,12 +146,12 @@ def judge_batch(state: State) -> Step:
 
 
 def swept(state: State, _event: on.Swept) -> Step:
-    """Asks for the batch to be written."""
+    """Requests that the batch be written."""
     return write(replace(state, swept=True))
 
 
 def refusal(state: State) -> do.Stop | None:
-    """Returns why the log does not let this batch run; None if it does. Never skips a batch silently."""
+    """Returns the stop that the log demands for this batch, or None. A batch is never skipped silently."""
     batch, run, newest = batch_of(state), state.view.newest_run, state.view.newest_decision
     if run is not None and run.query != state.claim.query:
         return do.Stop(
@@ -190,17 +190,17 @@ def refusal(state: State) -> do.Stop | None:
     return None
 
 
-# A batch is written and prepared, and the record that decides it is put.
+# Writing and preparing a batch, and putting the record that decides it.
 
 
 def write(state: State, only: frozenset[tuple[str, int]] | None = None) -> Step:
-    """Asks for the batch to be written: all of it, or of a decided one only these lost slots."""
+    """Requests that the batch be written: all of it or, if it is already decided, only these lost slots."""
     writing = Writing(only=only)
     return replace(state, phase=Phase.WRITING, writing=writing), _effect(state, writing)
 
 
 def prepared(state: State, event: on.Prepared) -> Step:
-    """Asks for objections. Before that, a batch that is being healed is compared with its record."""
+    """Asks for objections. A batch that is being healed is first compared with its record."""
     handles = tuple(sorted(event.handles))
     if state.finishing is None:
         return _validate(state, handles, handles)
@@ -226,45 +226,45 @@ def _validate(state: State, prepared: tuple[Handle, ...], handles: tuple[Handle,
 
 
 def validated(state: State, _event: on.Validated) -> Step:
-    """Decides: by a commit, or, for a batch that is being healed, by an amendment."""
+    """Decides: with a commit or, for a batch that is being healed, with an amendment."""
     return decide(state, Commit if state.finishing is None else Amend, writing_of(state).handles)
 
 
 def unready(state: State, event: on.Unready) -> Step:
-    """Asks for the same write again. The next replay may list its slots in any order, so another write may follow."""
+    """Requests the same write again. A replay may list its slots in any order, so yet another write may follow."""
     writing = writing_of(state)
     again = replace(writing, attempt=Attempt.AGAIN, handles=())
     state = replace(state, writing=again)
     if event.undo and not writing.handles:
-        return sweep_own(state, _effect(state, again))  # a slot failed, and which had prepared is not known
+        return sweep_own(state, _effect(state, again))  # a slot failed, and it is not known which slots had prepared
     if event.undo:
         return abort(state, writing.handles, _effect(state, again))
     return replace(state, phase=Phase.WRITING), _effect(state, again)
 
 
 def objected(state: State, event: on.Objected) -> Step:
-    """Sweeps what the run has open, as if a slot had failed, and stops."""
+    """Stops, after sweeping the run's open transactions as if a slot had failed."""
     return prepare_failed(state, on.PrepareFailed(reason=event.reason, too_old=event.too_old))
 
 
 def prepare_failed(state: State, event: on.PrepareFailed) -> Step:
-    """Undoes all that the run has open, and stops (rule 7)."""
+    """Stops, after undoing everything that the run has open (rule 7)."""
     reason, message = StopReason.PREPARE_FAILED, event.reason
     if event.too_old:
         reason, message = StopReason.TOO_OLD, f"{event.too_old}: {message}"
     if event.superseded:
-        # A newer run's sweep makes slots fail, too. A supervisor that took it for a fault would start this run again.
+        # A newer run's sweep also makes slots fail. If that looked like a fault, a supervisor would restart this run.
         reason, message = StopReason.SUPERSEDED, f"a newer run has claimed the query, while a slot failed: {message}"
     return sweep_own(state, do.Stop(reason=reason, message=message))
 
 
 def too_old(state: State, event: on.TooOld) -> Step:
-    """Undoes what is prepared, and stops: it would be lost before its commit."""
+    """Stops, after undoing what is prepared, which would expire before its commit."""
     return abort(state, writing_of(state).handles, do.Stop(reason=StopReason.TOO_OLD, message=event.reason))
 
 
 def decide(state: State, kind: type[Commit] | type[Amend] | partial[Void], handles: tuple[Handle, ...]) -> Step:
-    """Puts the record that decides this about the batch."""
+    """Puts the record that decides the batch."""
     batch = batch_of(state)
     record = kind(
         token=token_of(state), query=state.claim.query, batch=batch.number, offsets=batch.offsets, handles=handles
@@ -274,7 +274,10 @@ def decide(state: State, kind: type[Commit] | type[Amend] | partial[Void], handl
 
 
 def recorded_sinks(state: State) -> tuple[str, ...]:
-    """Returns the transactional sinks that the decision knows: one added since takes its first rows with the next."""
+    """Returns the transactional sinks in the decision.
+
+    A sink added since then gets its first rows with the next batch.
+    """
     recorded = {handle.sink for handle in finishing_of(state).decision.handles}
     return tuple(name for name in state.transactional if name in recorded)
 
@@ -303,11 +306,11 @@ def _lost_for_good(decision: Decision, refusal: HealingRefusal) -> do.Stop:
     )
 
 
-# The put of a decision is answered, or its reply is lost and a claim at the same position settles it.
+# The outcome of putting a decision. If the reply is lost, a claim at the same position settles it.
 
 
 def decision_landed(state: State, event: on.PutLanded) -> Step:
-    """Finishes what is decided now."""
+    """Finishes the decided batch."""
     if event.position < event.floor.position:
         return superseded(state, "its decision fell below the log's floor", event.floor.newest)
     view = state.view.apply(event.position, record_of(state))
@@ -315,7 +318,7 @@ def decision_landed(state: State, event: on.PutLanded) -> Step:
     decision = view.newest_decision
     if decision is None:
         raise BadTransition(f"record {event.position} landed and decided nothing")
-    # Trap 8: handles that were committed before an amendment stay in the set, and are not asked for again.
+    # Trap 8: handles that were committed before an amendment stay in the set, but are not committed again.
     committed = state.finishing.committed if state.finishing is not None else frozenset()
     return finish(state, decision, tuple(one for one in decision.handles if one.key not in committed))
 
@@ -329,7 +332,7 @@ def decision_taken(state: State, event: on.PutTaken) -> Step:
 
 
 def decision_unknown(state: State, event: on.PutUnknown) -> Step:
-    """Puts a claim at the same position, which settles what is there: reading "absent" proves nothing (rule 4)."""
+    """Puts a claim at the same position, which settles what is there. Reading "absent" proves nothing (rule 4)."""
     return doubt(state, event, phase=Phase.RESOLVING, record=_renewal(state))
 
 
@@ -342,7 +345,7 @@ def decision_refused(state: State, event: on.PutRefused) -> Step:
 
 
 def resolved_against(state: State, event: on.PutLanded) -> Step:
-    """Decides at the next position: the renewal stands where the decision was put, so that put can never land."""
+    """Decides at the next position. The renewal now occupies the old one, so the earlier put can never land there."""
     if event.position < event.floor.position:
         return superseded(state, "its claim fell below the log's floor", event.floor.newest)
     view = state.view.apply(event.position, _renewal(state))
@@ -350,19 +353,19 @@ def resolved_against(state: State, event: on.PutLanded) -> Step:
 
 
 def resolved(state: State, event: on.PutTaken) -> Step:
-    """Goes by the record that stands there: the renewal of an earlier put, the decision, or somebody else's."""
+    """Acts on the record found there: the renewal from an earlier put, the decision, or another run's record."""
     if event.standing == _renewal(state):
         return resolved_against(state, on.PutLanded(position=event.position, floor=event.floor))
     return decision_taken(state, event)
 
 
 def unresolved(state: State, event: on.PutRefused) -> Step:
-    """Stops and undoes nothing: the decision itself is still in doubt (rule 4)."""
+    """Stops without undoing anything: the decision itself is still in doubt (rule 4)."""
     return _never_learned(state, event)
 
 
 def doubt(state: State, event: on.PutUnknown, *, phase: Phase, record: Record) -> Step:
-    """Puts a record at the position whose put had no reply, a few times."""
+    """Puts a record at the position whose put got no reply, a limited number of times."""
     putting = putting_of(state)
     if putting.doubts >= MOST_DOUBTS:
         return _never_learned(state, event)
@@ -379,11 +382,11 @@ def _renewal(state: State) -> Claim:
     return replace(state.claim, renews=token_of(state))
 
 
-# A decided batch is committed, and what is lost of it is judged.
+# Committing a decided batch, and judging what is lost of it.
 
 
 def finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> Step:
-    """Commits these handles of a decision, and aborts those that are void."""
+    """Commits these handles of a decision, and aborts the void ones."""
     pending = tuple(handle for handle in handles if handle.transaction)
     known = state.finishing if state.finishing is not None else Finishing(decision=decision)
     state = replace(state, finishing=replace(known, decision=decision, pending=pending, lost=frozenset()))
@@ -394,7 +397,7 @@ def finish(state: State, decision: Decision, handles: tuple[Handle, ...]) -> Ste
 
 
 def finished(state: State, event: on.HandlesFinished) -> Step:
-    """Asks again for what is not final, makes void what is damaged, and has losses judged."""
+    """Retries what is not final, voids what is damaged, and has losses judged."""
     known = finishing_of(state)
     by_outcome = {handle.key: outcome for handle, outcome in zip(known.pending, event.outcomes, strict=True)}
     committed = {key for key, outcome in by_outcome.items() if outcome in COMMITTED}
@@ -417,17 +420,20 @@ def finished(state: State, event: on.HandlesFinished) -> Step:
         again = do.Finish(batch=known.decision.batch, handles=pending, attempt=event.attempt + 1, void=void)
         return state, again
     if pending:
-        # Rule 10: nobody may be able to commit them any more before they are aborted.
+        # Rule 10: before they are aborted, make sure that nobody can commit them anymore.
         keys = tuple(sorted({*void, *(handle.key for handle in pending)}))
         return decide(state, partial(Void, void=keys), known.decision.handles)
     if known.lost:
-        # Rule 5: first see whether this run may judge at all.
+        # Rule 5: first find out whether this run is allowed to judge.
         return replace(state, phase=Phase.JUDGING), do.ReadLog(view=state.view)
     return _all_finished(state)
 
 
 def judge_loss(state: State, event: on.LogRead) -> Step:
-    """Asks for what is lost to be written again. A loss counts only if the log still ends with this run (trap 6)."""
+    """Requests that lost rows be rewritten.
+
+    A loss counts only if this run's record is still the log's last (trap 6).
+    """
     known = finishing_of(state)
     if event.view.end != state.view.end:
         return superseded(state, "the log went on while a loss was judged")
@@ -441,12 +447,12 @@ def judge_loss(state: State, event: on.LogRead) -> Step:
             f"batch {known.decision.batch} was written {known.healings} times and its transactions were lost each time",
         )
     known = replace(known, healings=known.healings + 1, healed=known.healed + len(known.lost))
-    # Trap 8: judged is the whole effective set, with the handles that earlier amendments and runs have committed.
+    # Trap 8: judge the whole effective set, including handles committed by earlier amendments and runs.
     return write(replace(state, finishing=known), first_write(known.decision.handles, known.lost))
 
 
 def replayed(state: State, _event: on.PlanRun) -> Step:
-    """Goes on behind a decided batch whose plan has run in this run, too."""
+    """Continues after the plan of a decided batch has run."""
     return deliver(replace(state, finishing=replace(finishing_of(state), replayed=True)))
 
 
@@ -458,7 +464,7 @@ def _all_finished(state: State) -> Step:
 
 
 def _committed_in_part(state: State, handles: tuple[Handle, ...]) -> Step:
-    """Stops: a commit that was under way came before the abort, and made visible what is left of the rows."""
+    """Stops: a commit in flight beat the abort and made the remaining rows visible."""
     lost = tuple((handle.sink, handle.slot, handle.rows) for handle in handles)
     decision = finishing_of(state).decision
     return stop(
@@ -476,7 +482,7 @@ def _committed_in_part(state: State, handles: tuple[Handle, ...]) -> Step:
     )
 
 
-# All of a batch is committed: late writes, transactions of losing attempts, the log's floor, and reports.
+# After the commit: late writes, transactions of losing attempts, the log's floor, and reports.
 
 
 def deliver(state: State) -> Step:
@@ -487,12 +493,12 @@ def deliver(state: State) -> Step:
 
 
 def delivered(state: State, _event: on.Prepared) -> Step:
-    """Goes on behind the last write."""
+    """Continues after the last write."""
     return _sweep_own(state)
 
 
 def delivery_failed(state: State, event: on.PrepareFailed) -> Step:
-    """Stops, and says that rows may be missing."""
+    """Stops with the message that rows may be missing."""
     return stop(
         state,
         StopReason.PREPARE_FAILED,
@@ -502,41 +508,41 @@ def delivery_failed(state: State, event: on.PrepareFailed) -> Step:
 
 
 def _sweep_own(state: State) -> Step:
-    """Sweeps this run and all older ones: no writer is at work now, so whatever is open belongs to a copy that lost.
+    """Sweeps this run and all older ones. No writer is active, so every open transaction is from a losing attempt.
 
-    Older runs are swept again because a task of a killed driver may open a transaction late.
+    Older runs are swept again because a task of a killed driver may still open a transaction late.
     """
     known = tuple(run for run in state.view.runs if run.token <= token_of(state))
     return replace(state, phase=Phase.SWEEPING_OWN), do.Sweep(runs=known, best_effort=True, optional=True)
 
 
 def own_swept(state: State, _event: on.Swept) -> Step:
-    """Tidies the log now and then."""
+    """Tidies the log every so many batches."""
     if len(state.view.decisions) < horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES:
         return conclude(state)
     return raise_floor(state, state.view.raised(horizon.KEEP_BATCHES))
 
 
 def raise_floor(state: State, floor: Floor) -> Step:
-    """Makes a floor durable, so that what lies below may be deleted."""
+    """Makes a floor durable, so that everything below it can be deleted."""
     return replace(state, phase=Phase.RAISING_FLOOR), do.RaiseFloor(floor=floor)
 
 
 def floor_raised(state: State, event: on.FloorRaised) -> Step:
-    """Deletes what lies below the floor."""
+    """Deletes everything below the floor."""
     state = replace(state, phase=Phase.TIDYING, view=state.view.above(event.floor))
     return state, do.DeleteBelow(position=event.floor.position)
 
 
 def tidied(state: State, _event: on.Deleted) -> Step:
-    """Goes on where the floor was raised: behind a batch, or before the run's first one."""
+    """Continues from where the floor was raised: after a batch, or before the run's first one."""
     return judge_batch(state) if state.finishing is None else conclude(state)
 
 
 def conclude(state: State) -> Step:
-    """Tells each sink with transactions in the batch that all of it is committed.
+    """Tells each sink with transactions in the batch that the whole batch is committed.
 
-    Also one that was EXACTLY_ONCE until now: what it had prepared then was committed by two phases.
+    This includes a sink that was EXACTLY_ONCE until now: what it had prepared was committed in two phases.
     """
     batch, handles = batch_of(state), finishing_of(state).decision.handles
     committed = dict.fromkeys((*state.transactional, *(handle.sink for handle in handles if handle.transaction)))
@@ -558,7 +564,7 @@ def _report(state: State) -> Step:
 
 
 def reported(state: State, _event: on.Reported) -> Step:
-    """Lets Spark go on."""
+    """Lets Spark continue."""
     return _done(state)
 
 
@@ -571,11 +577,11 @@ def _done(state: State) -> Step:
     return replace(state, phase=Phase.IDLE, batch=None, finishing=None, view=view), effect
 
 
-# A run stops, immediately or after it has undone its own work. An undone write may also be repeated.
+# Stopping a run, either immediately or after undoing its work. An undone write may also be repeated.
 
 
 def stop(state: State, reason: StopReason, message: str, details: tuple[tuple[str, object], ...] = ()) -> Step:
-    """Stops, and undoes nothing."""
+    """Stops without undoing anything."""
     return replace(state, phase=Phase.STOPPED), do.Stop(reason=reason, message=message, details=details)
 
 
@@ -585,7 +591,7 @@ def stopped(state: State, _event: on.BatchAsked) -> Step:
 
 
 def abort(state: State, handles: tuple[Handle, ...], then: do.Stop | do.Write) -> Step:
-    """Aborts those of the handles that no decision names (rule 1), and then stops or writes again."""
+    """Aborts the given handles that no decision names (rule 1), then stops or writes again."""
     named = set(state.finishing.decision.handles) if state.finishing is not None else set()
     own = tuple(handle for handle in handles if handle.transaction and handle not in named)
     if not own:
@@ -594,7 +600,7 @@ def abort(state: State, handles: tuple[Handle, ...], then: do.Stop | do.Write) -
 
 
 def sweep_own(state: State, then: do.Stop | do.Write) -> Step:
-    """Aborts whatever the run has open, where it does not know which slots had prepared; then stops or writes again."""
+    """Aborts everything that the run has open, since it is unknown which slots had prepared; then stops or writes."""
     own = tuple(run for run in state.view.runs if run.token == state.token)
     return replace(state, phase=Phase.ABORTING, then=then), do.Sweep(runs=own, best_effort=True)
 
@@ -607,10 +613,10 @@ def aborted(state: State, _event: on.Swept | on.Aborted) -> Step:
 
 
 def superseded(state: State, why: str, carried: Decision | None = None) -> Step:
-    """Aborts the handles of the decision that is being put, if no decision names them, and stops.
+    """Aborts the handles of the decision being put, unless a decision names them, and stops.
 
-    A decision of this run that has fallen below the floor is void if it landed there after the floor was raised. If it
-    landed before, the floor carries it, or what it named is finished.
+    A decision of this run that is below the floor is void if it landed after the floor was raised. If it landed
+    earlier, the floor carries it, or its handles are already finished.
     """
     record = state.putting.record if state.putting is not None else None
     handles = () if record is None or isinstance(record, Claim) else record.handles
@@ -620,7 +626,7 @@ def superseded(state: State, why: str, carried: Decision | None = None) -> Step:
 
 
 def describe(record: Record) -> str:
-    """Words a record that another run has put."""
+    """Describes a record that another run has put."""
     if isinstance(record, Claim):
         return f"a claim by run {record.run} on {record.host}, process {record.process}"
     return f"a decision of batch {record.batch}"

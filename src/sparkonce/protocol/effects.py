@@ -1,4 +1,7 @@
-"""The effects that the coordinator asks the driver to carry out. One event answers each except `Done` and `Stop`."""
+"""The effects that the coordinator asks the driver to carry out.
+
+Each is answered by one event, except `Done` and `Stop`.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,20 @@ from sparkonce.protocol.view import Floor, LogView, Record, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """Read the log to its end, on from ``view``, or from the floor if that has risen above it."""
+    """Read the log to its end, starting at the end of ``view``, or at the floor if that has risen above it."""
 
     view: LogView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
-    """Put the record at the position if that is free, durably; then read the floor.
+    """Put the record durably at the position if that is free, then read the floor.
 
     Attributes:
         position: The position.
         record: The record.
-        contested: The number of claims in a row before this one: drivers that supersede each other must back off.
+        contested: The number of consecutive claims before this one. Drivers that keep superseding each other must back
+            off.
     """
 
     position: int
@@ -34,10 +38,10 @@ class Put:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckServers:
-    """Check that no server was restored to a state from before the newest finished batch.
+    """Check that no server was restored from a backup older than the newest finished batch.
 
     Attributes:
-        batch: Spark's batch id: all batches before it are finished.
+        batch: Spark's batch id. All earlier batches are finished.
         sinks: The sinks whose servers are checked.
         view: The log.
     """

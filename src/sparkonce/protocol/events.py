@@ -1,4 +1,4 @@
-"""The events that the coordinator reacts to. Each except `BatchAsked` answers one effect."""
+"""The events that the coordinator reacts to. Each answers one effect, except `BatchAsked`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class BatchAsked:
 
     Attributes:
         batch: Spark's batch id.
-        offsets: The batch's end offsets, one JSON line a source, as in Spark's offset log.
-        previous_offsets: Those of the batch before, or None if Spark no longer has them.
+        offsets: The batch's end offsets, one JSON line per source, as in Spark's offset log.
+        previous_offsets: The end offsets of the previous batch, or None if Spark no longer has them.
     """
 
     batch: int
@@ -50,7 +50,7 @@ class PutTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutUnknown:
-    """The put's reply was lost: it may have landed, or land later."""
+    """The put got no reply: it may have landed, or may land later."""
 
     position: int
     reason: str = ""
@@ -58,7 +58,7 @@ class PutUnknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutRefused:
-    """The put surely did not land and never will, for example because the disk is full."""
+    """The put did not land and never will, for example because the disk is full."""
 
     position: int
     reason: str = ""
@@ -66,7 +66,7 @@ class PutRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersChecked:
-    """The servers have what was committed there."""
+    """The servers still have everything that was committed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +76,19 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The slots have prepared. ``handles`` has one for each sink and slot, also for slots without rows."""
+    """All slots have prepared. ``handles`` has one handle per sink and slot, including slots without rows."""
 
     handles: tuple[Handle, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareFailed:
-    """A slot, or more, could not prepare.
+    """At least one slot could not prepare.
 
     Attributes:
-        reason: Why.
+        reason: The reason.
         too_old: A message if the reason may be that transactions outlived their timeout; empty otherwise.
-        superseded: True if the log, read afterwards, has a newer run's claim.
+        superseded: True if the log, read after the failure, contains a newer run's claim.
     """
 
     reason: str
@@ -98,12 +98,12 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unready:
-    """The batch cannot be decided, but may be once it is written again.
+    """The batch cannot be decided yet, but may be once it is rewritten.
 
     A system was unreachable or full, or its transactions would have expired before their commit.
 
     Attributes:
-        undo: True if the prepared transactions can be aborted by name now; otherwise the next attempt finds them.
+        undo: True if the prepared transactions can be aborted by name now. Otherwise the next attempt finds them.
     """
 
     undo: bool = False
@@ -119,7 +119,7 @@ class Objected:
     """The decision meets an objection.
 
     Attributes:
-        reason: The objection, in the words of the sink or the position reporter that raises it.
+        reason: The objection, in the words of the sink or position reporter that raised it.
         too_old: See `PrepareFailed`.
     """
 
@@ -129,7 +129,7 @@ class Objected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooOld:
-    """A prepared transaction is, or may be, older than its system lets it live. ``reason`` says so."""
+    """A prepared transaction has, or may have, outlived its system's limit. ``reason`` has the details."""
 
     reason: str
 
@@ -140,8 +140,9 @@ class HandlesFinished:
 
     Attributes:
         outcomes: One for each handle.
-        attempt: The attempt of the `effects.Finish`.
-        deadline_passed: Why the rest is not final; not empty if there is no time left to retry.
+        attempt: The attempt number of the `effects.Finish`.
+        deadline_passed: The reason why the other handles are not final if there is no time left to retry; empty
+            otherwise.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -151,12 +152,12 @@ class HandlesFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """The handles of an `effects.Abort` have been dealt with, as far as the servers answered."""
+    """The handles of an `effects.Abort` have been processed, as far as the servers responded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """The batch's plan ran, into nothing."""
+    """The batch's plan ran, and its rows were discarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,7 @@ class FloorRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """The records below the floor are gone."""
+    """The records below the floor are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,7 @@ class Concluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The positions were reported, as far as their receivers answered."""
+    """The positions were reported, as far as their receivers responded."""
 
 
 Event: TypeAlias = (

@@ -1,6 +1,6 @@
-"""The handle, which any process can use to finish one slot's writes to one sink, and the outcome of finishing it.
+"""The handle, with which any process can finish one slot's writes to one sink, and the outcome of finishing it.
 
-An outcome is never a bool, because an unknown outcome is not a failure.
+An outcome is never a bool, because unknown is not the same as failed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ FINGERPRINT_MODULUS = 2**64
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Handle:
-    """The durable, plain value that finishes a transaction.
+    """The durable, plain value with which a transaction is finished.
 
     Attributes:
         sink: The sink's name, unique within the query.
         slot: The Spark task's partition, 0-based.
-        rows: How many rows the slot wrote to the sink.
-        fingerprint: The sum modulo 2**64 of ``xxhash64`` over the written columns of every row: the same for the
+        rows: The number of rows that the slot wrote to the sink.
+        fingerprint: The sum modulo 2**64 of ``xxhash64`` over the written columns of every row. It is the same for the
             same rows in any order.
-        opened_ms: When the transaction was begun, milliseconds since the epoch by the executor's clock; 0 if none was.
-        transaction: The sink's own plain fields as pairs, sorted by name. Empty if there is nothing to finish, as for
-            a slot without rows.
+        opened_ms: When the transaction was begun, in milliseconds since the epoch by the executor's clock; 0 if none
+            was.
+        transaction: The sink's own plain fields as pairs, sorted by name. Empty if there is nothing to finish, as for a
+            slot without rows.
     """
 
     sink: str
@@ -42,7 +43,7 @@ class Handle:
 
     @property
     def evidence(self) -> tuple[int, int]:
-        """Rows and fingerprint: what a replay must give again."""
+        """Rows and fingerprint, which a replay must reproduce."""
         return (self.rows, self.fingerprint)
 
     def __getitem__(self, name: str) -> Scalar:
@@ -53,7 +54,7 @@ class Handle:
 
 
 def transaction_fields(fields: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
-    """Sorts a sink's fields as a handle keeps them."""
+    """Sorts a sink's fields into the form that a handle stores."""
     return tuple(sorted(fields.items()))
 
 
@@ -65,15 +66,15 @@ class Outcome(str, Enum):
     ALREADY_COMMITTED = "already committed"
     """An earlier request committed it."""
     ABORTED = "aborted"
-    """The server aborted it, by this request or before it. Only an abort gives this."""
+    """The server aborted it, because of this request or earlier. Only aborts have this outcome."""
     RETRY = "retry"
-    """The server is busy or could not be reached. Retry."""
+    """The server is busy or unreachable. Retry."""
     LOST = "lost"
-    """Surely not applied and never will be: the server aborted it or fenced its producer."""
+    """Not applied, and it never will be: the server aborted it or fenced its producer."""
     DAMAGED = "damaged"
-    """Still open, and rows of it are gone from the server: a commit would succeed over what is left."""
+    """Still open, but the server has deleted some of its rows. A commit would succeed with the rest."""
     UNKNOWN = "unknown"
-    """The server's answer leaves it open. Destroys nothing: no abort, no delete, no healing."""
+    """The server's answer is inconclusive. Nothing may be destroyed: no abort, no delete, no healing."""
 
 
 COMMITTED = frozenset({Outcome.COMMITTED, Outcome.ALREADY_COMMITTED})
@@ -82,13 +83,14 @@ FINAL = COMMITTED | {Outcome.ABORTED, Outcome.LOST}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The outcome of one handle, with the server's own words for the operator.
+    """The outcome of one handle, with the server's message for the operator.
 
     Attributes:
         outcome: The outcome.
-        reason: The server's error code and one sentence, empty when there is nothing to say.
-        next_step: What the operator can do about it, where retrying will not help.
-        in_flight: True if an abort had no answer, and may still arrive and end whatever has the same name then.
+        reason: The server's error code and one sentence; empty if there is nothing to report.
+        next_step: What the operator can do if retrying does not help.
+        in_flight: True if an abort got no answer. It may still arrive, and would end whatever has the same name by
+            then.
     """
 
     outcome: Outcome

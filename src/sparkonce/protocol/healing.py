@@ -1,8 +1,8 @@
-"""Healing: how a decided batch whose transactions are lost is made whole again, or why it cannot be.
+"""Healing: how a decided batch that lost transactions is completed, or why that is impossible.
 
-The batch's plan has run a second time. A plan that gives the same rows may give them in other slots: Spark's Kafka
-source, for one, does not always list a topic's partitions in the order of the first time (seen with Spark 4.0.0). What
-a slot holds is known by its evidence: rows and fingerprint.
+The batch's plan has run a second time. A plan that returns the same rows may return them in other slots: for example,
+Spark's Kafka source does not always list a topic's partitions in the same order (observed with Spark 4.0.0). A slot's
+rows are therefore identified by their evidence: row count and fingerprint.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The way to make the batch whole.
+    """How to complete the batch.
 
     Attributes:
-        write: The (sink, slot)s of the replay to write; None for all of it. If others were written, these are to be
-            written instead, in another replay.
-        handles: The whole effective set once these are written, with the new handles instead of the lost ones.
+        write: The (sink, slot) pairs of the replay to write; None for all. If the replay wrote others, another replay
+            must write these instead.
+        handles: The whole effective set after the write, with new handles instead of the lost ones.
         replayed: The replay's handles, each with the number of the recorded slot whose rows it holds.
     """
 
@@ -35,11 +35,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealingRefusal:
-    """The replay gave other rows than those that are visible, or the same ones in slots that do not fit.
+    """The replay returned other rows than the visible ones, or the same rows in slots that do not match.
 
     Attributes:
-        lost: Sink, slot and rows of each lost transaction.
-        differing: The (sink, slot)s whose evidence is not the recorded one, or that exist on one side only.
+        lost: The sink, slot and row count of each lost transaction.
+        differing: The (sink, slot) pairs whose evidence differs from the record, or that exist on one side only.
         same_rows: True if each sink has the same rows in total, only in other slots.
     """
 
@@ -49,7 +49,7 @@ class HealingRefusal:
 
 
 def first_write(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[Key] | None:
-    """Returns what the first replay writes: the lost slots, or None, for all, if nothing of the batch is visible."""
+    """Returns what the first replay writes: the lost slots, or None (all) if nothing of the batch is visible."""
     return None if _is_invisible(recorded, lost) else frozenset(lost)
 
 
@@ -58,15 +58,15 @@ def heal(
 ) -> Plan | HealingRefusal:
     """Compares a replay with the record.
 
-    If nothing of the batch is visible, any rows will do. Otherwise what is written again must be the very rows that
-    were lost. Of a sink that is lost in part, every slot must be found again. Of another one nothing is written, or
-    all: there it does not matter how the rows are spread over slots, as long as they are the same in all.
+    If nothing of the batch is visible, any rows will do. Otherwise the rewritten rows must be exactly the lost ones. In
+    a sink that lost only part of the batch, every slot must be found in the replay. In any other sink, either nothing
+    or everything is written, so the rows may be distributed differently over slots as long as their total is the same.
 
     Args:
         recorded: The batch's effective handles.
-        replayed: Those of its second run, one for each slot, written or only counted.
-        lost: The keys of the recorded handles whose transactions are lost; all others are committed.
-        sinks: Those that took part in the replay.
+        replayed: The handles of its second run, one per slot, whether written or only counted.
+        lost: The keys of the recorded handles whose transactions are lost. All others are committed.
+        sinks: The sinks that took part in the replay.
     """
     if _is_invisible(recorded, lost):
         untouched = (one for one in recorded if one.sink not in sinks)
@@ -94,15 +94,15 @@ def _is_invisible(recorded: Iterable[Handle], lost: Set[Key]) -> bool:
 
 
 def _lost_whole(recorded: Iterable[Handle], lost: Set[Key]) -> frozenset[str]:
-    """Returns the sinks that have lost each of their transactions: nothing of the batch is visible there."""
+    """Returns the sinks that lost all of their transactions: nothing of the batch is visible there."""
     visible = {one.sink for one in recorded if one.transaction and one.key not in lost}
     return frozenset({sink for sink, _ in lost} - visible)
 
 
 def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapping[Key, int]:
-    """Maps each recorded slot to the slot of the replay that holds its rows: the same one where that fits.
+    """Maps each recorded slot to the replay's slot with the same rows, preferring the same number.
 
-    Sinks of which not every slot is found again are left out.
+    Sinks for which not every slot is found are left out.
     """
     replayed_slots: dict[Key, int] = {}
     for sink in {one.sink for one in recorded} & {one.sink for one in replayed}:
@@ -120,7 +120,7 @@ def _found_again(recorded: Iterable[Handle], replayed: Iterable[Handle]) -> Mapp
 
 
 def _as_recorded(replayed: Iterable[Handle], replayed_slots: Mapping[Key, int]) -> list[Handle]:
-    """Gives each handle of the replay the number of the recorded slot whose rows it holds."""
+    """Renumbers the replay's handles: each gets the number of the recorded slot whose rows it holds."""
     slots = {(sink, replayed_slot): slot for (sink, slot), replayed_slot in replayed_slots.items()}
     return [replace(one, slot=slots.get(one.key, one.slot)) for one in replayed]
 
@@ -128,7 +128,10 @@ def _as_recorded(replayed: Iterable[Handle], replayed_slots: Mapping[Key, int]) 
 def _where_lost(
     lost: Set[Key], whole: Set[str], replayed: Iterable[Handle], replayed_slots: Mapping[Key, int]
 ) -> frozenset[Key]:
-    """Returns the slots of the replay that hold the lost rows. Nothing differs, so slots not found again are whole."""
+    """Returns the replay's slots that hold the lost rows.
+
+    Nothing differs, so sinks with unmatched slots are lost whole.
+    """
     found = {(sink, replayed_slots[sink, slot]) for sink, slot in lost if (sink, slot) in replayed_slots}
     spread = whole - {sink for sink, _ in replayed_slots}
     return frozenset(found | {one.key for one in replayed if one.sink in spread and one.rows})
@@ -137,7 +140,7 @@ def _where_lost(
 def _differing(
     recorded: Sequence[Handle], again: Sequence[Handle], by_slot: Set[str], sinks: Sequence[str]
 ) -> tuple[Key, ...]:
-    """Lists the slots that differ: of these sinks any, of the others only where they differ in all."""
+    """Lists the slots that differ: all of them for sinks in ``by_slot``, and for other sinks if their totals differ."""
     counted = {*by_slot, *(sink for sink in sinks if _in_all(recorded, sink) != _in_all(again, sink))}
     before = {one.key: one.evidence for one in recorded if one.sink in sinks and one.sink in counted}
     after = {one.key: one.evidence for one in again if one.sink in sinks and one.sink in counted}
@@ -145,6 +148,6 @@ def _differing(
 
 
 def _in_all(handles: Iterable[Handle], sink: str) -> tuple[int, int]:
-    """Sums a sink's rows and fingerprints, however they are spread over slots."""
+    """Sums a sink's rows and fingerprints over all slots."""
     own = [one for one in handles if one.sink == sink]
     return sum(one.rows for one in own), sum(one.fingerprint for one in own) % FINGERPRINT_MODULUS

@@ -1,16 +1,16 @@
 """The horizon: the number of batches that the decision log and the sinks remember.
 
-A sink must be able to say, for every batch that the log still names, whether its transactions are committed. So each
-sink keeps its markers for `SINKS_KEEP_BATCHES`, twice as long as the log, and tidies only now and then.
+For every batch in the log, a sink must be able to report whether its transactions are committed. Each sink therefore
+retains its markers for `SINKS_KEEP_BATCHES`, twice as long as the log, and deletes old ones only every so often.
 """
 
 from __future__ import annotations
 
 KEEP_BATCHES = 100
-"""The least number of batches whose decisions the log keeps."""
+"""The log retains the decisions of at least this many batches."""
 TIDY_EVERY_BATCHES = 20
-"""The number of decisions beyond that, at which the log is tidied."""
+"""The log is tidied when it holds this many decisions more than that."""
 KEEP_RECORDS = 1_000
-"""The most records of a log when a run claims: a query that fails at every start leaves a claim each time."""
+"""A log longer than this is tidied when a run claims it: a query that fails at every start leaves many claims."""
 SINKS_KEEP_BATCHES = 2 * KEEP_BATCHES
-"""The number of batches for which a sink keeps what tells committed from lost."""
+"""The number of batches for which a sink retains the markers that distinguish committed from lost."""

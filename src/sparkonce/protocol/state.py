@@ -1,4 +1,4 @@
-"""The state of one run's coordinator: what every phase has, and one value each for what only some phases need."""
+"""The state of one run's coordinator: the fields that every phase has, plus one value per group of phases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkonce.protocol.view import Amend, Claim, Commit, Decision, LogView, Rec
 
 
 class Phase(str, Enum):
-    """The phases of the coordinator: in each it waits for the answer to one effect."""
+    """The phases of the coordinator. In each, it waits for the answer to one effect."""
 
     IDLE = "idle"
     READING = "reading the log"
@@ -36,13 +36,13 @@ class Phase(str, Enum):
     STOPPED = "stopped"
 
 
-class BadTransition(RuntimeError):  # noqa: N818 - it is what it says
-    """The phase does not expect this event: a bug in the caller, never a fault of a server."""
+class BadTransition(RuntimeError):  # noqa: N818 - the name describes it
+    """The phase does not expect this event, which is a bug in the caller and never a server fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The batch that Spark asked for. See `events.BatchAsked`."""
+    """The batch that Spark asked for; see `events.BatchAsked`."""
 
     number: int
     offsets: tuple[str, ...]
@@ -51,11 +51,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """The write under way, from WRITING until its decision is put.
+    """The write in progress, from WRITING until its decision is put.
 
     Attributes:
         only: See `effects.Write.only`.
-        attempt: The reason why it is written now.
+        attempt: Why it is being written.
         handles: The handles that the record will name, once all of them are prepared.
     """
 
@@ -66,11 +66,11 @@ class Writing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Putting:
-    """The put under way: CLAIMING, DECIDING, RESOLVING.
+    """The put in progress, in CLAIMING, DECIDING and RESOLVING.
 
     Attributes:
         record: The record to put into the log.
-        doubts: The number of replies lost in a row.
+        doubts: The number of consecutive lost replies.
     """
 
     record: Record
@@ -79,15 +79,15 @@ class Putting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finishing:
-    """The decided batch, from its decision on until it is done.
+    """The decided batch, from its decision until it is done.
 
     Attributes:
-        decision: The newest decision of the batch, amendments applied.
+        decision: The newest decision of the batch, including amendments.
         pending: The handles whose outcome is not final yet.
-        committed: The keys of handles that are committed.
-        lost: The keys of handles that are lost.
-        healings: The number of times that the run has written lost transactions again.
-        healed: The number of transactions written again.
+        committed: The keys of the committed handles.
+        lost: The keys of the lost handles.
+        healings: The number of times that the run has rewritten lost transactions.
+        healed: The number of rewritten transactions.
         replayed: True if the plan has run in this run, so that Spark's state store has the batch's version.
         recovering: True if the batch had been decided before this run asked for it.
     """
@@ -107,20 +107,20 @@ class State:
     """Everything that the coordinator of one run knows. Hashable, so that a model checker can enumerate it.
 
     Attributes:
-        claim: The record that this run puts into the log to claim it.
-        moved: True if the user says that the log was moved here, not copied.
+        claim: The record with which this run claims the log.
+        moved: True if the user confirmed that the log was moved here, not copied.
         transactional: The sinks whose writes are transactions (EXACTLY_ONCE).
-        direct: The sinks that write before the decision, without one (AT_LEAST_ONCE).
-        after: The sinks that write after the decision, once at most (AT_MOST_ONCE).
-        reports: True if the query reports how far it has read.
+        direct: The sinks that write before the decision, without transactions (AT_LEAST_ONCE).
+        after: The sinks that write after the decision (AT_MOST_ONCE).
+        reports: True if the query reports its positions.
         phase: The phase of the run.
-        view: The log as last read, with the run's own records.
+        view: The log as last read, plus the run's own records.
         token: The run's token, once its claim is in the log.
-        swept: True once what older runs left open has been swept.
-        batch: The batch at work.
-        writing: The write under way.
-        putting: The put under way.
-        finishing: The batch at work, once it is decided.
+        swept: True once the transactions that older runs left open have been swept.
+        batch: The current batch.
+        writing: The write in progress.
+        putting: The put in progress.
+        finishing: The current batch, once it is decided.
         then: The effect that follows once the run's own transactions are undone.
     """
 
@@ -142,35 +142,35 @@ class State:
 
 
 def batch_of(state: State) -> Batch:
-    """Returns the batch at work."""
+    """Returns the current batch."""
     if state.batch is None:
         raise BadTransition("no batch is at work")
     return state.batch
 
 
 def token_of(state: State) -> Token:
-    """Returns the run's claim."""
+    """Returns the run's token."""
     if state.token is None:
         raise BadTransition("the run has not claimed yet")
     return state.token
 
 
 def writing_of(state: State) -> Writing:
-    """Returns the write under way."""
+    """Returns the write in progress."""
     if state.writing is None:
         raise BadTransition("nothing is being written")
     return state.writing
 
 
 def putting_of(state: State) -> Putting:
-    """Returns the put under way."""
+    """Returns the put in progress."""
     if state.putting is None:
         raise BadTransition("nothing is being put")
     return state.putting
 
 
 def record_of(state: State) -> Commit | Amend | Void:
-    """Returns the decision that is being put."""
+    """Returns the decision being put."""
     record = putting_of(state).record
     if isinstance(record, Claim):
         raise BadTransition("no decision is being put")
@@ -178,7 +178,7 @@ def record_of(state: State) -> Commit | Amend | Void:
 
 
 def finishing_of(state: State) -> Finishing:
-    """Returns the decided batch at work."""
+    """Returns the decided batch in progress."""
     if state.finishing is None:
         raise BadTransition("no decision is at work")
     return state.finishing

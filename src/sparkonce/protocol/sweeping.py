@@ -1,12 +1,12 @@
 """Decides when a run sweeps: a small state machine next to the coordinator, for transactions left open between batches.
 
-A losing task attempt may open a transaction until Spark has killed its worker. Such a transaction holds back readers
-and locks rows, even while the query is idle. So a run sweeps immediately after such a batch, and again when its losing
-attempts have ended. It also sweeps now and then if nothing suggests a losing attempt. A failed sweep is retried after a
-growing pause.
+A losing task attempt may open a transaction at any time until Spark kills its worker. Such a transaction blocks readers
+and locks rows, even while the query is idle. The run therefore sweeps right after a batch that may have had one, and
+again once its losing attempts have ended. It also sweeps periodically if nothing suggests a losing attempt. A failed
+sweep is retried with growing pauses.
 
-`step` is the only entrance. Events carry the time, in seconds of a monotonic clock. Whoever carries out a sweep makes
-sure that no batch is at work meanwhile (rule 6).
+`step` is the only entry point. Events carry the time, in seconds of a monotonic clock. Whoever carries out a sweep
+makes sure that no batch is in progress meanwhile (rule 6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkonce.protocol.effects import Sweep
 from sparkonce.protocol.view import Run
 
 LOSERS_END_WITHIN_S = 5.0
-"""Spark kills the Python worker of a losing attempt about 4 s after the batch. Until then it may open a transaction."""
+"""Spark kills a losing attempt's Python worker about 4 s after the batch. Until then it may open a transaction."""
 LONGEST_PAUSE_S = 300.0
 """The longest pause before a failed sweep is retried."""
 _SHORTEST_PAUSE_S = 1.0
@@ -28,19 +28,19 @@ _MOST_DOUBLINGS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LosersExpected:
-    """A task attempt of the batch at work may lose."""
+    """The current batch may have a losing task attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFailed:
-    """A batch could not be prepared. What these runs left open is to be swept at once; they include this run."""
+    """A batch could not be prepared. Sweep the open transactions of these runs, which include this run, immediately."""
 
     runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
-    """A batch is committed. What these runs leave open may be swept from now on; they include this run."""
+    """A batch is committed. From now on, open transactions of these runs, which include this run, may be swept."""
 
     runs: tuple[Run, ...]
     at_s: float
@@ -48,14 +48,14 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """Time has passed, and no batch is at work."""
+    """Time has passed, and no batch is in progress."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepEnded:
-    """A sweep has ended. It failed if something in some sink is not surely aborted."""
+    """A sweep has ended. It failed if some transaction may still be open."""
 
     began_s: float
     at_s: float
@@ -64,14 +64,14 @@ class SweepEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortUnanswered:
-    """A request to end transactions of this run in a sink was not answered: it may still arrive."""
+    """A request to end transactions of this run in a sink got no answer. It may still arrive."""
 
     sink: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The run ends; ``in_order`` if between two batches, with no newer run known."""
+    """The run ends. ``in_order`` is True if it ends between two batches, with no newer run known."""
 
     in_order: bool
 
@@ -81,15 +81,15 @@ Event: TypeAlias = LosersExpected | BatchFailed | BatchDone | TimePassed | Sweep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweeping:
-    """The state: what may be open, and when the next sweep is due.
+    """The state: which transactions may be open, and when the next sweep is due.
 
     Attributes:
-        every_s: The time between two sweeps when nothing suggests a losing attempt.
+        every_s: The time between two sweeps if nothing suggests a losing attempt.
         runs: The runs whose transactions are swept.
-        next_s: When the next sweep is due; None if nothing is to be swept before the next batch.
-        loser_possible: True if a task attempt of the batch at work may lose.
+        next_s: When the next sweep is due; None if no sweep is due before the next batch.
+        loser_possible: True if the current batch may have a losing task attempt.
         losers_end_s: When the last losing attempts of finished batches end; None once a sweep has begun after that.
-        failures: The number of sweeps that failed since the last success.
+        failures: The number of failed sweeps since the last successful one.
         swept_s: When the last successful sweep ended, or the run began.
         unanswered: The number of unanswered requests to end transactions, by sink.
         closed: True once the run has ended.
@@ -106,12 +106,12 @@ class Sweeping:
     closed: bool = False
 
     def generation(self, sink: str) -> int:
-        """Returns what keeps new transactions' names apart from older requests; see `sparkonce.sink.Owner`."""
+        """Returns the number that distinguishes new transactions' names from old ones; see `sparkonce.sink.Owner`."""
         return dict(self.unanswered).get(sink, 0)
 
     @property
     def waits_for_losers(self) -> bool:
-        """True if another sweep can be expected soon."""
+        """True if another sweep is expected soon."""
         return self.losers_end_s is not None and not self.failures and not self.closed
 
 
@@ -119,7 +119,7 @@ Step: TypeAlias = tuple[Sweeping, Sweep | None]
 
 
 def step(state: Sweeping, event: Event) -> Step:
-    """Returns the state after an event, and the sweep that is to be carried out now, if one is."""
+    """Returns the state after an event, and the sweep to carry out now, if any."""
     return TRANSITIONS[type(event)](state, event)
 
 
@@ -153,7 +153,7 @@ def _swept(state: Sweeping, event: SweepEnded) -> Step:
         failures = state.failures + 1
         pause_s = max(_SHORTEST_PAUSE_S, state.every_s) * 2.0 ** min(failures, _MOST_DOUBLINGS)
         return replace(state, failures=failures, next_s=event.at_s + min(LONGEST_PAUSE_S, pause_s)), None
-    # What a loser has opened while the sweep was under way may not have been listed: when it began counts.
+    # The sweep may have missed a transaction that was opened while it ran, so its start time counts.
     ended = state.losers_end_s is None or event.began_s >= state.losers_end_s
     losers_end_s = None if ended else state.losers_end_s
     return replace(state, failures=0, swept_s=event.at_s, losers_end_s=losers_end_s, next_s=losers_end_s), None

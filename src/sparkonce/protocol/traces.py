@@ -1,10 +1,10 @@
-"""Holds a log against what servers remember of a query's runs, to find one that is older than what was written.
+"""Compares the log with what servers remember of the query's runs, to detect a log that was restored from an old copy.
 
-A checkpoint and its log that are restored together from an old copy, or copied to another machine, look like a
-restart: nothing in them is wrong. But the servers have seen commits that they do not know.
+If a checkpoint and its log are restored together from an old copy, or copied to another machine, they look like a
+restart: nothing in them is wrong. But the servers have seen commits that the log does not know.
 
-This is a net below the rules, not one of them: it holds as long as a server remembers. It goes by positions in the log,
-batch numbers and lanes, never by a clock, so that it cannot refuse the log of those who left the traces.
+This is a safety net below the rules, not one of them: it works only as long as a server remembers. It relies on log
+positions, batch numbers and producers, never on a clock, so it cannot refuse the log of the runs that left the traces.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sparkonce.protocol.view import LogView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A sign that a run has committed something, as a server remembers it.
+    """Evidence that a run has committed something, as a server remembers it.
 
     Attributes:
         token: The token of the run.
-        committed: The fields of a committed transaction, as its handle has them; empty if the trace only shows that the
-            run has committed.
+        committed: The fields of a committed transaction, as in its handle; empty if the trace only shows that the run
+            has committed.
         batch: The batch of the transaction; None if the server does not know it.
-        lane: The one of these fields that the run uses again for later transactions, if there is one.
+        lane: The field among these that the run reuses for later transactions, if any.
     """
 
     token: Token
@@ -36,22 +36,22 @@ class Trace:
 
 
 def not_in_log(view: LogView, traces: Sequence[Trace], listed_at: int | None = None) -> str:
-    """Returns what the traces show and the log ought to know and does not; empty if there is nothing.
+    """Returns what the traces show and the log should contain but does not; empty if nothing is missing.
 
-    The log must have been read to its end after the traces were listed. If it is the log of those who left them, then
-    all that they show was claimed and decided in it before: a run writes only after its claim has landed, and commits
-    only what is decided. What lies below its floor it has forgotten, so what may be there does not count.
+    The log must have been read to its end after the traces were listed. If it is the log of the runs that left them,
+    everything they show was claimed and decided in it first: a run writes only after its claim has landed, and commits
+    only what is decided. The log has forgotten what is below its floor, so nothing down there counts.
 
     Args:
         view: The log.
-        traces: The traces that a server has.
-        listed_at: Where the log ended when the traces were listed; None if nothing was appended to it since.
+        traces: The traces that a server reported.
+        listed_at: Where the log ended when the traces were listed; None if nothing has been appended since.
     """
     return _unknown_run(view, traces) or _unknown_commit(view, traces, view.end if listed_at is None else listed_at)
 
 
 def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
-    """Names a run that has committed and whose claim is not in the log: it was longer once, or has been copied."""
+    """Names a run that committed but whose claim is not in the log, because the log was truncated or copied."""
     known = {run.token for run in view.runs}
     oldest = view.runs[0].token.position if view.runs else 0
     strangers = {trace.token for trace in traces if trace.token not in known}
@@ -64,10 +64,10 @@ def _unknown_run(view: LogView, traces: Sequence[Trace]) -> str:
 
 
 def _unknown_commit(view: LogView, traces: Sequence[Trace], listed_at: int) -> str:
-    """Names a transaction that is committed, that no decision names, and whose decision cannot be forgotten."""
+    """Names a committed transaction that no decision names, although its decision cannot have been forgotten."""
     named = {handle.transaction for decision in view.decisions for handle in decision.handles}
-    # A trace is the last transaction of its lane at the listing. Where the lane was used again since, the log may name
-    # that use, and have forgotten the one that the trace shows.
+    # A trace is the last transaction of its lane at the time of the listing. If the lane has been reused since, the log
+    # may name that later use and have forgotten the transaction in the trace.
     lanes = {
         field
         for decision in view.decisions

@@ -1,7 +1,7 @@
-"""The decision log: its records, and the view that a reader gets by applying them in order.
+"""The decision log: its records, and the view that a reader builds by applying them in order.
 
-The records say that a run begins, a batch is decided, lost handles have been replaced, or some handles are void. The
-view says which runs there were, which batches are decided, and where the log ends.
+A record states that a run begins, that a batch is decided, that lost handles have been replaced, or that some handles
+are void. The view has the known runs, the decided batches, and the end of the log.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ TopicIds: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A run begins. It fences every older run: none of them can append any more.
+    """A run begins. The claim fences every older run: none of them can append anymore.
 
     Attributes:
-        nonce: The random part of the run's token; its position is where this record stands.
+        nonce: The random part of the run's token. The token's position is this record's position.
         run: Spark's run id.
         query: Spark's query id.
-        host: Where the driver runs.
+        host: The driver's host.
         process: The driver's process id.
         library: The library's version.
-        location: Where the log is: a copy of a checkpoint is elsewhere, and would write its batches a second time.
+        location: Where the log is. A copied checkpoint has another location, and would write its batches a second time.
         sinks: The facts that the run's preflight found about each sink.
         sources: The ids of the Kafka topics that the query reads, as far as the brokers reported them.
-        renews: Set when a run claims again to settle a put of its own whose reply was lost; the run keeps this token.
+        renews: Set when a run claims again to settle a put of its own that got no reply. The run keeps this token.
     """
 
     nonce: str
@@ -52,11 +52,11 @@ class Commit:
     """Batch ``batch`` is decided: the commit point.
 
     Attributes:
-        token: The run that decided it.
+        token: The token of the run that decided it.
         query: Spark's query id.
         batch: Spark's batch id.
         offsets: The end offsets of each source, as the JSON lines of Spark's offset log.
-        handles: Every sink's and slot's handle, sorted.
+        handles: The handles of every sink and slot, sorted.
     """
 
     token: Token
@@ -68,7 +68,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amend:
-    """Batch ``batch``'s lost handles have been replaced; ``handles`` is again the whole effective set."""
+    """The lost handles of batch ``batch`` have been replaced. ``handles`` is again the whole effective set."""
 
     token: Token
     query: str
@@ -79,13 +79,13 @@ class Amend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Void:
-    """Void handles of batch ``batch``: rows of them are gone from their server.
+    """Some handles of batch ``batch`` are void, because their server has deleted rows.
 
-    From here on nobody commits them. They are aborted, and count as lost.
+    From now on nobody commits them. They are aborted, and count as lost.
 
     Attributes:
-        handles: The whole effective set, these included.
-        void: The (sink, slot) keys of these, sorted.
+        handles: The whole effective set, including the void ones.
+        void: The (sink, slot) keys of the void handles, sorted.
     """
 
     token: Token
@@ -100,13 +100,13 @@ Record: TypeAlias = Claim | Commit | Amend | Void
 KEPT_RUNS = 100
 
 
-class LogViolation(ValueError):  # noqa: N818 - it is what it says
-    """The log holds a record that no correct run can have written there."""
+class LogViolation(ValueError):  # noqa: N818 - the name describes it
+    """The log contains a record that no correct run can have written there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run that has claimed the log: its token, query id, where the log was, what it knew of each sink and topic."""
+    """A run that has claimed the log, with the facts that its claim recorded; see `Claim`."""
 
     token: Token
     query: str
@@ -117,10 +117,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decided batch with its effective handles, amendments applied.
+    """A decided batch with its effective handles, including amendments.
 
     Attributes:
-        void: The (sink, slot) keys of handles that are to be aborted, and not committed.
+        void: The (sink, slot) keys of the handles to abort instead of committing.
     """
 
     position: int
@@ -134,11 +134,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Everything below ``position`` is void.
+    """The start of the valid log. Every record below ``position`` is void.
 
     Attributes:
         position: The first record that counts.
-        runs: Those that had claimed by then, newest last.
+        runs: The runs that had claimed by then, newest last.
         newest: The newest decision by then, with its handles, if there is no decision above.
     """
 
@@ -153,10 +153,11 @@ class LogView:
 
     Attributes:
         floor: The durable floor that was read before the records.
-        end: The position directly after the last record read.
+        end: The position after the last record read.
         runs: All known runs, newest last.
-        decisions: Decided batches at or above the floor, and the one that the floor carries, oldest first.
-        claims_in_a_row: Claims since the last decision: drivers that depose each other show here.
+        decisions: The decided batches at or above the floor and the one that the floor carries, oldest first.
+        claims_in_a_row: The number of claims since the last decision. It grows while drivers keep superseding each
+            other.
     """
 
     floor: Floor = Floor()
@@ -172,12 +173,12 @@ class LogView:
 
     @property
     def newest_run(self) -> Run | None:
-        """The run that owns the log; None if there is none."""
+        """The run that owns the log, or None."""
         return self.runs[-1] if self.runs else None
 
     @property
     def newest_decision(self) -> Decision | None:
-        """The last decided batch."""
+        """The decision of the last decided batch, or None."""
         return self.decisions[-1] if self.decisions else None
 
     def decision(self, batch: int) -> Decision | None:
@@ -236,23 +237,26 @@ class LogView:
         return replace(self, end=position + 1, decisions=(*older, decision), claims_in_a_row=0)
 
     def raised(self, keep_batches: int) -> Floor:
-        """Returns the floor that keeps the last so many decided batches."""
+        """Returns the floor that retains this many of the newest decided batches."""
         position = self.decisions[-keep_batches:][0].position
         return Floor(position=position, runs=tuple(run for run in self.runs if run.token.position < position))
 
     def raised_to(self, token: Token) -> Floor:
-        """Returns the floor at a run's claim: all before it is void but for the newest decision, which it carries."""
+        """Returns the floor at a run's claim.
+
+        Everything before it is void except the newest decision, which it carries.
+        """
         earlier = tuple(run for run in self.runs if run.token < token)
         return Floor(position=token.position, runs=earlier, newest=self.newest_decision)
 
     def above(self, floor: Floor) -> LogView:
-        """Returns the view without what lies below a newer floor."""
+        """Returns the view without everything below a newer floor."""
         above = tuple(decision for decision in self.decisions if decision.position >= floor.position)
         if floor.newest is not None and all(decision.batch != floor.newest.batch for decision in above):
             above = (floor.newest, *above)
         return replace(self, floor=floor, decisions=above)
 
     def without_handles(self) -> LogView:
-        """Returns the view with the handles of its newest decision alone: a run never finishes an older one."""
+        """Returns the view with handles only for its newest decision: a run never finishes an older one."""
         older = tuple(replace(decision, handles=()) for decision in self.decisions[:-1])
         return replace(self, decisions=(*older, *self.decisions[-1:]))
