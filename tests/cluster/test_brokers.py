@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mar
 def test_a_partition_without_a_leader_is_waited_for(tmp_path: Path) -> None:
     with Cluster(nodes=3) as three:
         witness = Witness(three.bootstrap)
-        job = Job(three.bootstrap, tmp_path / "job", rows=1_000, rows_per_batch=400, plan="spark.plans:stateless")
+        job = Job(
+            three.bootstrap, tmp_path / "job", rows=1_000, again=False, rows_per_batch=400, plan="spark.plans:stateless"
+        )
         target = job.config.target
         witness.create_topic(PARTITIONS, 1, target, min_insync_replicas="1")
 

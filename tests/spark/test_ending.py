@@ -128,7 +128,7 @@ settings = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": flags,
 spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
 rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 4).load()
 sink = FilesSink(f"{folder}/out", format="json")
-query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger={"processingTime": "100 milliseconds"})
+query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger="100 milliseconds")
 """
 
 

@@ -260,7 +260,7 @@ def test_tables_of_catalogs(
 
 
 def test_what_is_said_of_a_frame(rates: DataFrame) -> None:
-    found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger={"processingTime": "1 minute"})
+    found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger="1 minute")
     assert found.part(Role.ENGINE).conditions == ("the checkpoint outlives the driver",)
     assert explain(rates, "delta").part(Role.ENGINE).conditions == ("the query has a checkpointLocation of its own",)
     assert "no checkpointLocation" in explain(rates, "delta", options={}).part(Role.ENGINE).reasons[0]

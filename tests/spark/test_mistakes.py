@@ -32,7 +32,7 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")]
 
 START = [
-    Mistake("once.start(rows, trigger='1 second')", "trigger='1 second' is not a mapping"),
+    Mistake("once.start(rows, trigger='available')", "trigger='available' is not a mapping"),
     Mistake("once.start(rows, trigger={'processing_time': '1 second'})", "trigger='processing_time' is not known"),
     Mistake("once.start(rows, trigger={'availableNow': True, 'once': True})", "has 2 kinds"),
     Mistake("once.start(rows, trigger={})", "has no kinds"),
@@ -53,7 +53,7 @@ START = [
     Mistake("ExactlyOnce(sink, checkpoint='/dev/null/cp').start(rows)", "cannot be written to, or has no hard links"),
     Mistake("ExactlyOnce(sink, checkpoint='/proc/cp').start(rows)", "cannot be written to, or has no hard links"),
     Mistake("explain(rows, sink, reader='committed')", "reader="),
-    Mistake("explain(rows, sink, trigger='1 second')", "trigger='1 second' is not a mapping"),
+    Mistake("explain(rows, sink, trigger=1)", "trigger=<int> is not a mapping"),
     Mistake("explain(rows)", "where its rows go"),
     Mistake("explain('job.py')", "query='job.py' cannot be explained"),
     Mistake("read_kafka(spark, 'broker:9092', topics='t')", "settings='broker:9092' is not a mapping"),
@@ -173,7 +173,7 @@ class Place:
 
     def run(self, plan: Callable[[DataFrame], DataFrame], once: sparkonce.ExactlyOnce | None = None) -> str:
         made = once or sparkonce.ExactlyOnce(self.sink, checkpoint=str(self.folder / new_name("c")), display=False)
-        return why(lambda: made.start(plan(self.records), trigger={"availableNow": True}))
+        return why(lambda: made.start(plan(self.records), trigger="availableNow"))
 
     def by_hand(self, location: Path | None) -> str:
         once = sparkonce.ExactlyOnce(self.sink, checkpoint=str(self.folder / "once"), display=False)

@@ -35,6 +35,7 @@ from sparkonce.spark.plans import reads_plainly, registered_sources
 from sparkonce.spark.query_end import close_at_end, running, warn_if_left
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.arguments import (
+    Trigger,
     accepted,
     check_frame,
     check_name,
@@ -43,6 +44,7 @@ from sparkonce.spark.start.arguments import (
     never_pickled,
     new_writer,
     running_query,
+    trigger_keywords,
 )
 from sparkonce.spark.start.checks import check_query, check_sources, input_offsets, needs_of_sources
 from sparkonce.spark.start.executors import check_executors
@@ -188,7 +190,7 @@ class ExactlyOnce:
         df: DataFrame,
         *,
         output_mode: str = "append",
-        trigger: Mapping[str, Any] | None = None,
+        trigger: Trigger | None = None,
         query_name: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> StreamingQuery:
@@ -197,7 +199,8 @@ class ExactlyOnce:
         Args:
             df: A streaming DataFrame.
             output_mode: ``append``, ``update`` or ``complete``, as for ``writeStream.outputMode``.
-            trigger: As for ``writeStream.trigger``, for example ``{"processingTime": "1 second"}``.
+            trigger: An interval such as ``"1 second"``, or ``"availableNow"``; or the keyword of
+                ``writeStream.trigger`` as a mapping, such as ``{"processingTime": "1 second"}``.
             query_name: As for ``writeStream.queryName``.
             options: More options of the stream writer.
 
@@ -212,7 +215,8 @@ class ExactlyOnce:
         self._check_is_not_running()
         check_name(df, query_name)
         with self.listener.display.starting(query_name):
-            return self._start(df, output_mode, trigger, query_name, options)
+            keywords = None if trigger is None else trigger_keywords(trigger)
+            return self._start(df, output_mode, keywords, query_name, options)
 
     def _start(
         self,

@@ -19,6 +19,7 @@ from sparkonce.analysis.sinks import parse_reader
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.explain.queries import of_frame, of_query, of_writer, sinks_given
+from sparkonce.spark.start.arguments import Trigger, trigger_keywords
 
 
 def explain(
@@ -29,7 +30,7 @@ def explain(
     downtime: timedelta | str | None = None,
     deterministic: bool | Iterable[str] = False,
     options: Mapping[str, Any] | None = None,
-    trigger: Mapping[str, Any] | None = None,
+    trigger: Trigger | None = None,
     ask: bool | Mapping[str, Any] = True,
     table: str | None = None,
 ) -> Explanation:
@@ -51,7 +52,7 @@ def explain(
         deterministic: The names of the deterministic Python functions in the plan; True for all. It cannot be seen:
             Spark takes every function for deterministic unless ``asNondeterministic()`` says otherwise.
         options: For a DataFrame: the options of the stream writer.
-        trigger: For a DataFrame: as for ``writeStream.trigger``.
+        trigger: For a DataFrame: as for `ExactlyOnce.start`.
         ask: True asks the brokers for the topics' retention, their writers and the longest transaction timeout; a
             mapping also gives security settings, in librdkafka's names. What they do not answer within ten seconds
             becomes a condition.
@@ -62,7 +63,10 @@ def explain(
     """
     known = parse_reader(reader)
     options = None if options is None else mapping("options", options, example="{'path': '/out'}")
-    trigger = None if trigger is None else mapping("trigger", trigger, example="{'processingTime': '1 second'}")
+    if isinstance(trigger, str):
+        trigger = trigger_keywords(trigger)
+    elif trigger is not None:
+        trigger = mapping("trigger", trigger, example="'1 second', or {'processingTime': '1 second'}")
     settings = None if isinstance(ask, bool) else mapping("ask", ask, example="True, or librdkafka's settings")
     away = parse_duration(downtime, "downtime") if isinstance(downtime, str) else downtime
     stable = deterministic if isinstance(deterministic, bool) else tuple(deterministic)

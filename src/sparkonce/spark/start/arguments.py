@@ -32,7 +32,10 @@ _REFUSED_TRIGGERS = {
     "realTime": "real-time mode shows rows before their batch ends, and Spark refuses foreachBatch in it",
 }
 
-_TRIGGERS = "{'processingTime': '1 second'}, {'availableNow': True} or {'once': True}"
+_TRIGGERS = "'1 second', 'availableNow' or {'once': True}"
+
+Trigger = str | Mapping[str, Any]
+"""``availableNow``, an interval such as ``1 second``, or the keywords of ``writeStream.trigger``."""
 
 
 def check_session(spark: object) -> None:
@@ -71,7 +74,7 @@ def new_writer(
     *,
     checkpoint: str,
     output_mode: Any,
-    trigger: object,
+    trigger: Mapping[str, Any] | None,
     query_name: object,
     options: object,
 ) -> DataStreamWriter:
@@ -86,7 +89,7 @@ def new_writer(
     if query_name is not None:
         writer = writer.queryName(nonempty("query_name", query_name, example="a name, or leave it out"))
     if trigger is not None:
-        writer = writer.trigger(**_trigger(trigger))
+        writer = writer.trigger(**trigger)
     return writer
 
 
@@ -107,9 +110,18 @@ def check_name(df: object, name: object) -> None:
         )
 
 
-def _trigger(given: object) -> dict[str, Any]:
+def trigger_keywords(trigger: object) -> dict[str, Any]:
+    """Returns the keywords of ``writeStream.trigger``, of which there is one.
+
+    Raises:
+        ConfigurationError: if the trigger is none of Spark's, or one that cannot be exactly-once.
+    """
+    if isinstance(trigger, str) and trigger in {"availableNow", "once"}:
+        return {trigger: True}
+    if isinstance(trigger, str) and any(letter.isdigit() for letter in trigger):
+        return {"processingTime": trigger}
     known = tuple(inspect.signature(DataStreamWriter.trigger).parameters)[1:]
-    trigger = mapping("trigger", given, example=_TRIGGERS)
+    trigger = mapping("trigger", trigger, example=_TRIGGERS)
     for name in trigger:
         if name not in _REFUSED_TRIGGERS:
             one_of("trigger", name, known)
