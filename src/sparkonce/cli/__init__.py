@@ -1,12 +1,12 @@
 """The command line.
 
 - ``main``: the command ``sparkonce``, with ``run``, the commands of other packages, and these:
-- ``new``: writes a first project.
-- ``explain``: says what a query guarantees.
-- ``checkpoint``: shows where a query stands, and what its next start does.
-- ``transactions``: lists what is open on servers, says what is to come of it, and ends what a query has left open.
-- ``ui``: serves a live page on queries and systems.
-- ``doctor``: makes the checks of a start.
-- ``files``: compacts the files of a files sink.
-- ``output``: shows a result as a table, JSON or YAML, and sparkonce's errors without a traceback.
+- ``new``: creates a first project
+- ``explain``: explains what a query guarantees
+- ``checkpoint``: shows a query's state, and what its next start would do
+- ``transactions``: lists open transactions on servers, with the log's verdict, and ends what a query has left open
+- ``ui``: serves a live page about queries and systems
+- ``doctor``: runs the checks of a start
+- ``files``: compacts the files of a files sink
+- ``output``: shows a result as a table, JSON or YAML, and sparkonce's errors without a traceback
 """

@@ -1,7 +1,7 @@
-"""``sparkonce checkpoint``: where a query stands, and what its next start does. Needs no Spark.
+"""``sparkonce checkpoint``: a query's state, and what its next start would do. Needs no Spark.
 
-Other commands open checkpoints by this module, too: `opened`, with the option ``--conf`` for the checkpoint's store.
-Typer reads the annotations when a command runs, so their types are imported here for real.
+Other commands also use `opened`, and the option ``--conf`` for the checkpoint's store. Typer reads the annotations when
+a command runs, so their types must be imported at runtime.
 """
 
 import time
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from sparkonce.storage.files import CheckpointFiles
 
 
-app = typer.Typer(help="See where a query stands, and what its next start does.", no_args_is_help=True)
+app = typer.Typer(help="See the state of a query, and what its next start would do.", no_args_is_help=True)
 
 
-Location = Annotated[str, typer.Argument(help="The checkpoint: a folder, or a URL as Spark takes it.")]
+Location = Annotated[str, typer.Argument(help="The checkpoint: a folder or a URL that Spark accepts.")]
 
 
-Moved = Annotated[bool, typer.Option("--moved", help="Ask about a start with checkpoint_moved=True.")]
+Moved = Annotated[bool, typer.Option("--moved", help="Check a start with checkpoint_moved=True.")]
 
 
 Conf = Annotated[
@@ -35,7 +35,7 @@ Conf = Annotated[
     typer.Option(
         "--conf",
         metavar="KEY=VALUE",
-        help="A setting of Spark for the checkpoint's store, such as spark.hadoop.fs.s3a.endpoint; may be repeated.",
+        help="A Spark setting for the checkpoint's store, such as spark.hadoop.fs.s3a.endpoint. Can be repeated.",
     ),
 ]
 
@@ -59,9 +59,10 @@ _DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
 def show_status(
     location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE
 ) -> None:
-    """Shows where a query stands: its newest batch, the run that owns it, and what its next start does.
+    """Show the state of a query: its newest batch, the run that owns it, and what its next start would do.
 
-    Reads only, also beside a running query. For example: sparkonce checkpoint show /data/checkpoints/totals
+    It only reads, so you can run it while the query is running. For example: sparkonce checkpoint show
+    /data/checkpoints/totals
     """
     from sparkonce.operate.checkpoint import read_checkpoint
 
@@ -77,7 +78,7 @@ def batch(
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Lists the handles of a decided batch: of each sink and slot the rows, their fingerprint, and the transaction.
+    """List the handles of a decided batch: the rows, fingerprint and transaction of each sink and slot.
 
     For example: sparkonce checkpoint batch /data/checkpoints/totals 7
     """
@@ -101,13 +102,13 @@ def batch(
 @app.command()
 def history(
     location: Location,
-    last: Annotated[int, typer.Option(min=1, help="Only so many records, the newest.")] = 1000,
+    last: Annotated[int, typer.Option(min=1, help="Show only this many of the newest records.")] = 1000,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Lists the records of the decision log: runs that began, and batches that were decided, with their times.
+    """List the records of the decision log: runs that began and batches that were decided, with their times.
 
-    The log keeps about 100 batches. For example: sparkonce checkpoint history /data/checkpoints/totals --last 10
+    The log has the last 100 batches or so. For example: sparkonce checkpoint history /data/checkpoints/totals --last 10
     """
     from sparkonce.operate.checkpoint import read_log_of
 
@@ -119,10 +120,10 @@ def history(
 
 @app.command()
 def check(location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE) -> None:
-    """Checks if a start on this checkpoint is taken, and says what it does: also for a copy that is to be restored.
+    """Check whether a start on this checkpoint would be accepted, and what it would do. Also works for a backup.
 
-    Servers are not asked here; the start itself also refuses a log that knows less than they do. Exits with 1 if a
-    start is refused. For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
+    Servers are not queried. The start itself also refuses a log that knows less than they do. Exits with 1 if a start
+    would be refused. For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
     """
     from sparkonce.operate.checkpoint import check_checkpoint
 
@@ -134,7 +135,7 @@ def check(location: Location, moved: Moved = False, conf: Conf = None, form: For
 
 @contextmanager
 def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]":
-    """Opens a checkpoint, and turns an error of its store into one of ours."""
+    """Opens a checkpoint. Errors of its store become errors with a next step."""
     from sparkonce.storage.opening import open_location
 
     url = location if ":" in location.partition("/")[0] else str(Path(location).absolute())
@@ -148,10 +149,11 @@ def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]"
 
 
 def read_conf(given: Sequence[str] | None) -> dict[str, str]:
-    """Returns the settings by name.
+    """Parses settings given as KEY=VALUE.
 
     Raises:
-        ConfigurationError: naming the one that is no setting of a store. Its value may be a secret, and is not shown.
+        ConfigurationError: If one is not a store setting. The message names it without its value, which may be a
+            secret.
     """
     pairs = [text.partition("=") for text in given or ()]
     for name, equals, _ in pairs:
@@ -169,10 +171,10 @@ def read_conf(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def hadoop_settings(given: Sequence[str] | None) -> dict[str, str]:
-    """Returns Hadoop's settings among them, without ``spark.hadoop.``.
+    """Returns only Hadoop's settings, without the prefix ``spark.hadoop.``.
 
     Raises:
-        ConfigurationError: see `read_conf`.
+        ConfigurationError: See `read_conf`.
     """
     return {name.removeprefix(_HADOOP): value for name, value in read_conf(given).items() if name.startswith(_HADOOP)}
 
@@ -218,7 +220,7 @@ def _count(counts: Mapping[str, int], sink: str) -> str:
 
 
 def _counts(counts: Mapping[str, int], wide: bool, *, add: bool = True) -> str:
-    """Returns counts by sink, in sum, or one for each number that differs: sinks of a unit get the same rows."""
+    """Formats counts by sink: a sum or, without ``add``, the distinct numbers, as a unit's sinks get the same rows."""
     if not wide or len(counts) < 2:
         several = [sum(counts.values())] if add and counts else dict.fromkeys(counts.values())
         return " / ".join(f"{count:,}" for count in several) or "-"

@@ -1,4 +1,4 @@
-"""``sparkonce doctor``: all that a start checks, each with what to do about it. Needs no session of Spark."""
+"""``sparkonce doctor``: everything that a start checks, with a next step for each failure. Needs no Spark session."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -21,15 +21,15 @@ def doctor(
     config: ConfigFile = "",
     moved: Moved = False,
     new: Annotated[
-        bool, typer.Option("--new", help="Check sinks as a first start does, which makes their tables of markers.")
+        bool, typer.Option("--new", help="Check sinks as a first start does, which creates their marker tables.")
     ] = False,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Checks this machine, a checkpoint, the systems of a file, and its sinks as a start does.
+    """Check this machine, a checkpoint, the systems in a file and its sinks, as a start would.
 
-    Exits with 1 if something is refused. For example:
-    sparkonce doctor /data/checkpoints/totals --config systems.yaml
+    Exits with 1 if something would be refused. For example: sparkonce doctor /data/checkpoints/totals --config
+    systems.yaml
     """
     from sparkonce.operate.doctor import check_servers
     from sparkonce.operate.systems import read_file
@@ -55,7 +55,7 @@ def _machine() -> "Iterator[Check]":
     for package in ("pyspark", "pyarrow", "confluent-kafka", "kafka-python"):
         try:
             yield Check(name=package, ok=True, says=version(package))
-        except PackageNotFoundError:  # noqa: PERF203 - Spark's own folder may hold it, and no package does
+        except PackageNotFoundError:  # noqa: PERF203 - may still be in Spark's own folder
             yield Check(name=package, ok=True, says="It is not installed as a package.")
     try:
         yield Check(name="Java", ok=True, says=find_java())

@@ -1,6 +1,6 @@
-"""``sparkonce explain``: explains what a query guarantees end to end, and its weakest part.
+"""``sparkonce explain``: explains what a query guarantees end to end, and what its weakest part is.
 
-Typer reads the annotations when the command runs, so their types are imported here for real.
+Typer reads the annotations when the command runs, so their types must be imported at runtime.
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ _WEAKER, _FAILED = 1, 2
 
 
 class Required(str, Enum):
-    """The levels that can be asked for."""
+    """The levels that can be required."""
 
     exactly_once = "exactly-once"
     at_least_once = "at-least-once"
@@ -30,33 +30,35 @@ class Required(str, Enum):
 
 def explain(
     target: Annotated[
-        str, typer.Argument(help="A checkpoint: a folder or a URL; or a Python file that starts queries.")
+        str, typer.Argument(help="A checkpoint (a folder or a URL), or a Python file that starts queries.")
     ],
     arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments, after --.")] = None,
     sink: Annotated[
-        str | None, typer.Option(help="The Spark format that is written, if a checkpoint does not say: kafka, delta, …")
+        str | None,
+        typer.Option(help="The Spark format of the sink, if the checkpoint does not show it: kafka, delta, …"),
     ] = None,
     reader: Annotated[
-        str | None, typer.Option(help="read_committed, read_uncommitted, spark, files, or KEY=VALUE,… of a consumer.")
+        str | None,
+        typer.Option(help="read_committed, read_uncommitted, spark, files, or a consumer's settings as KEY=VALUE,…."),
     ] = None,
-    downtime: Annotated[str | None, typer.Option(help="The longest downtime of the query, like 2h.")] = None,
+    downtime: Annotated[str | None, typer.Option(help="The longest downtime of the query, for example 2h.")] = None,
     deterministic: Annotated[
-        list[str] | None, typer.Option(help="A Python function that is deterministic; may be repeated; * for all.")
+        list[str] | None, typer.Option(help="A Python function that is deterministic. Can be repeated; * for all.")
     ] = None,
     bootstrap: Annotated[
-        str | None, typer.Option(help="Brokers to ask about topics; a query file's source says its own.")
+        str | None, typer.Option(help="The brokers to query about topics. A query file's source has its own.")
     ] = None,
-    ask: Annotated[bool, typer.Option(help="Whether brokers are asked for retention, writers and limits.")] = True,
+    ask: Annotated[bool, typer.Option(help="Query the brokers for retention, writers and limits.")] = True,
     conf: Conf = None,
     require: Annotated[Required | None, typer.Option(help="Exit with 1 if the level is weaker than this.")] = None,
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Says what a query guarantees end to end: source, engine, sink and reader, and the weakest part.
+    """Explain what a query guarantees end to end: source, engine, sink and reader, and the weakest part.
 
-    Starts no query. A query file runs up to the point where it would wait for its queries, with everything it does
-    before that (folders made, topics created, schemas registered). Exits with 1 if the level is weaker than --require,
-    or not every query of the file was seen; exits with 2 if the level cannot be determined.
+    No query is started. A query file runs up to the point where it would wait for its queries, including everything
+    that it does before that (creating folders and topics, registering schemas). Exits with 1 if the level is weaker
+    than --require or some queries in the file were not seen, and with 2 if the level cannot be determined.
     """
     from sparkonce.analysis.checkpoint import explain_checkpoint
     from sparkonce.analysis.facts import parse_duration
@@ -115,7 +117,7 @@ def _unread(target: str, error: OSError) -> ConfigurationError:
 
 
 def _of_file(file: Path, arguments: list[str], **how: Any) -> "tuple[list[Explanation], str]":
-    """Returns the explanations of a file's queries, and a clause about those not seen; empty if all were."""
+    """Returns the explanations of a file's queries, and a clause about any that were not seen; empty if all were."""
     from sparkonce.spark.explain.dry_run import dry_run
     from sparkonce.spark.explain.explain import explain as explain_query
 

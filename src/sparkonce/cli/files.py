@@ -1,4 +1,4 @@
-"""``sparkonce files``: looks after the folder of a files sink."""
+"""``sparkonce files``: maintains the folder of a files sink."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,31 +9,32 @@ from sparkonce.cli.output import FormatOption, OutputFormat, columns, show
 if TYPE_CHECKING:
     from sparkonce.files import Compacted
 
-app = typer.Typer(help="Look after the files that a FilesSink has written.", no_args_is_help=True)
+app = typer.Typer(help="Maintain the files that a FilesSink has written.", no_args_is_help=True)
 
 
 @app.callback()
 def _main() -> None:
-    """Look after the files that a FilesSink has written."""
+    """Maintain the files that a FilesSink has written."""
 
 
 @app.command()
 def compact(
     path: Annotated[str, typer.Argument(help="The path of the FilesSink: a folder, hdfs://… or s3://….")],
-    target_size: Annotated[int, typer.Option(min=1, help="The size of a new file, about, in MiB.")] = 128,
-    keep_batches: Annotated[int, typer.Option(min=2, help="How many newest batches are left alone.")] = 10,
+    target_size: Annotated[int, typer.Option(min=1, help="The approximate size of a new file, in MiB.")] = 128,
+    keep_batches: Annotated[int, typer.Option(min=2, help="How many of the newest batches to leave alone.")] = 10,
     delete_after: Annotated[
-        float, typer.Option(min=0, help="For how many seconds replaced files are kept, for readers that listed them.")
+        float,
+        typer.Option(min=0, help="How long to keep replaced files, in seconds, for readers that have listed them."),
     ] = 3600.0,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Go on where files were deleted.")] = False,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Continue if files are missing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
-    settings: Annotated[str, typer.Option(help="The sink's store_options in one line: name=value.")] = "",
+    settings: Annotated[str, typer.Option(help="The sink's store_options in one line, as name=value.")] = "",
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Writes the rows of small files of old batches into larger ones, for readers of whole_batches.
+    """Rewrite the small files of old batches as larger ones, for readers that use whole_batches.
 
-    Runs beside the query, and beside another compaction. If it is killed, run it again. Replaced files are deleted by
-    the first run after --delete-after. Until then, readers that list the folder themselves find their rows twice.
+    You can run it while the query or another compaction is running. If it is killed, run it again. The first run after
+    --delete-after deletes the replaced files. Until then, readers that list the folder themselves see their rows twice.
     """
     from dataclasses import asdict
 

@@ -1,7 +1,7 @@
 """The command ``sparkonce``.
 
-Commands import heavy modules themselves, so that help is quick. A package adds a command by an entry point of the group
-``sparkonce.commands``: its name is the command's, and it leads to a `typer.Typer`.
+Commands import heavy modules inside their functions, so that help is fast. A package can add a command with an entry
+point in the group ``sparkonce.commands``: its name is the command's name, and its value is a `typer.Typer`.
 """
 
 from importlib.metadata import entry_points
@@ -18,11 +18,11 @@ from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.version import __version__
 
 _EXTRAS = {"broker": "verify", "demo": "verify", "verify": "verify"}
-"""Commands of packages that may be missing, and the extra that brings each."""
+"""Commands of packages that may be missing, with the extra that installs each."""
 
 
 class _Commands(TyperGroup):
-    """Has the commands of other packages, too, and shows our own errors without a traceback, with a next step."""
+    """Includes other packages' commands, and shows our errors as a message and a next step, without a traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         added = {*_EXTRAS, *entry_points(group="sparkonce.commands").names}
@@ -70,20 +70,20 @@ app.add_typer(files.app, name="files")
 app.command()(new.new)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
-app.command("orphans", hidden=True)(transactions.list_all)  # its first name
+app.command("orphans", hidden=True)(transactions.list_all)  # the command's former name
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def run(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A Python file that starts queries.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="The file's own arguments.")] = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show errors with all their traces.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show errors with full tracebacks.")] = False,
 ) -> None:
-    """Runs a job as `python FILE` would, and waits for the queries that it leaves running.
+    """Run a job as `python FILE` would, and wait for the queries that it leaves running.
 
-    SIGTERM and Ctrl-C stop its queries in order; a second signal ends it at once. An error of a start or a query is
-    shown as a message and a next step. Exits with the file's own code, with 0 when its queries have ended or were
-    stopped, and with 1 when one has failed.
+    SIGTERM and Ctrl-C stop its queries gracefully; a second signal ends the process immediately. An error of a start or
+    a query is shown as a message and a next step. Exits with the file's own exit code, with 0 when its queries have
+    ended or were stopped, and with 1 when one has failed.
     """
     from sparkonce.spark.job.run import run_job
 

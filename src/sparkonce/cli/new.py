@@ -1,6 +1,6 @@
-"""``sparkonce new``: writes a first project, the README's quick start.
+"""``sparkonce new``: creates a first project, the quick start in the README.
 
-Typer reads the annotations when the command runs, so their types are imported here for real.
+Typer reads the annotations when the command runs, so their types must be imported at runtime.
 """
 
 import shlex
@@ -38,8 +38,8 @@ spark-submit --packages "$(python -c 'import sparkonce; print(sparkonce.spark_pa
 """
 
 
-def new(folder: Annotated[Path, typer.Argument(help="The project's folder; made if it is missing.")]) -> None:
-    """Writes a first project: a job that reads Kafka and writes Kafka exactly once, and what it needs."""
+def new(folder: Annotated[Path, typer.Argument(help="The project's folder. Created if it does not exist.")]) -> None:
+    """Create a first project: a job that reads Kafka and writes Kafka exactly once, with everything it needs."""
     written = {
         "job.py": files("sparkonce.cli").joinpath("project", "job.py").read_text(encoding="utf-8"),
         "README.md": _README.format(name=folder.absolute().name),

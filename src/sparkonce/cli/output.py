@@ -1,4 +1,4 @@
-"""Shows a command's result as a table, JSON or YAML (``--format``), and our own errors without a traceback."""
+"""Shows a command's result as a table, JSON or YAML (``--format``), and our errors without a traceback."""
 
 import json
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 1000
-"""The width of tables with columns. A terminal wraps their lines, so that names stay whole and can be copied."""
+"""The width of tables with columns. The terminal wraps long lines, so names stay whole and can be copied."""
 
 _PLAIN = "\x1b[0m"
 
@@ -34,7 +34,7 @@ _COLORS = {True: "green", False: "bold red", None: "yellow"}
 
 
 class OutputFormat(str, Enum):
-    """The forms of a result."""
+    """The formats of a result."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -48,12 +48,12 @@ class OutputFormat(str, Enum):
 
     @classmethod
     def of(cls, form: "OutputFormat", as_json: bool) -> "OutputFormat":
-        """Returns the form that was asked for, also by the older ``--json``."""
+        """Returns the requested format, including one requested with the older ``--json``."""
         return cls.JSON if as_json else form
 
 
 FormatOption = Annotated[
-    OutputFormat, typer.Option("--format", help="A table, one with more columns, or JSON or YAML for programs.")
+    OutputFormat, typer.Option("--format", help="A table, a wider table, or JSON or YAML for programs.")
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
@@ -63,9 +63,9 @@ def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]
     """Writes a result to standard output.
 
     Args:
-        value: Plain values for programs: mappings, lists, texts, numbers.
-        form: The form that was asked for.
-        table: Prints the tables; its second argument is True if they are to be wide.
+        value: Plain values for programs: mappings, lists, strings, numbers.
+        form: The requested format.
+        table: Prints the tables. Its second argument is True for wide tables.
     """
     if form is OutputFormat.JSON:
         typer.echo(json.dumps(value))
@@ -86,7 +86,7 @@ def show(value: Any, form: OutputFormat, table: "Callable[[Console, bool], None]
 
 
 def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
-    """Shows checks with what to do about those that failed, and returns True if none did."""
+    """Shows checks, with a next step for each one that failed. Returns True if none did."""
     from dataclasses import asdict
 
     def _table(to: "Console", _wide: bool) -> None:
@@ -106,21 +106,24 @@ def show_checks(checks: "Sequence[Check]", form: OutputFormat) -> bool:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Returns a console that cuts nothing off."""
+    """Returns a console that never truncates lines."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, width=_WIDEST)
 
 
 def shown_time(ms: int | None) -> str:
-    """Returns a time in UTC; a dash for none."""
+    """Formats a time in UTC; None is shown as a dash."""
     if ms is None:
         return "-"
     return datetime.fromtimestamp(ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def shown_age(seconds: float) -> str:
-    """Returns an age in its two largest units, such as ``1h 5m``; a dash for one that is not known: it is negative."""
+    """Formats an age in its two largest units, such as ``1h 5m``.
+
+    A negative age means unknown, and is shown as a dash.
+    """
     if seconds < 0:
         return "-"
     found: list[str] = []
@@ -133,7 +136,7 @@ def shown_age(seconds: float) -> str:
 
 
 def columns(*heads: str) -> "Table":
-    """Returns a table without lines, which other programs can cut into columns."""
+    """Returns a table without borders, which other programs can split into columns."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -155,7 +158,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> "Table":
 
 
 def fitted(text: str, used: int) -> str:
-    """Returns a table's last cell in lines that fit a terminal, where other cells take so much of it."""
+    """Wraps a table's last cell so that it fits on the terminal, where the other cells take up this many columns."""
     if not sys.stdout.isatty():
         return text
     width = max(40, shutil.get_terminal_size().columns - used)
@@ -164,7 +167,7 @@ def fitted(text: str, used: int) -> str:
 
 
 def tell(error: SparkonceError) -> None:
-    """Writes message and next step to standard error, in place of a traceback."""
+    """Writes the message and the next step to standard error, instead of a traceback."""
     message, *step = error.lines()
     typer.secho(message, fg="red", err=True)
     for line in step:

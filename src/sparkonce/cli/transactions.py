@@ -1,7 +1,9 @@
-"""``sparkonce transactions``: what is open on servers, what is to come of it, and how to end it. Needs no Spark.
+"""``sparkonce transactions``: open transactions on servers, the log's verdict on them, and how to end them.
 
-``list``, ``blocking`` and ``describe`` change nothing. ``resolve`` and ``sweep`` end what a query has left open.
-Typer reads the annotations when a command runs, so their types are imported here for real.
+Needs no Spark.
+
+``list``, ``blocking`` and ``describe`` change nothing. ``resolve`` and ``sweep`` end what a query has left open. Typer
+reads the annotations when a command runs, so their types must be imported at runtime.
 """
 
 import os
@@ -37,33 +39,33 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="See what is open on servers and blocks readers, and end sparkonce's part by the log.", no_args_is_help=True
+    help="See open transactions on servers and what they block, and end sparkonce's own.", no_args_is_help=True
 )
 
 
 SILENT = 2
-"""The exit code if a system did not answer."""
+"""The exit code if a system did not respond."""
 
 
 _NOT_ALL = 1
 
 
 _RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not known": "nothing"}
-"""The action of `resolve` on each verdict of the log."""
+"""What `resolve` does for each verdict of the log."""
 
 
 _SWEEP = {**_RESOLVE, "commit": "resolve"}
-"""The action of `sweep`, which refuses if something is to be resolved."""
+"""What `sweep` does, which refuses if something must be resolved."""
 
 
 _ALL = dict.fromkeys(_RESOLVE, "abort")
-"""The action of a sweep without a log."""
+"""What a sweep without a log does."""
 
 
 ConfigFile = Annotated[
     str,
     typer.Option(
-        "--config", metavar="FILE", help="A file with the systems' settings; by default that in SPARKONCE_CONFIG."
+        "--config", metavar="FILE", help="A file with the systems' settings. Defaults to the file in SPARKONCE_CONFIG."
     ),
 ]
 
@@ -74,28 +76,26 @@ SystemOption = Annotated[SystemKind | None, typer.Option("--system", help="Only 
 Settings = Annotated[
     str,
     typer.Option(
-        help="The settings of --system in one line, instead of a file: name=value, with spaces in between; of postgres "
-        "a conninfo, of redis the url. Without either, SPARKONCE_<SYSTEM> is read from the environment."
+        help="The settings of --system in one line, instead of a file: name=value pairs separated by spaces; for "
+        "postgres a conninfo, for redis the URL. Without either, SPARKONCE_<SYSTEM> is read from the environment."
     ),
 ]
 
 
-Checkpoint = Annotated[
-    str, typer.Option(help="The query's checkpoint, whose log says what is to come of its transactions.")
-]
+Checkpoint = Annotated[str, typer.Option(help="The query's checkpoint, whose log has the verdict on its transactions.")]
 
 
 Moved = Annotated[
     bool,
     typer.Option(
-        "--moved", help="The checkpoint was moved, as checkpoint_moved=True says. This is always asked about."
+        "--moved", help="The checkpoint was moved, as with checkpoint_moved=True. You always have to confirm this."
     ),
 ]
 
 
 AcceptLost = Annotated[
     list[str] | None,
-    typer.Option("--accept-lost", metavar="SINK=BATCH", help="As accept_lost_batches says; may be repeated."),
+    typer.Option("--accept-lost", metavar="SINK=BATCH", help="Like accept_lost_batches. Can be repeated."),
 ]
 
 
@@ -104,16 +104,18 @@ OnConflict = Annotated[
     typer.Option(
         "--on-conflict",
         metavar="nothing|update",
-        help="For rows of a decided batch that were to be appended to a table of PostgreSQL or MariaDB, and whose keys "
-        "are there: keep the table's rows, or replace them.",
+        help="What to do if a decided batch appends rows to a PostgreSQL or MariaDB table whose keys already exist "
+        "there: keep the table's rows (nothing), or replace them (update).",
     ),
 ]
 
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
-Patience = Annotated[float, typer.Option("--patience-s", min=0, help="How long a silent system is waited for.")]
+Patience = Annotated[
+    float, typer.Option("--patience-s", min=0, help="How long to wait for a system that does not respond.")
+]
 
 
 @app.command("list")
@@ -123,17 +125,18 @@ def list_all(
     settings: Settings = "",
     checkpoint: Checkpoint = "",
     query: Annotated[
-        str, typer.Option(help="Only those of this query: its id, or the first 12 digits of it or more.")
+        str, typer.Option(help="Only transactions of this query: its id, or at least the first 12 digits.")
     ] = "",
-    older_than_s: Annotated[float, typer.Option(min=0, help="Only those that are older, in seconds.")] = 0.0,
+    older_than_s: Annotated[float, typer.Option(min=0, help="Only transactions older than this, in seconds.")] = 0.0,
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the open transactions of sparkonce's on all systems, the oldest first of each. Changes nothing.
+    """List sparkonce's open transactions on all systems, oldest first within each. Changes nothing.
 
-    With --checkpoint it says what the log has decided: to commit, to abort, under way. Exits with 2 if a system did
-    not answer. For example: sparkonce transactions list --config systems.yaml --checkpoint /data/checkpoints/totals
+    With --checkpoint, it shows the log's verdict on each: to be committed, to be aborted, or in progress. Exits with 2
+    if a system did not respond. For example: sparkonce transactions list --config systems.yaml --checkpoint
+    /data/checkpoints/totals
     """
     wanted_query = query_in(query) if query else ""
     systems = _systems(config, system, settings)
@@ -163,7 +166,7 @@ def list_all(
 def blocking(
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="A topic of Kafka; may be repeated. By default those of the query of --checkpoint."),
+        typer.Option(help="A Kafka topic. Can be repeated. Defaults to the topics of the query in --checkpoint."),
     ] = None,
     config: ConfigFile = "",
     system: SystemOption = None,
@@ -172,10 +175,10 @@ def blocking(
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Lists every open transaction in a topic of Kafka, whosever it is, and says which ones block its readers.
+    """List every open transaction in a Kafka topic, whoever owns it, and show which ones block its readers.
 
-    Readers with isolation.level=read_committed stop at the oldest one of each partition, also if another application
-    left it open. Changes nothing. Exits with 2 if not all is known.
+    Readers with isolation.level=read_committed stop at the oldest one in each partition, even if another application
+    left it open. Changes nothing. Exits with 2 if some information is missing.
 
     For example: sparkonce transactions blocking --topic totals --config systems.yaml
     """
@@ -225,11 +228,11 @@ def describe(
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Describes an open transaction: its age and timeout, what it blocks, and what to do about it.
+    """Describe an open transaction: its age and timeout, what it blocks, and what to do about it.
 
-    Of Kafka also another application's, and each partition: where it begins, how far read_committed readers get, and
-    how many offsets they are behind. For example: sparkonce transactions describe NAME --system kafka --settings
-    bootstrap.servers=broker:9092
+    For Kafka, this includes other applications' transactions, and shows for each partition where the transaction
+    begins, how far read_committed readers get, and how many offsets they are behind. For example: sparkonce
+    transactions describe NAME --system kafka --settings bootstrap.servers=broker:9092
     """
     from sparkonce.operate.transactions import describe_foreign
     from sparkonce.sinks.kafka.orphans import KafkaOrphan, list_held
@@ -287,7 +290,7 @@ def describe(
 
 @app.command()
 def resolve(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint: a folder, or a URL as Spark takes it.")],
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint: a folder or a URL that Spark accepts.")],
     config: ConfigFile = "",
     moved: Moved = False,
     accept_lost: AcceptLost = None,
@@ -297,11 +300,11 @@ def resolve(
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Commits what a query has decided, and aborts the rest, as its next start would: by its log, and without Spark.
+    """Commit what a query has decided and abort the rest, as its next start would, from its log and without Spark.
 
-    Puts a claim into the log first, as a run does: a driver that still runs stops with SupersededError. Only
-    transactions of runs that had claimed before are touched. All that a start refuses is refused here. Exits with 1 if
-    something is left. For example: sparkonce transactions resolve /data/checkpoints/totals --config systems.yaml
+    It first puts a claim into the log, as a run does, so a driver that is still running stops with SupersededError. It
+    touches only transactions of runs that claimed before that, and refuses whatever a start would refuse. Exits with 1
+    if something is left. For example: sparkonce transactions resolve /data/checkpoints/totals --config systems.yaml
     """
     from sparkonce.operate.resolve import resolve as resolve_query
 
@@ -319,15 +322,17 @@ def resolve(
 
 @app.command()
 def sweep(
-    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint, if it is still there.")] = "",
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpoint, if it still exists.")] = "",
     query: Annotated[str, typer.Option(help="Without a checkpoint: the query's id, or the first 12 digits.")] = "",
     accept_loss: Annotated[
         str,
         typer.Option(
-            "--accept-loss", metavar="REASON", help="Without a checkpoint: why rows that were decided may be lost."
+            "--accept-loss", metavar="REASON", help="Without a checkpoint: the reason why decided rows may be lost."
         ),
     ] = "",
-    execute: Annotated[bool, typer.Option("--execute", help="Abort them. Without it they are only listed.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Abort them. Without this option they are only listed.")
+    ] = False,
     config: ConfigFile = "",
     moved: Moved = False,
     yes: Yes = False,
@@ -335,11 +340,11 @@ def sweep(
     conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Aborts what older runs of a query have left open. Lists it only, unless told to --execute.
+    """Abort what older runs of a query have left open. Only lists it, unless you pass --execute.
 
-    With the checkpoint a claim is put first, and a decided batch is never touched: `transactions resolve` commits it.
-    If the checkpoint is gone, nobody can know what was decided: that needs --query and --accept-loss. Exits with 1 if
-    something is left. For example: sparkonce transactions sweep /data/checkpoints/totals --config systems.yaml
+    With the checkpoint, it puts a claim first, and never touches a decided batch: `transactions resolve` commits that.
+    If the checkpoint is gone, nobody can know what was decided, so you must pass --query and --accept-loss. Exits with
+    1 if something is left. For example: sparkonce transactions sweep /data/checkpoints/totals --config systems.yaml
     """
     if bool(checkpoint) == bool(query):
         raise ConfigurationError(
@@ -417,10 +422,10 @@ def _sweep_without_log(
 
 
 def query_in(text: str) -> str:
-    """Reads a query's id, whole or its first 12 digits or more, and returns the short form.
+    """Returns the short id of a query, given its id or at least the first 12 digits.
 
     Raises:
-        ConfigurationError: if it is neither.
+        ConfigurationError: If it is neither.
     """
     from sparkonce.protocol.ownership import short_query
 
@@ -434,7 +439,7 @@ def query_in(text: str) -> str:
 
 
 def exit_if_silent(found: "Listing") -> None:
-    """Names the systems that did not answer on standard error, and exits if there are any."""
+    """Reports the systems that did not respond on standard error, and exits if there are any."""
     for name, error in found.silent.items():
         typer.echo(f"{name}:", err=True)
         tell(error)
@@ -448,7 +453,7 @@ def _systems(config: str, kind: SystemKind | None, settings: str) -> list[NamedS
             "--settings are those of one system.", next_step="Give --system with them, and no --config."
         )
     if kind is not None and (settings or (not config and FILE_VARIABLE not in os.environ)):
-        # Without any, the client's own: PGHOST and the like, and Redis on this machine.
+        # Without settings, the client's defaults apply: PGHOST and the like, or Redis on this machine.
         return [NamedSystem(name=kind.value, kind=kind, settings=settings or os.environ.get(kind.variable, ""))]
     found = [one for one in read_file(config).systems.values() if kind in (None, one.kind)]
     if not found:
@@ -493,7 +498,7 @@ def _listing(systems: Sequence[NamedSystem], checkpoint: str, conf: list[str] | 
 
 
 def _listing_of_query(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
-    """Lists what the checkpoint's query has open."""
+    """Lists the open transactions of the checkpoint's query."""
     from sparkonce.operate.transactions import list_open
     from sparkonce.storage.spark import SparkCheckpoint
 
@@ -502,7 +507,10 @@ def _listing_of_query(files: "CheckpointFiles", file: OperatorFile) -> "Listing"
 
 
 def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
-    """Lists once more; what was done is shown also if that fails."""
+    """Lists open transactions again.
+
+    A failure is reported like a silent system, so that what was done is still shown.
+    """
     from sparkonce.operate.transactions import Listing
 
     try:
@@ -514,7 +522,10 @@ def _listed_after(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
 
 
 def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: bool) -> None:
-    """Asks before the claim. Of a checkpoint that was moved it asks always: a copy has the original's transactions."""
+    """Asks for confirmation before the claim.
+
+    For a moved checkpoint it always asks: a copy shares the original's transactions.
+    """
     from sparkonce.operate.resolve import newest_run
 
     run = newest_run(files)
@@ -587,7 +598,7 @@ def _show_done(done: "Resolved", left: "Listing", form: OutputFormat) -> None:
 
 
 def _more(found: Any) -> list[tuple[str, str]]:
-    """Returns the fields that a system adds, with their heads."""
+    """Returns the fields that a system adds, with their headings."""
     return [
         (one.metadata["head"], "-" if value in (-1, "") else str(value))
         for one in fields(found)

@@ -1,6 +1,6 @@
-"""``sparkonce ui``: a live page on queries, their batches and open transactions. Needs no Spark.
+"""``sparkonce ui``: a live page about queries, their batches and open transactions. Needs no Spark.
 
-Typer reads the annotations when the command runs, so their types are imported here for real.
+Typer reads the annotations when the command runs, so their types must be imported at runtime.
 """
 
 from contextlib import ExitStack
@@ -17,18 +17,18 @@ _FIRST_LOOK_S = 5.0
 
 def ui(
     checkpoint: Annotated[
-        list[str], typer.Option(help="A query's checkpoint: a folder, or a URL as Spark takes it; may be repeated.")
+        list[str], typer.Option(help="A query's checkpoint: a folder or a URL that Spark accepts. Can be repeated.")
     ],
     config: ConfigFile = "",
     host: Annotated[str, typer.Option(help="The address to listen on. There is no login.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port, or 0 for any free port.")] = 8765,
     moved: Moved = False,
     conf: Conf = None,
 ) -> None:
-    """Serves a live page: queries, their batches by phase, open transactions, and alarms with the next step.
+    """Serve a live page: queries, their batches by phase, open transactions, and alarms with the next step.
 
-    Reads only, also beside running queries. Ends with Ctrl-C. For example:
-    sparkonce ui --checkpoint /data/checkpoints/totals --config systems.yaml
+    It only reads, so you can run it while the queries are running. Press Ctrl-C to end it. For example: sparkonce ui
+    --checkpoint /data/checkpoints/totals --config systems.yaml
     """
     from sparkonce.operate.systems import read_file
     from sparkonce.ui.server import PageServer, is_loopback

@@ -1,4 +1,4 @@
-"""Shows where the query of a checkpoint stands, whether its next start is accepted, and its log, by the files alone."""
+"""Reads a query's state from its checkpoint's files alone: its log, and whether its next start would be accepted."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 
 OPERATOR = "operator-"
-"""Begins the run id of a claim by ``transactions resolve`` or ``sweep``, which are no runs of Spark's."""
+"""The prefix of the run id in claims by ``transactions resolve`` and ``sweep``, which are not Spark runs."""
 
 
 _MAY_BE_REFUSED = "Restore the checkpoint and the log together, from one copy that was made while no driver ran."
 
 
 class BatchState(str, Enum):
-    """The states of a batch, as checkpoint and log show them."""
+    """The states of a batch, according to the checkpoint and the log."""
 
     DONE = "done"
     DECIDED = "decided, and may not be finished"
@@ -44,7 +44,7 @@ class BatchState(str, Enum):
 
 
 class NextStart(str, Enum):
-    """The first thing that the next start does."""
+    """What the next start does first."""
 
     BEGINS = "begins"
     RESUMES = "resumes"
@@ -60,8 +60,8 @@ class RunOfLog:
 
     Attributes:
         run: Its token, as ``position-nonce``.
-        claimed_ms: When it claimed, in milliseconds since the epoch; None if the record is deleted, and so are the
-            attributes that follow.
+        claimed_ms: When it claimed, in milliseconds since the epoch. If the record has been deleted, this is None, and
+            the attributes below are not set.
         spark_run: Spark's run id.
         host: The driver's host.
         process: The driver's process id.
@@ -82,13 +82,13 @@ class NewestBatch:
 
     Attributes:
         batch: Spark's batch id.
-        state: How far it is.
-        decided_ms: When it was decided, in milliseconds since the epoch; None if it is not, or the record is deleted.
+        state: The state of the batch.
+        decided_ms: When it was decided, in milliseconds since the epoch; None if it is not, or the record was deleted.
         opened_ms: When its oldest transaction was begun, by its executor's clock; None if it has none.
-        rows: Rows by sink, once it is decided.
-        transactions: Transactions by sink, once it is decided.
-        void: Transactions whose rows are lost, by the log.
-        offsets: End offsets of each source, as JSON.
+        rows: The number of rows by sink, once it is decided.
+        transactions: The number of transactions by sink, once it is decided.
+        void: The number of transactions whose rows are lost, according to the log.
+        offsets: The end offsets of each source, as JSON.
     """
 
     batch: int
@@ -103,20 +103,20 @@ class NewestBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
-    """The state of a query, as its checkpoint shows it.
+    """The state of a query, according to its checkpoint.
 
     Attributes:
-        location: The checkpoint's.
+        location: The checkpoint's location.
         query: The query's id; None before its first start.
-        floor: The first position of the log that is kept.
+        floor: The first position that the log still has.
         end: The position after its last record; 0 if sparkonce has never run on the checkpoint.
-        runs: How many runs the log knows.
-        run: The newest of them; None if there is none.
-        sinks: What this run knew of each sink: prefix, cluster, limits.
+        runs: The number of runs that the log knows.
+        run: The newest run; None if there is none.
+        sinks: The facts that this run knew about each sink: prefix, cluster, limits.
         newest: The newest batch; None if there is none.
         next_start: What the next start does first.
         says: The same as a sentence.
-        next_step: The operator's next step, if the next start is refused.
+        next_step: The operator's next step, if the next start would be refused.
     """
 
     location: str
@@ -138,20 +138,20 @@ class LogEntry:
 
     Attributes:
         position: The record's position in the log.
-        at_ms: When it was written, in milliseconds since the epoch, by its driver's clock.
+        at_ms: When it was written, in milliseconds since the epoch by its driver's clock.
         kind: ``claim``: a run began. ``commit``: a batch was decided. ``amend``: its lost transactions were replaced.
-            ``void``: some of them are to be aborted, since rows of them are gone.
+            ``void``: some of them must be aborted because rows are gone.
         run: The run that wrote it, as ``position-nonce``.
         batch: Spark's batch id; None for a claim.
-        rows: Rows of the batch by sink.
-        transactions: Transactions of the batch by sink.
-        void: How many of them are void.
-        offsets: The batch's end offsets of each source, as JSON.
+        rows: The number of the batch's rows, by sink.
+        transactions: The number of the batch's transactions, by sink.
+        void: The number of void transactions.
+        offsets: The batch's end offsets for each source, as JSON.
         opened_ms: When the batch's oldest transaction was begun, by its executor's clock; None without one.
-        spark_run: Spark's run id, of a claim.
-        host: The driver's host, of a claim.
-        process: The driver's process id, of a claim.
-        library: The version of sparkonce, of a claim.
+        spark_run: Spark's run id. For a claim only.
+        host: The driver's host. For a claim only.
+        process: The driver's process id. For a claim only.
+        library: The version of sparkonce. For a claim only.
     """
 
     position: int
@@ -172,10 +172,10 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A question about a checkpoint, and its answer.
+    """The result of checking one aspect of a checkpoint.
 
     Attributes:
-        name: What is checked.
+        name: What was checked.
         ok: True if nothing is wrong; None if it was not checked.
         says: What was found.
         next_step: The operator's next step, if something is wrong.
@@ -188,43 +188,43 @@ class Check:
 
     @classmethod
     def failed(cls, name: str, error: SparkonceError) -> Check:
-        """Returns a check that has ended with an error."""
+        """Returns a check that ended with an error."""
         return cls(name=name, ok=False, says=told(error), next_step=error.next_step)
 
 
 def read_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> CheckpointStatus:
-    """Reads where a query stands.
+    """Reads the state of a query.
 
-    Servers are not asked. So a log that is an old copy of a newer one is found only if the checkpoint beside it shows
-    it; the start asks the sinks, and finds it by what they remember.
+    Servers are not queried, so an outdated copy of the log is detected only if the checkpoint next to it gives it away.
+    A start queries the sinks, and detects it by what they remember.
 
     Args:
-        files: Of the query's checkpoint.
-        moved: True to ask about a start with ``checkpoint_moved=True``.
+        files: The query's checkpoint.
+        moved: True to check a start with ``checkpoint_moved=True``.
 
     Raises:
-        ConfigurationError: if it is not a checkpoint.
-        CheckpointMismatchError: if a file of Spark's in it is damaged.
-        LogError: if its decision log cannot be read.
-        OSError: if its store cannot be read.
+        ConfigurationError: If it is not a checkpoint.
+        CheckpointMismatchError: If one of Spark's files in it is damaged.
+        LogError: If its decision log cannot be read.
+        OSError: If its store cannot be read.
     """
     log, entries, point = settled(files)
     return _status(files, log, entries, point, moved=moved)
 
 
 def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence[Check]:
-    """Checks if a start on this checkpoint is taken, for example before an old copy is restored.
+    """Checks whether a start on this checkpoint would be accepted, for example before an old copy is restored.
 
     Args:
-        files: Of the query's checkpoint.
-        moved: True to ask about a start with ``checkpoint_moved=True``.
+        files: The query's checkpoint.
+        moved: True to check a start with ``checkpoint_moved=True``.
 
     Returns:
-        The checks, in an order in which each needs those before it; the first that fails is the last.
+        The checks in order. Each depends on the ones before it, so the first one that fails is the last.
 
     Raises:
-        ConfigurationError: if it is not a checkpoint.
-        OSError: if its store cannot be read.
+        ConfigurationError: If it is not a checkpoint.
+        OSError: If its store cannot be read.
     """
     checks = []
     name = "Spark's checkpoint"
@@ -245,12 +245,12 @@ def check_checkpoint(files: CheckpointFiles, *, moved: bool = False) -> Sequence
 
 
 def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
-    """Returns the handles of a decided batch: each finishes a slot's transaction in a sink.
+    """Returns the handles of a decided batch, one for each transaction of a slot in a sink.
 
     Raises:
-        ConfigurationError: if it is not a checkpoint, or its log does not have the batch.
-        LogError: if the log cannot be read.
-        OSError: if the store cannot be read.
+        ConfigurationError: If it is not a checkpoint, or its log does not have the batch.
+        LogError: If the log cannot be read.
+        OSError: If the store cannot be read.
     """
     _, view, _ = read_log_of(files)
     decision = view.decision(batch)
@@ -264,13 +264,13 @@ def read_handles(files: CheckpointFiles, batch: int) -> Sequence[Handle]:
 
 
 def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEntry], ResumePoint]:
-    """Reads log and checkpoint so that they fit each other, also while a driver goes on with both.
+    """Reads a consistent pair of log and checkpoint, even while a driver is writing both.
 
     Raises:
-        ConfigurationError: if the folder is not a checkpoint.
-        CheckpointMismatchError: if a file of Spark's in it is damaged.
-        LogError: if the log cannot be read.
-        OSError: if the store cannot be read.
+        ConfigurationError: If the folder is not a checkpoint.
+        CheckpointMismatchError: If one of Spark's files in it is damaged.
+        LogError: If the log cannot be read.
+        OSError: If the store cannot be read.
     """
     log, view, entries = read_log_of(files)
     for _ in range(MOST_READS):
@@ -285,12 +285,12 @@ def settled(files: CheckpointFiles) -> tuple[DecisionLog | None, Sequence[LogEnt
 
 
 def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Sequence[LogEntry]]:
-    """Reads the decision log of a checkpoint, with its records; no log is an empty one, and is not made.
+    """Reads the decision log of a checkpoint, with its records. A missing log counts as empty, and is not created.
 
     Raises:
-        ConfigurationError: if the folder is not a checkpoint.
-        LogError: if the log cannot be read.
-        OSError: if the store cannot be read.
+        ConfigurationError: If the folder is not a checkpoint.
+        LogError: If the log cannot be read.
+        OSError: If the store cannot be read.
     """
     has_log = any(files.names(f"{FOLDER}/{part}") for part in ("records", "floors"))
     if not has_log:
@@ -312,13 +312,13 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
 
 
 def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
-    """Reads a log, also while a run appends to it.
+    """Reads a log, even while a run is appending to it.
 
     Returns:
-        The log, and the records that it still has, oldest first. Records below its floor are deleted.
+        The log, and the records that it still has, oldest first. Records below its floor have been deleted.
 
     Raises:
-        LogError: if it cannot be read, or cannot have been written by runs of sparkonce.
+        LogError: If it cannot be read, or contains what no run of sparkonce can have written.
     """
     for _ in range(MOST_READS):
         view = read_log(log)

@@ -1,4 +1,4 @@
-"""Runs the checks of a query's start for an operator: servers, rights, limits, checkpoint."""
+"""Runs the checks of a query's start for an operator: servers, permissions, limits, checkpoint."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from sparkonce.sink import Facts
 from sparkonce.storage.files import CheckpointFiles
 
 _NOBODY = "0" * 12
-"""The short form of no query's id."""
+"""The short id that no query has."""
 _IF_NEW = "Give the query's checkpoint, or --new for a query that has never started."
 
 
 def check_servers(
     file: OperatorFile, files: CheckpointFiles | None, *, moved: bool = False, is_new: bool = False
 ) -> Iterator[Check]:
-    """Asks each system of a file, and each sink for what its start would refuse.
+    """Checks each system in a file, and runs the checks of a start for each sink.
 
-    A sink is asked with what the query's log knows of it: a first start makes tables of markers, and where these were
-    lost, that would hide it.
+    A sink's checks use what the query's log knows about it. A first start creates the marker tables, which would hide
+    that existing ones were lost.
 
     Args:
-        file: The operator's.
-        files: Of the query's checkpoint, which is checked, too; None without one.
-        moved: True to ask about a start with ``checkpoint_moved=True``.
-        is_new: True to ask sinks as a first start does, if there is no log.
+        file: The operator's file.
+        files: The query's checkpoint, which is also checked; None without one.
+        moved: True to check a start with ``checkpoint_moved=True``.
+        is_new: True to check sinks as a first start does, if there is no log.
 
     Raises:
-        ConfigurationError: if the folder is no checkpoint.
-        OSError: if the checkpoint's store cannot be read.
+        ConfigurationError: If the folder is not a checkpoint.
+        OSError: If the checkpoint's store cannot be read.
     """
     view, is_refused = LogView(), False
     if files is not None:

@@ -1,7 +1,7 @@
 """Ends what a query has left open, without Spark and without its program.
 
-`resolve` does what the query's next start would, by its log, in a run that writes nothing. `abort_all` is for a query
-whose checkpoint is gone: nobody knows what was decided.
+`resolve` does what the query's next start would do according to its log, in a run that writes nothing. `abort_all` is
+for a query whose checkpoint is gone, so that nobody knows what was decided.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.version import __version__
 
 _TRIES = 5
-"""The tries to catch up with a query that goes on meanwhile."""
+"""The number of attempts to catch up with a query that is still running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,11 @@ class Resolved:
 
     Attributes:
         run: The claim that was put, as ``position-nonce``.
-        batch: The batch that was decided, if there was one that may not have been finished.
-        committed: Its transactions that are committed now.
-        lost: Its transactions that are lost. Only the query's next start can write their rows again.
-        swept: The sinks whose older runs have nothing open any more.
-        left: The query's other sinks: the file does not say how to make them.
+        batch: The decided batch that may not have been finished, if there was one.
+        committed: How many of its transactions are now committed.
+        lost: How many of its transactions are lost. Only the query's next start can rewrite their rows.
+        swept: The sinks in which older runs no longer have anything open.
+        left: The query's other sinks, which the file does not describe.
     """
 
     run: str
@@ -62,14 +62,14 @@ class Resolved:
 
     @property
     def is_all(self) -> bool:
-        """True if nothing is left to be done."""
+        """True if there is nothing left to do."""
         return not self.lost and not self.left
 
 
 class OperatorRun(HalfRun):
-    """A run that is not the query's. Its claim repeats what the newest run knew, so that the next start finds it."""
+    """A run by an operator. Its claim repeats what the newest run knew, so that the next start finds it."""
 
-    has_all_sinks = False  # for those that are not in the file
+    has_all_sinks = False  # the file may not describe all of them
 
     def _first_state(self, **arguments: Any) -> State:
         state = super()._first_state(**arguments)
@@ -89,23 +89,23 @@ def resolve(
     on_conflict: str = "",
     patience_s: float = 60.0,
 ) -> Resolved:
-    """Commits the transactions of a decided batch, and aborts all others of the query's runs until now.
+    """Commits the transactions of a decided batch, and aborts all other transactions of the query's runs so far.
 
-    A claim is put first, so that a driver that still runs is superseded and stops. All that a start of the query would
-    refuse is refused here.
+    It starts with a claim, so a driver that is still running is superseded and stops. Whatever a start of the query
+    would refuse is refused here as well.
 
     Args:
-        files: Of the query's checkpoint.
-        sinks: The query's sinks, by name. A decided batch needs all that have transactions in it.
-        moved: True as for ``checkpoint_moved=True``.
-        accept_lost: As ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
+        files: The query's checkpoint.
+        sinks: The query's sinks, by name. To finish a decided batch, all sinks with transactions in it are required.
+        moved: Like ``checkpoint_moved``.
+        accept_lost: Like ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
         decided: False to refuse if a decided batch may not be finished.
         on_conflict: See `MergesStaged.decided_conflicts`; empty to leave conflicting rows staged.
-        patience_s: How long a system that is away is waited for, in seconds.
+        patience_s: How long to wait for an unreachable system, in seconds.
 
     Raises:
-        SparkonceError: as a start of the query.
-        OSError: if the checkpoint's store cannot be read.
+        SparkonceError: For the same reasons as a start of the query.
+        OSError: If the checkpoint's store cannot be read.
     """
     _check_owner(files)
     _let_conflict(sinks, on_conflict)
@@ -114,7 +114,7 @@ def resolve(
             done = _tried(
                 files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
             )
-        except RefusedBatchError:  # a driver that still runs may have decided a batch meanwhile
+        except RefusedBatchError:  # a driver that is still running may have decided a batch meanwhile
             if _refused(*_point(files), moved=moved) is not None:
                 raise
             continue
@@ -129,20 +129,20 @@ def resolve(
 def abort_all(
     query: str, sink: TwoPhaseCommitSink, listed: Sequence[Orphan], *, patience_s: float
 ) -> Mapping[str, int]:
-    """Aborts what was listed of a query, without its log. Rows that were decided, and not committed yet, are lost.
+    """Aborts the listed transactions of a query, without its log. Rows that were decided but not committed are lost.
 
     Args:
         query: The short form of the query's id.
         sink: One of its sinks.
-        listed: What is open on its system: no others are aborted.
-        patience_s: How long a server that does not answer is asked again, in seconds.
+        listed: The open transactions on the sink's system. No others are aborted.
+        patience_s: How long requests to an unreachable server are retried, in seconds.
 
     Returns:
-        How many transactions ended how.
+        The number of transactions by outcome.
 
     Raises:
-        UnknownOutcomeError: if some are not surely aborted.
-        SparkonceError: if the system refuses, or does not answer.
+        UnknownOutcomeError: If some transactions may still be open.
+        SparkonceError: If the system refuses, or does not respond.
     """
     facts = sink.preflight(query, None)
     tokens = sorted({token_in(one.run) for one in listed if one.query == query})
@@ -158,8 +158,8 @@ def newest_run(files: CheckpointFiles) -> Run:
     """Returns the run that owns a query's log.
 
     Raises:
-        ConfigurationError: if there is no log, or it is not beside a checkpoint.
-        LogError: if it cannot be read.
+        ConfigurationError: If there is no log, or it is not next to a checkpoint.
+        LogError: If it cannot be read.
     """
     return _newest(_point(files)[1].view)
 
@@ -173,13 +173,13 @@ def _tried(
     decided: bool,
     patience_s: float,
 ) -> Resolved | None:
-    """Returns what was done; None if another run has claimed the query while servers were asked."""
+    """Returns what was done; None if another run claimed the query while servers were being queried."""
     found, point = _point(files)
     if (refused := _refused(found, point, moved=moved)) is not None:
         raise refused
     check_accepted(accept_lost, point.next_batch().number)
     _check_sinks(point, sinks, decided=decided)
-    log = DecisionLog(FilesLogStore(files))  # readers make no folders; a run may need them
+    log = DecisionLog(FilesLogStore(files))  # readers create no folders, but a run may need them
     run = OperatorRun(
         run=f"{OPERATOR}{uuid.uuid4()}",
         query=str(point.checkpoint.query_id()),
@@ -190,7 +190,7 @@ def _tried(
         accept_lost=accept_lost,
     )
     try:
-        # Servers were asked meanwhile, which takes long: a driver that still runs may have gone on.
+        # Querying the servers took a while, and a driver that is still running may have continued.
         claimed, point = point.view.newest_run, ResumePoint.of(files, read_log(log, point.view))
         if point.view.newest_run != claimed:
             return None
@@ -200,7 +200,7 @@ def _tried(
         handover = run.begin_batch(first)
         _, token = run.owned
         done = Resolved(run=run_of(token), left=tuple(sorted(sinks_to_finish(point.view) - sinks.keys())))
-        if handover is None:  # it was decided, and all of it is committed: the next batch's beginning sweeps
+        if handover is None:  # it was decided and is fully committed; beginning the next batch sweeps
             progress = run.progress[-1]
             newest = run.state.view.newest_decision
             offsets = newest.offsets if newest is not None else None
@@ -258,13 +258,13 @@ def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
 
 
 def _refused(log: DecisionLog, point: ResumePoint, *, moved: bool) -> SparkonceError | None:
-    """Returns the error of a start that the log refuses; None if it takes it."""
+    """Returns the error with which the log refuses a start; None if it accepts it."""
     stop = point.refusal(log.store.location, moved=moved)
     return None if stop is None else stop_error(stop, point.next_batch().number)
 
 
 def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, decided: bool) -> None:
-    """Refuses, before the claim, what cannot be done with these sinks."""
+    """Refuses, before the claim, what is impossible with these sinks."""
     if not sinks:
         raise ConfigurationError(
             "The file describes none of the query's sinks, so nothing can be ended.",
@@ -290,7 +290,7 @@ def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *,
 
 
 def _check_owner(files: CheckpointFiles) -> None:
-    """Refuses to leave records that the query's own user could not read."""
+    """Refuses to write records that the query's own user could not read."""
     records = files.folder / FOLDER / "records" if isinstance(files, LocalFiles) else None
     if records is None or not records.is_dir() or (owner := records.stat().st_uid) == os.geteuid():
         return

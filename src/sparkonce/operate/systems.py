@@ -1,4 +1,4 @@
-"""Reads an operator's file: the systems that can be asked, and the sinks of a query that can be made from it."""
+"""Reads an operator's file: the systems that can be queried, and the sinks of a query that can be created from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class SystemKind(str, Enum):
-    """The systems that can be asked what is open: each has a module ``sparkonce.sinks.<kind>.orphans``."""
+    """The systems whose open transactions can be listed. Each has a module ``sparkonce.sinks.<kind>.orphans``."""
 
     FILES = "files"
     KAFKA = "kafka"
@@ -38,12 +38,12 @@ class SystemKind(str, Enum):
 
     @property
     def variable(self) -> str:
-        """The environment's variable that has a system's settings in one line."""
+        """The environment variable that holds a system's settings in one line."""
         return f"SPARKONCE_{self.value.upper()}"
 
     @property
     def only_setting(self) -> str:
-        """The name of the one setting, if there is no other; else empty."""
+        """The name of the system's setting if it has only one; otherwise empty."""
         return {SystemKind.POSTGRES: "conninfo", SystemKind.REDIS: "url"}.get(self, "")
 
 
@@ -61,7 +61,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSystem:
-    """A system, as an operator's file names it. Its settings may hold secrets, and are not shown.
+    """A system, as named in an operator's file. Its settings may contain secrets, and are not shown.
 
     Attributes:
         name: The name in the file.
@@ -77,11 +77,11 @@ class NamedSystem:
         return f"NamedSystem(name={self.name!r}, kind={self.kind.value!r})"
 
     def list_open(self) -> list[Orphan]:
-        """Lists what sparkonce has open there.
+        """Lists the transactions that sparkonce has open there.
 
         Raises:
-            ConfigurationError: if a setting is wrong, or a package is missing.
-            SparkonceError: if the system does not answer.
+            ConfigurationError: If a setting is wrong, or a package is missing.
+            SparkonceError: If the system does not respond.
         """
         try:
             module = import_module(f"sparkonce.sinks.{self.kind.value}.orphans")
@@ -100,8 +100,8 @@ class OperatorFile:
 
     Attributes:
         path: Its path; empty if there is none.
-        systems: By name.
-        sinks: The arguments of sinks, by name, with ``system`` among them.
+        systems: The systems, by name.
+        sinks: The arguments of sinks, by name, including ``system``.
     """
 
     path: str
@@ -110,18 +110,18 @@ class OperatorFile:
 
 
 def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> OperatorFile:
-    """Returns the systems of a file, or else those of the environment.
+    """Returns the systems of a file or, without one, those in the environment.
 
-    A file is YAML: ``systems`` maps names to settings. ``system`` says the kind, where it is not the name. ``sinks``
-    maps names of sinks to arguments. A text may refer to the environment, as ``${NAME}``.
+    The file is YAML. ``systems`` maps names to settings, with ``system`` for the kind if it differs from the name.
+    ``sinks`` maps names of sinks to arguments. Strings may refer to environment variables, as ``${NAME}``.
 
     Args:
-        file: Its path; empty for that in ``SPARKONCE_CONFIG``. Without any, each ``SPARKONCE_<KIND>`` is a system,
-            with its settings in one line.
-        environment: The environment's variables.
+        file: Its path; empty for the one in ``SPARKONCE_CONFIG``. Without either, each ``SPARKONCE_<KIND>`` is a
+            system, with its settings in one line.
+        environment: The environment variables.
 
     Raises:
-        ConfigurationError: if the file is not as it should be. Values are not repeated.
+        ConfigurationError: If the file is invalid. The message does not repeat values.
     """
     if path := file or environment.get(FILE_VARIABLE, ""):
         return _of_file(path, environment)
@@ -134,7 +134,7 @@ def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> Op
 
 
 def no_system() -> ConfigurationError:
-    """Returns the error for a command that has nothing to ask."""
+    """Returns the error for a command that has no system to query."""
     return ConfigurationError(
         "No system is named that could be asked.",
         next_step=f"Give --config or {FILE_VARIABLE}, --system with --settings, or one of "
@@ -143,14 +143,14 @@ def no_system() -> ConfigurationError:
 
 
 def known_sinks(view: LogView) -> dict[str, Facts]:
-    """Returns what a query's runs knew of each sink, the newest of those that had it."""
+    """Returns the facts about each sink, as known by the newest run that had it."""
     return {name: dict(facts) for run in view.runs for name, facts in run.sinks}
 
 
 def sinks_to_finish(view: LogView) -> set[str]:
-    """Returns the sinks of the newest run that may leave something: transactions, or rows that wait in the checkpoint.
+    """Returns the sinks of the newest run that may have transactions, or rows waiting in the checkpoint.
 
-    A sink whose slots had rows and no transaction, in the newest decision, is below exactly-once.
+    Left out are sinks below exactly-once, whose slots had rows but no transaction in the newest decision.
     """
     newest, decision = view.newest_run, view.newest_decision
     handles = decision.handles if decision is not None else ()
@@ -160,22 +160,23 @@ def sinks_to_finish(view: LogView) -> set[str]:
 
 
 def sinks_of(file: OperatorFile, view: LogView) -> dict[str, TwoPhaseCommitSink]:
-    """Returns the sinks of a query that have transactions, and that a file says how to make.
+    """Returns the query's transactional sinks that a file describes.
 
-    A sink that is not in the file's ``sinks`` is the system of its own name, if there is one. One that the query does
-    not have any more has to be in ``sinks``.
+    A sink that is not in the file's ``sinks`` uses the system with its own name, if there is one. A sink that the query
+    no longer has must be in ``sinks``.
 
     Args:
-        file: The operator's.
+        file: The operator's file.
         view: The query's log.
 
     Raises:
-        ConfigurationError: if an argument is wrong, or the file names a sink that the query never had instead of one
+        ConfigurationError: If an argument is wrong, or the file describes a sink that the query never had but not one
             that it has.
     """
     known = known_sinks(view)
     strangers, named = sorted(file.sinks.keys() - known.keys()), file.sinks.keys() | file.systems.keys()
-    if strangers and sinks_to_finish(view) - named:  # one of them may be a wrong name; else they are of other queries
+    # one of them may be misspelled; otherwise they belong to other queries
+    if strangers and sinks_to_finish(view) - named:
         raise ConfigurationError(
             f"{file.path!r} has the sinks {strangers}, and the query has {sorted(known)}.",
             next_step="Correct the names, or take out those of other queries.",
@@ -188,7 +189,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
     """Returns one sink of a file.
 
     Raises:
-        ConfigurationError: if an argument is wrong, or its system is not named.
+        ConfigurationError: If an argument is wrong, or its system is not in the file.
     """
     arguments = dict(file.sinks.get(name, {}))
     system = str(arguments.pop("system", name))
@@ -212,7 +213,7 @@ def sink_of(file: OperatorFile, name: str, facts: Facts) -> TwoPhaseCommitSink:
 
 
 def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, Any]]:
-    """Returns a sink's first argument, which says where the system is, and others that do."""
+    """Returns a sink's first argument, which locates the system, and any others that do."""
     given = system.settings
     if system.kind is SystemKind.FILES:
         from sparkonce.sinks.files.orphans import options_in
@@ -233,7 +234,7 @@ def _first_argument(system: NamedSystem, facts: Facts) -> tuple[Any, dict[str, A
 
 
 def _known(name: str, kind: SystemKind, facts: Facts) -> dict[str, Any]:
-    """Returns the arguments that the log knows."""
+    """Returns the arguments that are known from the log."""
     prefix = facts.get("prefix")
     if not prefix:
         return {}
@@ -267,13 +268,13 @@ def _of_file(path: str, environment: Mapping[str, str]) -> OperatorFile:
 
 
 def _parsed(path: str) -> Any:
-    import yaml  # here, so that the command's help is quick
+    import yaml  # imported here so that the command's help is fast
 
     with _refusing(path):
         text = Path(path).read_text("utf-8")
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
+    except (yaml.YAMLError, ValueError) as error:  # an invalid date is a ValueError
         mark = getattr(error, "problem_mark", None)
         raise ConfigurationError(
             f"{path!r} is not YAML" + (f": see line {mark.line + 1}." if mark else "."), next_step="Correct it."
@@ -326,7 +327,7 @@ def _check_plain(path: str, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _resolved(path: str, value: Any, environment: Mapping[str, str]) -> Any:
-    """Puts variables of the environment in place of references to them. Names become texts."""
+    """Replaces references to environment variables with their values. Names become strings."""
     if isinstance(value, dict):
         return {str(name): _resolved(path, one, environment) for name, one in value.items()}
     if isinstance(value, list):

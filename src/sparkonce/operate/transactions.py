@@ -1,4 +1,4 @@
-"""Lists what is open on systems, and says what a decision log has decided about it."""
+"""Lists open transactions on systems, with the verdict of a decision log on each."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ _OF_KIND = {
 
 
 def next_step_of(kind: str, verdict: LogVerdict, name: str) -> str:
-    """Returns an operator's next step for a transaction of this kind and name that stays open."""
+    """Returns the operator's next step if a transaction of this kind and name stays open."""
     return _OF_KIND.get(kind, _NEXT_STEPS[verdict]).format(name=shlex.quote(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """An open transaction of a system, with the log's verdict.
+    """An open transaction on a system, with the log's verdict.
 
     Attributes:
-        system: The system's name, as the operator gave it.
-        found: What the system says of it.
-        verdict: What is to come of it.
-        why: The reason of the verdict, a sentence.
-        partitions: Of Kafka the partitions that it has rows in, where they were asked about.
+        system: The system's name, as the operator named it.
+        found: What the system reports about it.
+        verdict: What will happen to it.
+        why: The reason for the verdict, a sentence.
+        partitions: For Kafka, the partitions that it has written to, if they were queried.
     """
 
     system: str
@@ -76,56 +76,56 @@ class OpenTransaction:
 
     @property
     def next_step(self) -> str:
-        """The operator's next step, if it stays open."""
+        """The operator's next step if it stays open."""
         return next_step_of(self.found.kind, self.verdict, self.found.name)
 
     @property
     def blocks(self) -> bool:
-        """True if read_committed readers are held at it."""
+        """True if it blocks read_committed readers."""
         return any(one.blocks for one in self.partitions)
 
     def plain(self) -> dict[str, Any]:
-        """Returns it for programs."""
+        """Returns it as plain values, for programs."""
         return {"system": self.system, **asdict(self.found), "verdict": self.verdict.value, "why": self.why}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The open transactions of some systems.
+    """The open transactions on some systems.
 
     Attributes:
-        found: The transactions, the oldest first of each system.
-        silent: The errors of systems that did not answer, by their names.
+        found: The transactions, oldest first within each system.
+        silent: The errors of the systems that did not respond, by name.
     """
 
     found: Sequence[OpenTransaction] = ()
     silent: Mapping[str, SparkonceError] = field(default_factory=dict)
 
     def of_query(self, query: str) -> Listing:
-        """Returns those of one query alone, by its id or the short form of it."""
+        """Returns only those of one query, given its id or short id."""
         short = short_query(query)
         return Listing(found=[one for one in self.found if one.found.query == short], silent=self.silent)
 
     def on(self, systems: Iterable[str]) -> Listing:
-        """Returns those on some of the systems alone."""
+        """Returns only those on some of the systems."""
         wanted = set(systems)
         return Listing(found=[one for one in self.found if one.system in wanted], silent=self.silent)
 
 
 def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = None) -> Listing:
-    """Asks all systems at once.
+    """Lists the open transactions of all systems, querying them in parallel.
 
     Args:
         systems: The systems.
-        files: Of a checkpoint, whose log gives the verdicts; None for none.
+        files: The checkpoint whose log gives the verdicts; None for no log.
 
     Raises:
-        ConfigurationError: if a setting of a system is wrong, or a package is missing.
-        LogError: if the log cannot be read.
-        OSError: if the checkpoint's store cannot be read.
+        ConfigurationError: If a setting of a system is wrong, or a package is missing.
+        LogError: If the log cannot be read.
+        OSError: If the checkpoint's store cannot be read.
     """
     answers, silent = _ask_all(systems, lambda one: one.list_open())
-    # Read after the systems were asked, so that it has a batch that was decided meanwhile.
+    # Read the log after the systems responded, so that it has any batch that was decided meanwhile.
     view = read_log_of(files)[1] if files is not None else None
     found = [judge(name, each, view) for name, answer in answers.items() for each in answer]
     return Listing(found=found, silent=silent)
@@ -134,17 +134,18 @@ def list_open(systems: Sequence[NamedSystem], files: CheckpointFiles | None = No
 def list_blocking(
     systems: Sequence[NamedSystem], targets: Collection[Target], files: CheckpointFiles | None = None
 ) -> Listing:
-    """Lists every open transaction with rows in some topics of Kafka, whosever it is.
+    """Lists every open transaction with rows in the given Kafka topics, whoever owns it.
 
     Args:
-        systems: The systems, of which those of Kafka are asked.
+        systems: The systems. Only those of Kafka are queried.
         targets: The topics.
         files: See `list_open`.
 
     Raises:
-        ConfigurationError: if a setting of a system is wrong, or all of Kafka's answer and none has one of the topics.
-        LogError: if the log cannot be read.
-        OSError: if the checkpoint's store cannot be read.
+        ConfigurationError: If a setting of a system is wrong, or if all Kafka systems respond and none has one of the
+            topics.
+        LogError: If the log cannot be read.
+        OSError: If the checkpoint's store cannot be read.
     """
     from sparkonce.sinks.kafka import orphans
 
@@ -167,10 +168,10 @@ def list_blocking(
 
 
 def describe_foreign(systems: Sequence[NamedSystem], name: str) -> Listing:
-    """Finds the open transaction of an id that is not sparkonce's, on every system of Kafka.
+    """Finds the open transaction of an id that is not sparkonce's, on all Kafka systems.
 
     Raises:
-        ConfigurationError: if a setting of a system is wrong.
+        ConfigurationError: If a setting of a system is wrong.
     """
     from sparkonce.sinks.kafka import orphans
 
@@ -187,15 +188,15 @@ def targets_of(view: LogView) -> set[Target]:
 
 
 def judge(system: str, found: Orphan, view: LogView | None) -> OpenTransaction:
-    """Says what is to come of an open transaction, and which batch and slot it is of if the log alone knows.
+    """Judges an open transaction. Fills in its batch and slot if only the log knows them.
 
     Args:
         system: The system's name.
-        found: What the system says of it.
-        view: The log of some query; None if none was given.
+        found: What the system reports about it.
+        view: The log of some query; None if there is none.
     """
     verdict, why = _verdict(found, view)
-    if found.batch < 0 and (decided := _decided(found, view)) is not None:  # of Kafka, whose ids do not say it
+    if found.batch < 0 and (decided := _decided(found, view)) is not None:  # for Kafka, whose ids do not contain them
         found = replace(found, batch=decided[0].batch, slot=decided[1].slot)
     return OpenTransaction(system=system, found=found, verdict=verdict, why=why)
 
@@ -207,7 +208,7 @@ def _of_kafka(systems: Sequence[NamedSystem]) -> list[NamedSystem]:
 def _ask_all(
     systems: Sequence[NamedSystem], ask: Callable[[NamedSystem], T]
 ) -> tuple[dict[str, T], dict[str, SparkonceError]]:
-    """Asks all systems at once, and returns their answers, and the errors of those without one, by their names."""
+    """Queries all systems in parallel. Returns their answers, and the errors of those that did not respond, by name."""
     with ThreadPoolExecutor(max(1, len(systems))) as pool:
         asked = {one.name: pool.submit(ask, one) for one in systems}
     answers: dict[str, T] = {}
@@ -222,7 +223,7 @@ def _ask_all(
 
 
 def _decided(found: Orphan, view: LogView | None) -> tuple[Decision, Handle] | None:
-    """Returns the decision that has the transaction, with its handle."""
+    """Returns the decision that names the transaction, with its handle."""
     decisions = reversed(view.decisions) if view is not None else ()
     return next(((one, handle) for one in decisions for handle in one.handles if found.is_of(handle)), None)
 

@@ -1,4 +1,4 @@
-"""The rules by which something is an alarm. Each alarm has a sentence, the next step, and the command to run."""
+"""The rules that raise alarms. Each alarm has a sentence, the next step, and the command to run."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sparkonce.ui.state import (
 )
 
 SLOW_MS = 20_000
-"""A phase that is shorter is no alarm, whatever is usual: a driver writes its timeline every 15 s at most."""
+"""A shorter phase never raises an alarm, whatever is usual: a driver writes its timeline only every 15 s."""
 OLD, VERY_OLD = 0.5, 0.9
-"""Transactions are alarms from these parts of their timeout on."""
+"""Transactions raise alarms once they are older than these fractions of their timeout."""
 STRANGE_S = 60.0
-"""A transaction of an unknown query, or of another application if it blocks readers, is an alarm once it is as old."""
+"""The age at which a transaction of an unknown query raises an alarm, or another application's that blocks readers."""
 SILENT_S = 15.0
-"""A system or store that answers within this time is none."""
+"""A system or store that responds within this time raises no alarm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that an operator has to look at.
+    """Something that needs an operator's attention.
 
     Attributes:
-        key: The same as long as it is the same alarm.
-        urgent: True if rows wait, or may be lost.
+        key: Identifies the alarm as long as it lasts.
+        urgent: True if rows are held up, or may be lost.
         title: A few words that do not change while it lasts.
         says: A sentence.
         next_step: The operator's next step.
@@ -56,7 +56,7 @@ def alarms_of(state: PageState) -> list[Alarm]:
 
 
 def shown_time(seconds: float) -> str:
-    """Returns a time in its two largest units, such as ``1 h 5 min``."""
+    """Formats a duration in its two largest units, such as ``1 h 5 min``."""
     if 0 < seconds < 1:
         return f"{round(seconds * 1000)} ms"
     if seconds < 10:
@@ -115,7 +115,7 @@ def _slow(state: PageState) -> Iterator[Alarm]:
 def _refused(state: PageState) -> Iterator[Alarm]:
     for query in state.queries:
         if query.next_start in (NextStart.REFUSED.value, NextStart.DEPENDS.value):
-            # A log that runs ahead of Spark's files for a moment is as it should be while a driver is at work.
+            # While a driver is active, the log may briefly run ahead of Spark's files, which is normal.
             if query.next_start == NextStart.DEPENDS.value and query.state is QueryState.AT_WORK:
                 continue
             yield Alarm(
@@ -163,7 +163,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
             next_step=next_step_of(one.kind, LogVerdict(one.verdict), one.name),
             command=_transactions("describe", state, _query_of(state, one), one.name),
         )
-    for query in () if all_answer else state.queries:  # what they say counts, and not what a driver wrote
+    for query in () if all_answer else state.queries:  # the systems' answers take precedence over what a driver wrote
         opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
         if opened_ms is None or timeout_ms is None or query.short in told or query.state in _NOT_OPEN:
             continue
@@ -230,7 +230,7 @@ def _silent(state: PageState) -> Iterator[Alarm]:
 
 Rule = Callable[[PageState], Iterator[Alarm]]
 RULES: tuple[Rule, ...] = (_stopped, _not_heard, _refused, _unreadable, _old, _blocking, _silent, _slow, _unknown)
-"""Every rule, in the order in which alarms of one urgency are shown."""
+"""All rules, in the order in which alarms of equal urgency are shown."""
 
 _NOT_OPEN = (QueryState.IDLE, QueryState.ENDED)
 _NEAR = {False: "past half of its timeout", True: "near its timeout"}

@@ -1,4 +1,4 @@
-"""Serves the page and its JSON, to whom the page's own address is known. It only answers GET, and changes nothing."""
+"""Serves the page and its JSON to anyone who knows the page's address. It answers only GET, and changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparkonce.version import __version__
 logger = logging.getLogger("sparkonce")
 
 SCRIPTS = ("page", "model", "parts", "contact", "cards", "systems", "timeline", "phases", "view", "chart", "input")
-"""The modules of the page's script, of which the first one loads the others."""
+"""The modules of the page's script. The first one loads the others."""
 _STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -42,13 +42,13 @@ _HEADERS = {
 }
 _JSON = "application/json"
 _IDLE_S = 60
-"""A connection that sends nothing for so long is closed."""
+"""How many seconds a connection may be silent before it is closed."""
 _SMALL = 2000
-"""An answer of fewer bytes is not compressed."""
+"""Responses of fewer bytes are not compressed."""
 
 
 def is_loopback(host: str) -> bool:
-    """Returns True if a host that the operator named is this machine alone."""
+    """Returns True if the host that the operator named is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -59,12 +59,12 @@ class PageServer(ThreadingHTTPServer):
     """The server of one page.
 
     Args:
-        watcher: The page's.
+        watcher: The page's watcher.
         host: The address or name to listen on.
-        port: The port; 0 for a free one.
+        port: The port; 0 for any free port.
 
     Raises:
-        OSError: if the address cannot be listened on.
+        OSError: If the server cannot listen on the address.
     """
 
     daemon_threads = True
@@ -72,21 +72,21 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, watcher: PageWatcher, host: str, port: int) -> None:
         self.watcher, self.host = watcher, host
         self._names = {socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.start = secrets.token_hex(8)  # so that a page knows that its numbers are those of another server
+        self.start = secrets.token_hex(8)  # tells the page that its numbers came from another server
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _PageHandler)
 
     @property
     def url(self) -> str:
-        """The page's address, as a browser on this machine takes it."""
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - a name, not a bind
+        """The page's address for a browser on this machine."""
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - not a bind address
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.server_address[1]}/"
 
     def takes(self, host_header: str) -> bool:
-        """Returns True if a request is for this server, by its header Host.
+        """Returns True if a request's Host header addresses this server.
 
-        A name of somebody else's that leads here would let the page of that name read what is served. An address in
-        digits is nobody's name.
+        This prevents DNS rebinding: if a foreign name resolved to this server, that site's pages could read the
+        responses. A numeric address cannot belong to another site.
         """
         try:
             name = (urlsplit(f"//{host_header}").hostname or "").rstrip(".")
@@ -103,7 +103,7 @@ class PageServer(ThreadingHTTPServer):
         return address.is_loopback or not is_loopback(self.host)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as the library calls it
-        """Logs what a request has failed with; a browser that has gone away is nothing."""
+        """Logs why a request failed. A browser that has disconnected is not an error."""
         level = logging.DEBUG if isinstance(sys.exc_info()[1], OSError) else logging.ERROR
         logger.log(level, "A request to the page failed.", exc_info=True)
 
@@ -114,7 +114,7 @@ class PageServer(ThreadingHTTPServer):
         return {"start": self.start, "version": __version__, **state.plain(), "alarms": alarms}
 
     def timeline(self, query: Mapping[str, list[str]]) -> dict[str, Any] | None:
-        """Returns the batches and events of a checkpoint that are newer than a number; None for a wrong question."""
+        """Returns a checkpoint's batches and events after a given number; None if the request is invalid."""
         try:
             number, than = (int(query.get(name, ["0"])[0]) for name in ("checkpoint", "after"))
             if number < 0:
@@ -130,13 +130,13 @@ class _PageHandler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        """Answers a request."""
+        """Responds to a request."""
         if not self.server.takes(self.headers.get("Host", "")):
             self._refuse(HTTPStatus.FORBIDDEN, "This address is not the page's own.")
             return
         try:
             asked = urlsplit(self.path)
-        except ValueError:  # such as http://[
+        except ValueError:  # for example, for http://[
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
             return
         if asked.path in _STATIC:
@@ -155,7 +155,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "This page only reads.")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the library
-        """Writes a line for those who look for faults alone."""
+        """Logs the request at debug level."""
         logger.debug("Page: %s.", format % args)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
@@ -185,7 +185,7 @@ def _plain(value: Any) -> bytes:
 
 
 def _icon(name: str) -> bytes:
-    """Draws the page's icon with the count of alarms."""
+    """Draws the page's icon with the number of alarms."""
     colour = {"0": "#1a7f4b", "lost": "#6b7280"}.get(name, "#c62828")
     sign = {"0": "✓", "many": "9+", "lost": "?"}.get(name, name)
     return (

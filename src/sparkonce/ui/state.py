@@ -1,6 +1,6 @@
-"""Says what is known of each query and system at one moment, and what is usual of a query's batches.
+"""What is known about each query and system at one moment, and what is usual for a query's batches.
 
-The values become the JSON of the page.
+The values become the page's JSON.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from sparkonce.watch.figures import InDoubt, WatchedBatch
 from sparkonce.watch.timeline import TimelineSegment
 
 NOT_HEARD_MS = 180_000
-"""A driver that is silent for longer is not heard of: it writes its timeline once a minute without news, too."""
+"""After this long a silence, the driver counts as silent: it writes its timeline once a minute even without news."""
 
 TOLD_WITHIN_MS = 45_000
-"""A driver that lives tells within this time that it finishes a batch: it writes its timeline every 15 s at most."""
+"""A live driver reports that it finishes a batch within this time, since it writes its timeline at least every 15 s."""
 
 MEASURED = 1000
-"""The number of newest batches that say what is usual."""
+"""The number of newest batches from which the usual durations are computed."""
 
 FEW = 10
-"""The number of batches below which nothing is usual yet."""
+"""With fewer batches than this, there are no usual durations yet."""
 
 RATE_OVER_MS = 300_000
 
 LONGER_THAN_USUAL = 3
-"""A phase takes much longer than usual, if it takes so many times the usual."""
+"""A phase takes unusually long if it takes this many times its usual duration."""
 
 _CLAIMED = "The run had just claimed the log when it was last heard of. An operator's resolve or sweep does so, too."
 
@@ -58,15 +58,15 @@ class CheckpointReading:
     """A checkpoint, as it was last read.
 
     Attributes:
-        location: As the operator gave it.
+        location: The location that the operator passed.
         segments: Its timeline, oldest first.
         entries: The records of its log.
         status: The state of the query; None if it could not be read.
-        error: The reason for which the last reading failed.
-        read_ms: When it was last read whole; None if it never was.
-        polled_ms: When its timeline was last read: nothing newer is known of its driver.
-        silent_s: How long a reading that is under way takes already; 0 if none takes long.
-        last: The newest number of its `PageTimeline`.
+        error: Why the last read failed.
+        read_ms: When it was last read completely; None if it never was.
+        polled_ms: When its timeline was last read, the latest time at which anything is known about its driver.
+        silent_s: How long the current read has been running, in seconds; 0 if there is none.
+        last: The newest number in its `PageTimeline`.
     """
 
     location: str
@@ -82,12 +82,12 @@ class CheckpointReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """The times that batches, or one of their phases, have taken.
+    """The durations of batches, or of one of their phases.
 
     Attributes:
-        p50_ms: Half of them took at most this.
-        p95_ms: 95 % of them took at most this.
-        of: How many there are.
+        p50_ms: Half of them took at most this long.
+        p95_ms: 95 % of them took at most this long.
+        of: The number of measurements.
     """
 
     p50_ms: int
@@ -100,32 +100,32 @@ class ShownQuery:
     """A query, as the page shows it.
 
     Attributes:
-        location: The checkpoint's.
-        name: The query's; the last part of its checkpoint's path without one.
+        location: The checkpoint's location.
+        name: The query's name or, without one, the last part of its checkpoint's path.
         query: Its id; empty before its first start.
         run: The newest run.
-        host: Its driver's host.
+        host: The driver's host.
         state: The state.
-        says: The state as a sentence; empty where a phase and its begin say all.
+        says: The state as a sentence; empty if the phase and its start time say it all.
         next_step: The operator's next step, if it has stopped.
-        phase: The phase of its driver; empty if it is not known.
-        since_ms: When this state began; None if it is not known.
-        heard_ms: The newest sign of its driver; None without one.
-        batch: The batch at work, or else the last one, by its driver; None before the first.
-        newest: The newest batch by the log; None before the first.
+        phase: The driver's phase; empty if unknown.
+        since_ms: When this state began; None if unknown.
+        heard_ms: The driver's newest sign of life; None if there is none.
+        batch: The current batch or, between batches, the last one, as reported by the driver; None before the first.
+        newest: The newest batch in the log; None before the first.
         newest_state: The state of that batch.
-        rates: Rows a second over the last minutes, by sink.
-        rows: Rows of the newest batch, by sink, once it is decided.
-        took: The times that its batches have taken; None without any.
-        usual: The times that its phases have taken.
-        in_doubt: What is prepared and not finished.
-        timeout_ms: How long its transactions may live, at least; None without a limit.
+        rates: The rows per second over the last minutes, by sink.
+        rows: The rows of the newest batch by sink, once it is decided.
+        took: The durations of its batches; None without any.
+        usual: The durations of its phases.
+        in_doubt: The transactions that are prepared but not finished.
+        timeout_ms: The shortest time that its transactions may live; None without a limit.
         log_end: The position after the last record of its log.
-        next_start: What its next start does, in a word.
+        next_start: What its next start would do, in a word.
         next_says: The same as a sentence.
         next_start_step: The operator's step before that start, if there is one.
-        has_timeline: False if an older version runs it, which keeps none.
-        error: The reason for which the checkpoint could not be read.
+        has_timeline: False if it is run by an older version, which writes no timeline.
+        error: Why the checkpoint could not be read.
         error_step: What to do about it.
         read_ms: When the checkpoint was last read.
         polled_ms: See `CheckpointReading`.
@@ -167,27 +167,27 @@ class ShownQuery:
 
     @property
     def short(self) -> str:
-        """The short form of the query's id, as servers have it."""
+        """The short form of the query's id, as servers know it."""
         return short_query(self.query) if self.query else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTransaction:
-    """An open transaction, as the page shows it. See `sparkonce.sinks._shared.orphans.Orphan`.
+    """An open transaction, as the page shows it; see `sparkonce.sinks._shared.orphans.Orphan`.
 
     Attributes:
         name: Its name on the server.
-        kind: What it is, in the sink's words.
+        kind: Its kind, in the sink's terms.
         query: The short form of the query's id.
         run: The run's token.
-        batch: Spark's batch id; -1 where the server does not show it.
-        slot: The slot; -1 where the server does not show it.
-        age_s: Its age now; -1 where the server does not say.
-        timeout_s: The age at which its server ends it; None where none is known.
-        verdict: The log's.
-        why: The reason of the verdict.
-        holds: What stays in the way while it is open.
-        partitions: Of Kafka, the partitions that it has rows in.
+        batch: Spark's batch id; -1 if the server does not show it.
+        slot: The slot; -1 if the server does not show it.
+        age_s: Its current age, in seconds; -1 if the server does not report it.
+        timeout_s: The age at which its server ends it; None if unknown.
+        verdict: The verdict according to the log.
+        why: The reason for the verdict.
+        holds: What it blocks while it is open.
+        partitions: For Kafka, the partitions that it has written to.
     """
 
     name: str
@@ -207,7 +207,7 @@ class ShownTransaction:
     def of(
         cls, one: OpenTransaction, since_answer_s: float, partitions: Sequence[HeldPartition] = ()
     ) -> ShownTransaction:
-        """Returns a listed one, so long after its server answered."""
+        """Returns a listed transaction, as it is this long after the server responded."""
         found = one.found
         timeout_s = found.timeout_s if isinstance(found, KafkaOrphan) else None
         return cls(
@@ -228,16 +228,16 @@ class ShownTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSystem:
-    """A system of the operator's file, as the page shows it.
+    """A system in the operator's file, as the page shows it.
 
     Attributes:
         name: The name in the file.
         kind: The kind.
-        answered_ms: When it last answered; None if it never did.
-        silent_s: How long it has not answered to the question that it was asked last; 0 if it has.
-        error: The reason for which it did not answer.
+        answered_ms: When it last responded; None if it never did.
+        silent_s: How long the current request has been unanswered, in seconds; 0 if there is none.
+        error: Why it did not respond.
         error_step: What to do about it.
-        open: What it has open, by its last answer.
+        open: Its open transactions, according to its last response.
     """
 
     name: str
@@ -251,14 +251,14 @@ class ShownSystem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageState:
-    """All that the page shows of one moment.
+    """Everything that the page shows at one moment.
 
     Attributes:
         now_ms: That moment.
         queries: The queries, in the order of the command line.
         systems: The systems, in the order of the file.
         config: The file's path; empty without one.
-        moved: Whether starts with ``checkpoint_moved=True`` are asked about.
+        moved: True if the page shows what a start with ``checkpoint_moved=True`` would do.
     """
 
     now_ms: int
@@ -268,12 +268,12 @@ class PageState:
     moved: bool = False
 
     def plain(self) -> dict[str, Any]:
-        """Returns it for the page's JSON."""
+        """Returns it as plain values, for the page's JSON."""
         return asdict(self)
 
 
 def show_query(reading: CheckpointReading, now_ms: int) -> ShownQuery:
-    """Says what is known of a query, by its checkpoint."""
+    """Returns what is known about a query from its checkpoint."""
     status, batches = reading.status, newest_batches(reading.segments)
     newest = status.newest if status is not None else None
     segment = reading.segments[-1] if reading.segments else None
@@ -307,12 +307,12 @@ def show_query(reading: CheckpointReading, now_ms: int) -> ShownQuery:
 
 
 def sentence(step: str) -> str:
-    """Returns an error's next step as a sentence, as the error's own lines have it."""
+    """Formats an error's next step as a sentence, as the error's own lines do."""
     return SparkonceError("", next_step=step).lines()[-1].removeprefix("Next: ")
 
 
 def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_ms: int) -> dict[str, Any]:
-    """Returns the fields that say how the query stands, by the newest of timeline and log."""
+    """Returns the fields that describe the query's state, from whichever of timeline and log is newer."""
     run = reading.status.run if reading.status is not None else None
     newest_ms = max((one.at_ms for one in reading.entries), default=None)
     if run is not None and (segment is None or token_in(run.run).position > token_in(segment.run).position):
@@ -358,7 +358,7 @@ def _standing(reading: CheckpointReading, segment: TimelineSegment | None, now_m
 
 
 def _decided_since(reading: CheckpointReading, segment: TimelineSegment) -> LogEntry | None:
-    """Returns the newest decision of a run if it is not finished, and the run's timeline was written before it."""
+    """Returns a run's newest decision if it is unfinished and newer than the run's timeline."""
     newest = reading.status.newest if reading.status is not None else None
     if newest is None or newest.state is not BatchState.DECIDED:
         return None
@@ -369,7 +369,7 @@ def _decided_since(reading: CheckpointReading, segment: TimelineSegment) -> LogE
 
 
 def usual_of(times_ms: Iterable[int]) -> Usual:
-    """Returns what is usual of some times, of which there is at least one."""
+    """Returns the usual value of some durations, of which there must be at least one."""
     ordered = sorted(times_ms)
 
     def rank(part: float) -> int:
@@ -379,7 +379,7 @@ def usual_of(times_ms: Iterable[int]) -> Usual:
 
 
 def longest_usual_ms(usual: Usual | None, at_least_ms: int) -> int:
-    """Returns the time after which something takes much longer than usual."""
+    """Returns the time after which something is taking unusually long."""
     known = usual is not None and usual.of >= FEW
     return max(at_least_ms, LONGER_THAN_USUAL * usual.p95_ms if usual is not None and known else 5 * 60_000)
 
@@ -395,7 +395,7 @@ def newest_batches(segments: Sequence[TimelineSegment]) -> list[WatchedBatch]:
 
 
 def phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
-    """Returns the times of each phase, in milliseconds."""
+    """Returns the durations of each phase, in milliseconds."""
     found: dict[str, list[int]] = {}
     for batch in batches:
         for name, took_ms in batch.phases:
@@ -404,10 +404,10 @@ def phase_times(batches: Sequence[WatchedBatch]) -> dict[str, list[int]]:
 
 
 def rates(segments: Sequence[TimelineSegment], now_ms: int) -> dict[str, float]:
-    """Returns the rows a second of the last minutes by sink, counted by the ends of their batches."""
+    """Returns the rows per second over the last minutes by sink, counting batches by when they ended."""
     since_ms = now_ms - RATE_OVER_MS
     rows: dict[str, int] = {}
-    # By their ids: a batch that its run had committed, and that the next run found decided, is in both runs' segments.
+    # Keyed by batch id: a batch that one run committed and the next run found decided is in both runs' segments.
     batches = {batch.batch: batch for segment in segments for batch in segment.batches}
     for batch in batches.values():
         ended = batch.began_ms + batch.took_ms

@@ -1,4 +1,4 @@
-"""Keeps a query's batches and events with numbers, so that a browser fetches each of them once."""
+"""Numbers a query's batches and events, so that a browser fetches each of them once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparkonce.watch.figures import WatchedBatch, WatchedEvent
 from sparkonce.watch.timeline import TimelineSegment
 
 MOST_KEPT = 12_000
-"""The number of batches that are kept; a timeline in a checkpoint has 10,000."""
+"""The number of batches that are kept. A checkpoint's timeline has 10,000."""
 MOST_TOLD = 500
-"""The number of things that a log told before a timeline and that are remembered; a log has about 100 batches."""
+"""How many items taken from a log before its timeline are remembered. A log has about 100 batches."""
 BY_THE_LOG = "from the first transaction to the decision, by the log"
-"""The one phase of a batch that only the log knows."""
+"""The only phase of a batch that is known from the log alone."""
 _OF_THE_LOG = {
     "claim": ("started", "Run {run} begins on {host}, by the log."),
     "amend": ("healed", "Lost transactions of batch {batch} were written again, by the log."),
@@ -24,7 +24,7 @@ _OF_THE_LOG = {
 
 
 class _Names:
-    """Gives numbers to texts that are repeated."""
+    """Numbers strings that occur repeatedly."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -34,7 +34,7 @@ class _Names:
 
 
 class PageTimeline:
-    """A query's batches and events, each with a number that grows. Not for several threads at once.
+    """A query's batches and events, with increasing numbers. Not thread-safe.
 
     Args:
         last: The number before the first one.
@@ -47,21 +47,23 @@ class PageTimeline:
     def __init__(self, last: int = 0) -> None:
         self.first = self.last = last
         self._runs, self._sinks, self._phases = _Names(), _Names(), _Names()
-        # What the log alone told: of a run a batch, or a kind of event. A timeline follows soon or never.
+        # Items taken from the log alone: a run with a batch, or with a kind of event. Their timeline follows soon or
+        # never.
         self._told: dict[tuple[str, int | str], None] = {}
-        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what makes each of them another one
+        self._batches: dict[tuple[Any, ...], list[Any]] = {}  # by what distinguishes them
         self._events: dict[tuple[Any, ...], list[Any]] = {}
 
     def add(self, segments: Sequence[TimelineSegment], entries: Sequence[LogEntry], now_ms: int = 0) -> None:
-        """Takes what is new of a timeline and a log.
+        """Adds what is new in a timeline and a log.
 
-        The log's batches count before the first one of the timeline, and where a run keeps none, or died before it had
-        written them. What the log told first, of a run whose timeline comes a moment later, is not taken again.
+        The log's batches are used before the first batch of the timeline, and where a run has no timeline or died
+        before it had written one. An item taken from the log is not added again when the run's timeline arrives a
+        moment later.
 
         Args:
-            segments: The timeline's.
-            entries: The log's.
-            now_ms: The time when both were read. A timeline is waited for until `TOLD_WITHIN_MS` after a decision.
+            segments: The timeline's segments.
+            entries: The log's entries.
+            now_ms: When both were read. A timeline is waited for until `TOLD_WITHIN_MS` after a decision.
         """
         first = min((one.batch for segment in segments for one in segment.batches), default=None)
         runs = {segment.run for segment in segments}
@@ -71,7 +73,8 @@ class PageTimeline:
         left = max((one.batch for one in entries if one.run != newest and one.batch is not None), default=None)
         for entry in entries:
             if entry.kind == "commit" and entry.batch is not None and entry.batch not in written:
-                # The newest run soon tells of its own, and of the last one before it, which it may have to finish.
+                # The newest run will soon report its own batches, and the last one before it, which it may have to
+                # finish.
                 is_own = entry.run == newest
                 is_told = newest in runs if is_own else entry.batch == left
                 is_soon = now_ms - (entry.at_ms if is_own else claimed_ms) < TOLD_WITHIN_MS
@@ -98,10 +101,11 @@ class PageTimeline:
             del self._told[next(iter(self._told))]  # the oldest
 
     def newer(self, than: int) -> dict[str, Any]:
-        """Returns the batches and events with numbers above one, as plain lists, with the names that they refer to.
+        """Returns the batches and events with numbers above this one as plain lists, with the names that they refer to.
 
-        A batch is its number, run, id, begin, transactions, recovered, healed, known by the log alone, rows as sink and
-        count in turn, phases as phase and milliseconds in turn. An event is its number, time, kind, batch, text, step.
+        A batch is: number, run, id, begin, transactions, recovered, healed, known from the log alone, rows as
+        alternating sinks and counts, phases as alternating phases and milliseconds. An event is: number, time, kind,
+        batch, text, next step.
         """
         return {
             "first": self.first,

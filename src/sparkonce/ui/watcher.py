@@ -1,8 +1,8 @@
-"""Reads the checkpoints and asks the systems of the page, in the background, as long as somebody has the page open.
+"""Polls the checkpoints and systems of the page in the background, as long as somebody has the page open.
 
-- `Poller`: a thread for each of them, which reads it again after a pause
-- `WatchedCheckpoint`: the timeline each time; the log and Spark's files when their names have changed
-- `WatchedSystem`: the open transactions, which are judged by the logs of their queries
+- `Poller`: one thread for each of them, which polls with pauses
+- `WatchedCheckpoint`: reads the timeline each time, and the log and Spark's files when file names have changed
+- `WatchedSystem`: lists the open transactions, which are judged by the logs of their queries
 - `PageWatcher`: all of them, and the state of the page
 """
 
@@ -35,25 +35,25 @@ from sparkonce.watch.timeline import TimelineReader
 logger = logging.getLogger("sparkonce")
 
 MOST_OF_ITS_TIME = 4
-"""A poll is followed by a pause of so many times its own length, so that a slow store is spared."""
+"""The pause after a poll is this many times the poll's duration, to spare a slow store."""
 
 LOOKED_AT_FOR_S = 120.0
-"""The page is taken to be closed when it has not asked for so long. Browsers ask once a minute in the background."""
+"""If the page has sent no request for this long, it counts as closed. Background tabs still send one per minute."""
 
 
 CHECKPOINTS_EVERY_S, SYSTEMS_EVERY_S = 2.0, 10.0
 
 READ_AGAIN_S = 30.0
-"""A checkpoint whose files have the same names is read again after this time."""
+"""A checkpoint whose file names are unchanged is read again after this time."""
 
 LOG_WITHIN_S = 20.0
-"""A verdict waits so long for its log to be read after the system was asked; else the last reading counts."""
+"""How long a verdict waits for the log to be read after the system responded. Then the last read counts."""
 
 MOST_DESCRIBED = 20
-"""The number of transactions of Kafka, the oldest, whose partitions are asked for."""
+"""How many of Kafka's transactions, oldest first, are queried for their partitions."""
 
 HELD_WITHIN_S = 20.0
-"""No more of them are asked for after this time."""
+"""After this time, no more of them are queried."""
 
 _SECRET = re.compile(r"pass|secret|token|credential|jaas|key", re.IGNORECASE)
 
@@ -63,12 +63,12 @@ _IN_TEXTS = re.compile(
 
 
 class Poller(ABC):
-    """Looks at one thing again and again, in a thread of its own.
+    """Polls one thing repeatedly in its own thread.
 
     Args:
         every_s: The time between two polls.
         now_ms: The clock.
-        changed: Told when a poll has ended; all polls of a page share it.
+        changed: Notified when a poll has ended. All polls of a page share it.
     """
 
     def __init__(self, every_s: float, now_ms: Callable[[], int], changed: threading.Condition) -> None:
@@ -80,7 +80,7 @@ class Poller(ABC):
         self._thread = threading.Thread(target=self._keep_polling, name="sparkonce-page", daemon=True)
 
     def want(self) -> None:
-        """Notes that somebody has the page open."""
+        """Records that somebody has the page open."""
         with self.changed:
             self._wanted_until_s = time.monotonic() + LOOKED_AT_FOR_S
             if not self._is_closed and not self._thread.is_alive():
@@ -88,24 +88,24 @@ class Poller(ABC):
             self.changed.notify_all()
 
     def wait_for_poll(self, timeout_s: float) -> bool:
-        """Waits until a poll that begins from now on has ended. Returns False if none has within the time."""
+        """Waits until a poll that begins after this call has ended. Returns False if the time is up before that."""
         self.want()
         with self.changed:
             number = self.next_poll()
             return self.changed.wait_for(lambda: self.has_polled(number), timeout_s)
 
     def next_poll(self) -> int:
-        """Returns the number of the first poll that begins from now on."""
+        """Returns the number of the first poll that begins after this call."""
         with self.changed:
             return self._polls + (1 if self.began_ms is None else 2)
 
     def has_polled(self, number: int) -> bool:
-        """Returns True if the poll with a number has ended."""
+        """Returns True if the poll with this number has ended."""
         return self._polls >= number
 
     @property
     def silent_s(self) -> float:
-        """The time that the poll under way has taken; 0 if there is none."""
+        """How long the current poll has been running, in seconds; 0 if there is none."""
         began_ms = self.began_ms
         return max(0.0, (self.now_ms() - began_ms) / 1000) if began_ms is not None else 0.0
 
@@ -114,7 +114,7 @@ class Poller(ABC):
         """Polls once."""
 
     def close(self) -> None:
-        """Ends the thread, after a poll that is under way."""
+        """Ends the thread, after a poll in progress."""
         with self.changed:
             self._is_closed = True
             self.changed.notify_all()
@@ -140,7 +140,7 @@ class Poller(ABC):
 
 
 def as_ours(error: Exception, what: str) -> SparkonceError:
-    """Returns an error with a message and a next step; one of a client's is named, and not repeated."""
+    """Wraps an error with a message and a next step. A client's error is named, but its text is not repeated."""
     if isinstance(error, SparkonceError):
         return error
     if isinstance(error, OSError):
@@ -150,15 +150,15 @@ def as_ours(error: Exception, what: str) -> SparkonceError:
 
 
 class WatchedCheckpoint(Poller):
-    """A checkpoint, read again and again.
+    """A checkpoint that is polled.
 
     Args:
-        location: As the operator gave it.
+        location: The location that the operator passed.
         files: Its files.
         every_s: The time between two polls.
         now_ms: The clock.
         changed: See `Poller`.
-        moved: True to ask about a start with ``checkpoint_moved=True``.
+        moved: True to check a start with ``checkpoint_moved=True``.
     """
 
     def __init__(
@@ -185,21 +185,21 @@ class WatchedCheckpoint(Poller):
         return replace(self._last, silent_s=self.silent_s)
 
     def is_of(self, query: str) -> bool:
-        """Returns True if its log is that of a query, by the short form of its id."""
+        """Returns True if the log belongs to the query with this short id."""
         run = self.view.newest_run if self.view is not None else None
         return run is not None and short_query(run.query) == query
 
     def may_be_of(self, query: str) -> bool:
-        """Returns True also if its first poll has not ended."""
+        """Returns True also if the log has not been read yet."""
         return self.is_of(query) or (self.view is None and self._last.error is None)
 
     def newer(self, than: int) -> dict[str, Any]:
-        """Returns the batches and events with numbers above one. See `PageTimeline.newer`."""
+        """Returns the batches and events with numbers above this one; see `PageTimeline.newer`."""
         with self.changed:
             return self._kept.newer(than)
 
     def poll(self) -> None:
-        """Reads its timeline, and its log and Spark's files if their names have changed."""
+        """Reads its timeline, plus its log and Spark's files if file names have changed."""
         try:
             polled_ms = self.now_ms()
             segments = self._reader.read()
@@ -211,26 +211,27 @@ class WatchedCheckpoint(Poller):
                 found = replace(found, status=status, entries=entries, read_ms=self.now_ms())
                 self._names = names
                 if status.query is not None and self._query not in (None, status.query):
-                    with self.changed:  # somebody has begun anew in this folder
-                        self._kept = PageTimeline(self._kept.last + 1)  # so that the page asks, and forgets the other
+                    with self.changed:  # somebody has started over in this folder
+                        # so that the page fetches it and drops the old one
+                        self._kept = PageTimeline(self._kept.last + 1)
                 self._query = status.query or self._query
             segments = [one for one in segments if self._query in (None, one.query)]
             with self.changed:
                 self._kept.add(segments, found.entries, polled_ms)
             self._last = replace(found, segments=segments, error=None, last=self._kept.last, polled_ms=polled_ms)
-        except Exception as error:  # noqa: BLE001 - of any store: the page shows it
+        except Exception as error:  # noqa: BLE001 - whatever the store raises, the page shows it
             self._names = None
             self._last = replace(self._last, error=as_ours(error, f"{self._last.location!r} cannot be read"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unjudged:
-    """Transactions that a system has open, of a query whose log is not read yet.
+    """A query's open transactions on a system, while the query's log has not been read yet.
 
     Attributes:
         found: The transactions.
-        answered_ms: When the system said so.
-        polls: The number of the poll of each checkpoint that reads its log after that.
+        answered_ms: When the system responded.
+        polls: For each checkpoint, the number of the poll that reads its log after that.
     """
 
     found: Sequence[Orphan]
@@ -239,11 +240,11 @@ class Unjudged:
 
 
 class WatchedSystem(Poller):
-    """A system, asked again and again what it has open. The verdicts of each query wait for its own log alone.
+    """A system whose open transactions are polled. The verdicts on each query wait only for that query's log.
 
     Args:
         system: The system.
-        checkpoints: Those of the page, with the logs.
+        checkpoints: The page's checkpoints, with the logs.
         every_s: The time between two polls.
         now_ms: The clock.
         changed: See `Poller`.
@@ -259,15 +260,15 @@ class WatchedSystem(Poller):
     ) -> None:
         super().__init__(every_s, now_ms, changed)
         self._system, self._checkpoints = system, checkpoints
-        self._unjudged: dict[str, Unjudged] = {}  # by the short form of the query's id
-        self._judged: dict[str, tuple[int, Sequence[OpenTransaction]]] = {}  # with the time of the system's answer
+        self._unjudged: dict[str, Unjudged] = {}  # by short query id
+        self._judged: dict[str, tuple[int, Sequence[OpenTransaction]]] = {}  # with the time of the system's response
         self._held: Mapping[str, Sequence[HeldPartition]] = {}
         self._seen_ms: dict[str, int] = {}
         self._answered_ms: int | None = None
         self._error: SparkonceError | None = None
 
     def shown(self) -> ShownSystem:
-        """Returns what is known of it now."""
+        """Returns what is currently known about it."""
         now_ms, error, held = self.now_ms(), self._error, self._held
         with self.changed:
             judged = list(self._judged.values())
@@ -286,7 +287,7 @@ class WatchedSystem(Poller):
         )
 
     def poll(self) -> None:
-        """Asks it. The verdicts follow in the pause, as soon as their logs are read."""
+        """Lists its open transactions. The verdicts follow during the pause, as soon as the logs have been read."""
         try:
             found = self._system.list_open()
             blockers = self._blockers()
@@ -296,13 +297,13 @@ class WatchedSystem(Poller):
             listed = {one.name for one in found}
             found += [one for one, _ in blockers if one.name not in listed]
             self._answered_ms, self._error = answered_ms, None
-        except Exception as error:  # noqa: BLE001 - of any client: the page shows it
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the page shows it
             self._error = as_ours(error, f"System {self._system.name!r} cannot be asked")
             return
         theirs: dict[str, list[Orphan]] = {}
         for one in found:
             theirs.setdefault(one.query, []).append(one)
-        self._unjudged = {  # what waits already comes first, or a slow log would never be read in time
+        self._unjudged = {  # those already waiting come first, or a slow log would never be read in time
             query: self._unjudged.get(query) or Unjudged(found=of_query, answered_ms=answered_ms, polls=polls)
             for query, of_query in theirs.items()
         }
@@ -318,12 +319,12 @@ class WatchedSystem(Poller):
                 self._judge(query, self._unjudged.pop(query))
 
     def _with_logs(self) -> Sequence[str]:
-        """Returns the queries whose logs were read after the system was asked, or are waited for no longer."""
+        """Returns the queries whose logs were read after the system responded, or are no longer waited for."""
         return [query for query, one in self._unjudged.items() if self._has_log(query, one)]
 
     def _has_log(self, query: str, waits: Unjudged) -> bool:
         if not query or self.now_ms() - waits.answered_ms > LOG_WITHIN_S * 1000:
-            return True  # what has no query is another application's
+            return True  # a transaction without a query belongs to another application
         return all(
             one.has_polled(number) or one.silent_s > LOG_WITHIN_S
             for one, number in zip(self._checkpoints, waits.polls, strict=True)
@@ -332,13 +333,13 @@ class WatchedSystem(Poller):
 
     def _judge(self, query: str, waits: Unjudged) -> None:
         views = [one.view for one in self._checkpoints if one.view is not None and one.is_of(query)]
-        newest = max(views, key=lambda view: view.end, default=None)  # of several copies
+        newest = max(views, key=lambda view: view.end, default=None)  # if there are several copies
         judged = [judge(self._system.name, one, newest) for one in waits.found]
         with self.changed:
             self._judged[query] = (waits.answered_ms, judged)
 
     def _blockers(self) -> list[tuple[KafkaOrphan, Sequence[HeldPartition]]]:
-        """Asks for the open transactions in the topics of the page's queries, whosever they are."""
+        """Lists the open transactions in the topics of the page's queries, whoever owns them."""
         views = [one.view for one in self._checkpoints if one.view is not None]
         targets = set[Target]().union(*map(targets_of, views))
         if self._system.kind is not SystemKind.KAFKA or not targets:
@@ -346,7 +347,7 @@ class WatchedSystem(Poller):
         blockers = list_blocking(self._system.settings, targets).found
         now_ms = self.now_ms()
         self._seen_ms = {one.orphan.name: self._seen_ms.get(one.orphan.name, now_ms) for one in blockers}
-        return [  # where nobody says since when one is open, it is as old as the page knows it
+        return [  # if a transaction's age is unknown, it counts from when the page first saw it
             (
                 replace(one.orphan, age_s=max(one.orphan.age_s, (now_ms - self._seen_ms[one.orphan.name]) / 1000)),
                 one.partitions,
@@ -355,7 +356,7 @@ class WatchedSystem(Poller):
         ]
 
     def _held_by(self, found: Sequence[Orphan]) -> dict[str, Sequence[HeldPartition]]:
-        """Asks for the partitions of the oldest transactions of Kafka; those that cannot be told are left out."""
+        """Lists the partitions of Kafka's oldest transactions. Those that cannot be determined are left out."""
         held: dict[str, Sequence[HeldPartition]] = {}
         give_up_at_s = time.monotonic() + HELD_WITHIN_S
         for one in found[:MOST_DESCRIBED]:
@@ -366,7 +367,10 @@ class WatchedSystem(Poller):
 
 
 def without_secrets(text: str, system: NamedSystem) -> str:
-    """Returns a message without what may be a secret in a system's settings. Messages have none: this makes sure."""
+    """Redacts anything in a message that may be a secret from a system's settings.
+
+    A precaution: there should be none.
+    """
     settings = system.settings
     pairs = settings.items() if isinstance(settings, Mapping) else []
     found = [str(value) for name, value in pairs if _SECRET.search(name)]
@@ -381,9 +385,9 @@ class PageWatcher:
     """All checkpoints and systems of the page.
 
     Args:
-        checkpoints: Their files, by the locations that the operator gave.
+        checkpoints: Their files, by the locations that the operator passed.
         file: The operator's file.
-        moved: True to ask about starts with ``checkpoint_moved=True``.
+        moved: True to check starts with ``checkpoint_moved=True``.
         now_ms: The clock.
         checkpoints_every_s: The time between two polls of a checkpoint.
         systems_every_s: The time between two polls of a system.
@@ -410,7 +414,7 @@ class PageWatcher:
         ]
 
     def state(self) -> PageState:
-        """Returns what is known now, without waiting, and has everything looked at again soon."""
+        """Returns what is currently known without waiting, and requests new polls."""
         for one in (*self.checkpoints, *self.systems):
             one.want()
         now_ms = self._now_ms()
@@ -428,12 +432,12 @@ class PageWatcher:
             one.close()
 
     def refuse_what_is_no_checkpoint(self, timeout_s: float) -> None:
-        """Waits for the first poll at each checkpoint, and raises the error of one that is none.
+        """Waits for the first poll of each checkpoint, and raises an error if one is not a checkpoint.
 
-        A store that does not answer in time is no error here: the page shows it.
+        A store that does not respond in time is not an error here: the page shows it.
 
         Raises:
-            ConfigurationError: if a folder is not a checkpoint.
+            ConfigurationError: If a folder is not a checkpoint.
         """
         for one in self.checkpoints:
             if one.wait_for_poll(timeout_s) and isinstance(one.last.error, ConfigurationError):

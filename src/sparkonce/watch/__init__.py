@@ -1,9 +1,9 @@
-"""Watches a query that runs. A batch tells one listener of its phases; all else is read from the run's state.
+"""Monitors a running query. A batch reports its phases to one listener; everything else is read from the run's state.
 
-- ``listener``: the one listener of a query, which passes its phases and batches on to the others
-- ``figures``: counts what a query does, and shows it as it is now
-- ``timeline``: keeps the newest batches and events in the checkpoint, beside the log, where any process reads them
-- ``display``: shows the progress on standard error; ``terminal`` is the line that is kept up to date
-- ``prometheus``: gives the figures of all queries of a process to Prometheus
-- ``spans``: gives each batch to OpenTelemetry, with its phases
+- ``listener``: the query's one listener, which forwards phases and batches to the other modules
+- ``figures``: counts what a query does, and provides its current state
+- ``timeline``: stores the newest batches and events in the checkpoint, next to the log, where any process can read them
+- ``display``: shows the progress on standard error; ``terminal`` is the line that is updated in place
+- ``prometheus``: exports the figures of all queries of a process to Prometheus
+- ``spans``: exports each batch to OpenTelemetry, with its phases
 """

@@ -1,4 +1,4 @@
-"""Shows a query's progress: one line on the terminal that is kept up to date, or else one line a batch."""
+"""Shows a query's progress: on a terminal, as one line that is updated in place; otherwise, as one line per batch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ logger = logging.getLogger("sparkonce")
 
 _STDERR = 2
 _TERMINAL_MAY_BE_GONE = suppress(OSError, ValueError)
-"""Its terminal is closed, or a pipe has no reader: the query continues."""
+"""The terminal is closed, or a pipe has no reader. The query continues."""
 _EACH_SHOWN_S = 3.0
-"""The seconds for which each of several queries has the line."""
+"""How many seconds each query has the line when there are several."""
 
 
 class ProgressDisplay:
     """Shows one query, from its start to its end.
 
     Args:
-        wanted: True, False, or None for the default. No line of a batch is written that the logger shows, too. With
-            None none is written once logging is set up, at any level.
-        screen: The screen; by default the one that all queries of this process share.
+        wanted: True, False, or None for the default. A batch's line is not written if the logger shows it as well. With
+            None, none is written once logging is set up, at any level.
+        screen: The screen. By default, all queries of this process share one.
     """
 
     def __init__(self, wanted: bool | None, screen: Screen | None = None) -> None:
@@ -50,7 +50,7 @@ class ProgressDisplay:
 
     @contextmanager
     def starting(self, name: str | None) -> Iterator[None]:
-        """Shows that the query starts, and ends the display if it fails to."""
+        """Shows that the query is starting. If the start fails, ends the display."""
         self._name, self._batch, self._read, self._source = name or "", None, "", ""
         self._committed = self._recovered = self._healed = 0
         self._state = "starting: asking the servers"
@@ -76,7 +76,7 @@ class ProgressDisplay:
 
     @property
     def is_live(self) -> bool:
-        """True if a line on the terminal is kept up to date."""
+        """True if a line on the terminal is updated in place."""
         return self._wanted is not False and self._screen.is_terminal
 
     def enter(self, phase: Phase, batch: int) -> None:
@@ -86,7 +86,7 @@ class ProgressDisplay:
             self._screen.add(self)
 
     def show(self, done: BatchProgress, line: str) -> None:
-        """Counts a committed batch, and writes its line unless a line is kept up to date."""
+        """Counts a committed batch, and writes its line unless a line is updated in place."""
         self._committed += 1
         self._recovered += done.recovered
         self._healed += done.healed
@@ -95,7 +95,7 @@ class ProgressDisplay:
             self._write(line)
 
     def show_query(self, status: str, progress: Mapping[str, Any] | None) -> None:
-        """Shows Spark's status of the query between batches, and the rows and the lag of its last progress report."""
+        """Shows Spark's status of the query between batches, and the rows and lag from its last progress report."""
         if self._batch is None:
             self._state = status[:1].lower() + status[1:]
         if progress is None:
@@ -125,7 +125,7 @@ class ProgressDisplay:
         return "  ·  ".join(filter(None, parts))
 
     def _write(self, line: str) -> None:
-        """Writes a line of the logger's where logging does not show it. Handlers and level are the user's to set."""
+        """Writes one of the logger's lines if logging does not show it. Handlers and levels are the user's choice."""
         if not _logged() if self._wanted else self._wanted is None and not logger.hasHandlers():
             at = time.strftime("%Y-%m-%d %H:%M:%S")
             with _TERMINAL_MAY_BE_GONE:
@@ -133,10 +133,10 @@ class ProgressDisplay:
 
 
 class Screen:
-    """The terminal's last line, which the displays of all queries take in turns.
+    """The terminal's last line, which the displays of all queries share by taking turns.
 
     Args:
-        console: The console; by default standard error.
+        console: The console. Defaults to standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -154,7 +154,7 @@ class Screen:
         return console.is_terminal and not console.is_dumb_terminal
 
     def add(self, display: ProgressDisplay) -> None:
-        """Shows a query, from now on."""
+        """Shows a query from now on."""
         with self._lock:
             if display not in self._displays:
                 self._displays.append(display)
@@ -166,7 +166,7 @@ class Screen:
                     self._live.start()
 
     def remove(self, display: ProgressDisplay) -> None:
-        """Stops showing a query; the last one takes the line with it."""
+        """Stops showing a query. The last query removes the line."""
         with self._lock:
             if display in self._displays:
                 self._displays.remove(display)
@@ -174,7 +174,7 @@ class Screen:
                 self.end()
 
     def end(self) -> None:
-        """Gives the terminal back."""
+        """Releases the terminal."""
         with self._lock:
             self._displays.clear()
             live, self._live = self._live, None
@@ -188,7 +188,7 @@ class Screen:
             self._the_console().print(f"sparkonce: {sentence}", markup=False, highlight=False, emoji=False)
 
     def refresh(self) -> None:
-        """Draws at once."""
+        """Redraws the line immediately."""
         if self._live is not None:
             with _TERMINAL_MAY_BE_GONE:
                 self._live.refresh()
@@ -197,7 +197,7 @@ class Screen:
         if self._console is None:
             from rich.console import Console
 
-            # FORCE_COLOR does not say if a line can be rewritten.
+            # FORCE_COLOR does not mean that a line can be rewritten.
             self._console = Console(stderr=True, force_terminal=sys.stderr is not None and sys.stderr.isatty())
         return self._console
 
@@ -207,7 +207,7 @@ class Screen:
 
 
 def end_displays() -> None:
-    """Gives the terminal back before something else writes to it."""
+    """Releases the terminal before something else writes to it."""
     _shared.end()
 
 
@@ -216,7 +216,7 @@ def _logged() -> bool:
 
 
 def leave_terminal() -> None:
-    """Shows the cursor again before the process ends at once. Takes no lock, which another thread may hold."""
+    """Shows the cursor again before the process exits abruptly. Takes no lock, since another thread may hold it."""
     with suppress(OSError):
         if os.isatty(_STDERR):
             os.write(_STDERR, b"\r\x1b[2K\x1b[?25h")
@@ -227,7 +227,7 @@ def _ago(seconds: float) -> str:
 
 
 class _WithOrigin(logging.Formatter):
-    """Adds time, level and logger to a line of sparkonce's, as handlers of a program that sets up logging do."""
+    """Adds time, level and logger name to sparkonce's lines, like the handlers of a program that sets up logging."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -238,5 +238,5 @@ class _WithOrigin(logging.Formatter):
 
 _shared = Screen()
 if logging.lastResort is not None and logging.lastResort.formatter is None:
-    logging.lastResort.setFormatter(_WithOrigin())  # which writes warnings where nobody has set up logging
+    logging.lastResort.setFormatter(_WithOrigin())  # the handler that writes warnings if nobody has set up logging
 atexit.register(end_displays)

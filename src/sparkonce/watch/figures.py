@@ -1,4 +1,4 @@
-"""Counts what a query does, and shows it as it is now: its phase, its totals, and its open transactions."""
+"""Counts what a query does, and provides its current state: its phase, totals and open transactions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sparkonce.protocol.state import Phase, State
 from sparkonce.protocol.view import Claim, LogView
 
 _known: dict[str, Figures] = {}
-"""The newest figures of each query that has begun in this process, by the query's id."""
+"""The newest figures of each query that was started in this process, by query id."""
 
 MOST_CHARACTERS = 2000
-"""The longest text of an event: an error may quote a row, or list thousands of slots."""
+"""The maximum length of an event's text. An error may quote a row, or list thousands of slots."""
 
 MOST_EVENTS = 100
 """The number of events that are remembered."""
@@ -30,12 +30,12 @@ BATCH_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """The transactions that are open.
+    """The open transactions.
 
     Attributes:
-        transactions: The number of transactions that are prepared and not finished.
-        opened_ms: When the oldest one began, in milliseconds since the epoch; None without one. While slots are
-            being prepared, when the first one may have begun.
+        transactions: The number of transactions that are prepared but not finished.
+        opened_ms: When the oldest one began, in milliseconds since the epoch; None if there are none. While slots are
+            being prepared, the earliest time at which the first one may have begun.
     """
 
     transactions: int = 0
@@ -44,16 +44,16 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedBatch:
-    """A committed batch, with its phases in their order.
+    """A committed batch, with its phases in order.
 
     Attributes:
         batch: Spark's batch id.
-        rows: Rows written, by sink.
-        transactions: Transactions committed.
-        recovered: Whether the batch had been decided before this run asked for it.
-        healed: Transactions that had been lost and were written again.
-        began_ms: When Spark asked for it, in milliseconds since the epoch, by the driver's clock.
-        phases: Each phase that it went through, and the milliseconds that it took. A phase may come several times.
+        rows: The number of rows written, by sink.
+        transactions: The number of committed transactions.
+        recovered: True if the batch had been decided before this run asked for it.
+        healed: The number of lost transactions that were rewritten.
+        began_ms: When Spark asked for it, in milliseconds since the epoch by the driver's clock.
+        phases: Each phase that it went through, with its duration in milliseconds. A phase may occur several times.
     """
 
     batch: int
@@ -66,17 +66,17 @@ class WatchedBatch:
 
     @property
     def took_ms(self) -> int:
-        """The wall time of all its phases."""
+        """The wall time of all phases, in milliseconds."""
         return sum(took for _, took in self.phases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEvent:
-    """An event that an operator may want to know about.
+    """An event of interest to operators.
 
     Attributes:
         at_ms: When it happened, in milliseconds since the epoch.
-        kind: ``started``, ``recovered``, ``healed``, ``swept``; ``stopped`` by an error, or ``ended`` in order.
+        kind: ``started``, ``recovered``, ``healed``, ``swept``, ``stopped`` (by an error) or ``ended`` (normally).
         batch: Spark's batch id; None for an event that concerns no batch.
         text: A sentence.
         next_step: The operator's next step; empty if there is none.
@@ -94,16 +94,16 @@ class Totals:
     """Counts since the process began to run the query.
 
     Attributes:
-        batches: Committed batches.
-        recovered: Committed batches that an earlier run had decided.
-        transactions: Committed transactions.
-        healed: Transactions that were lost and written again.
-        swept: Transactions that losing task attempts or older runs had left open, and that were aborted.
-        rows: Rows, by sink.
-        stops: Runs that an error ended, by its name.
+        batches: The number of committed batches.
+        recovered: The number of committed batches that an earlier run had decided.
+        transactions: The number of committed transactions.
+        healed: The number of lost transactions that were rewritten.
+        swept: The number of transactions that losing task attempts or older runs had left open, and that were aborted.
+        rows: The number of rows, by sink.
+        stops: The number of runs that ended with an error, by the error's name.
         phase_s: Wall time by phase, in seconds.
         batch_s: Wall time of all batches, in seconds.
-        within: For each bound in `BATCH_BUCKETS_S`, the number of batches that took at most so long.
+        within: For each bound in `BATCH_BUCKETS_S`, the number of batches that took at most that long.
     """
 
     batches: int = 0
@@ -119,7 +119,7 @@ class Totals:
 
 
 class WatchedRun(Protocol):
-    """A run of the query, as `sparkonce.driver.run.RunDriver` is one."""
+    """A run of the query, as implemented by `sparkonce.driver.run.RunDriver`."""
 
     @property
     def state(self) -> State:
@@ -131,10 +131,10 @@ class WatchedRun(Protocol):
 
     @property
     def opened_s(self) -> float | None:
-        """The time when the batch's first transaction may have been opened, by `time.monotonic`; None before."""
+        """The earliest time at which the batch may have opened a transaction, by `time.monotonic`; None before that."""
 
     def lifetimes_s(self) -> Mapping[str, float]:
-        """Returns how long the transactions of each sink may live; without those that do not time out."""
+        """Returns how long the transactions of each sink may live, in seconds. Sinks without a timeout are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +144,16 @@ class Watched:
     Attributes:
         query: Spark's query id.
         spark_run: Spark's run id; empty before its first batch.
-        name: The query's name; empty without one.
-        state: The coordinator's state; None before the first batch. For a stopped run, the last state before its end.
-        batch: The batch at work, or else the last one; None before the first.
+        name: The query's name; empty if it has none.
+        state: The coordinator's state; None before the first batch. For a stopped run, the last state before it
+            stopped.
+        batch: The current batch or, between batches, the last one; None before the first.
         phase: The phase.
         since_ms: When the query entered the phase, in milliseconds since the epoch.
-        phase_age_s: How long the query has been in the phase.
-        last: The last batch that this process committed; None before its first.
+        phase_age_s: How long the query has been in the phase, in seconds.
+        last: The last batch that this process committed; None before the first.
         in_doubt: The open transactions, by sink.
-        lifetimes_s: How long transactions may live, by sink.
+        lifetimes_s: How long transactions may live, in seconds, by sink.
         totals: The counts.
         events: The newest events of the run, oldest first.
     """
@@ -173,16 +174,16 @@ class Watched:
 
 
 class Figures:
-    """The figures of one query, over all of its runs in this process. Any thread may read them.
+    """The figures of one query, across all of its runs in this process. Any thread may read them.
 
     Args:
         now_ms: The clock, in milliseconds since the epoch.
-        monotonic_s: A clock that only goes forward, in seconds.
+        monotonic_s: A monotonic clock, in seconds.
 
     Attributes:
         query: Spark's query id; empty before the query has started.
         spark_run: Spark's run id; empty before the query's first batch.
-        name: The query's name; empty without one.
+        name: The query's name; empty if it has none.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Figures:
         self._changed = threading.Lock()
         self.query = self.spark_run = self.name = ""
         self._run: WatchedRun | None = None
-        self._seen: State | None = None  # the last one of a run at work: one that has stopped forgets what it had
+        self._seen: State | None = None  # the last state of an active run: a stopped run forgets what it had
         self._lifetimes_s: Mapping[str, float] = {}
         self._end_noted = False
         self._batch: int | None = None
@@ -214,20 +215,20 @@ class Figures:
 
     @staticmethod
     def known() -> list[Figures]:
-        """Returns the figures of all queries that this process has started, even if they have ended."""
+        """Returns the figures of all queries that this process has started, including ended ones."""
         return list(_known.values())
 
     def start(self, query: str, name: str = "") -> None:
-        """Notes that Spark has started the query."""
+        """Records that Spark has started the query."""
         with self._changed:
             _known[query] = self
             self.query, self.name = query, name
-            if self._run is None:  # else its first batch has begun already
+            if self._run is None:  # otherwise its first batch has already begun
                 self.spark_run, self._end_noted = "", False
                 self._rest(Phase.IDLE)
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun) -> None:
-        """Follows a new run of the query.
+        """Starts tracking a new run of the query.
 
         Args:
             query: Spark's query id.
@@ -245,11 +246,11 @@ class Figures:
             self._note("started", None, f"Run {spark_run} begins.")
 
     def end_run(self, spark_run: str, failure: str = "") -> None:
-        """Notes that a run has ended, and forgets it.
+        """Records that a run has ended, and drops it.
 
         Args:
-            spark_run: Spark's run id. Nothing is noted if another one has begun since.
-            failure: Spark's error; empty if the query has ended in order.
+            spark_run: Spark's run id. Nothing is recorded if another run has begun since.
+            failure: Spark's error; empty if the query ended normally.
         """
         with self._changed:
             if self.spark_run not in ("", spark_run):
@@ -257,7 +258,7 @@ class Figures:
             self._update()
             self._run = None
             if self._seen is not None:
-                self._seen = replace(self._seen, view=LogView())  # which may have the handles of a hundred batches
+                self._seen = replace(self._seen, view=LogView())  # which may contain the handles of a hundred batches
             if self._end_noted:
                 return
             self._end_noted = True
@@ -270,7 +271,7 @@ class Figures:
                 self._rest(Phase.IDLE)
 
     def enter(self, phase: Phase, batch: int) -> None:
-        """Notes a phase that begins; IDLE ends a batch."""
+        """Records that a phase begins. IDLE ends a batch."""
         with self._changed:
             if self._phase in (Phase.IDLE, Phase.STOPPED):
                 self._entered, self._began_ms = [], self.now_ms()
@@ -282,7 +283,7 @@ class Figures:
                 self._note_swept()
 
     def done(self, progress: BatchProgress) -> WatchedBatch:
-        """Notes a committed batch, whose phases have been entered."""
+        """Records a committed batch, whose phases have been recorded before."""
         with self._changed:
             self._last = done = WatchedBatch(
                 batch=progress.batch,
@@ -315,7 +316,7 @@ class Figures:
             return done
 
     def stopped(self, batch: int, error: SparkonceError) -> None:
-        """Notes that an error has ended the run."""
+        """Records that an error has ended the run."""
         with self._changed:
             self._update()
             self._rest(Phase.STOPPED)
@@ -324,7 +325,7 @@ class Figures:
             self._note("stopped", batch, f"{kind}: {error.message}", error.next_step)
 
     def watched(self) -> Watched:
-        """Returns the query as it is now."""
+        """Returns the current state of the query."""
         with self._changed:
             self._update()
             seen, writing_since_ms = self._seen, self._writing_since_ms()
@@ -354,7 +355,8 @@ class Figures:
                 ),
                 events=tuple(self._events),
             )
-        return replace(now, in_doubt=in_doubt(seen, writing_since_ms))  # of thousands of handles: without the lock
+        # without the lock, since there may be thousands of handles
+        return replace(now, in_doubt=in_doubt(seen, writing_since_ms))
 
     def _writing_since_ms(self) -> int | None:
         opened_s = self._run.opened_s if self._run is not None and self._phase is Phase.WRITING else None
@@ -363,7 +365,7 @@ class Figures:
         return max(self._since_ms, self.now_ms() - round((self._monotonic_s() - opened_s) * 1000))
 
     def _rest(self, phase: Phase) -> None:
-        """Begins a phase in which no batch is at work."""
+        """Enters a phase without a current batch."""
         self._phase, self._since_ms, self._since_s = phase, self.now_ms(), self._monotonic_s()
         self._entered, self._began_ms = [], self._since_ms
 
@@ -396,7 +398,7 @@ class Figures:
 
 
 def _lasting(entered: Sequence[tuple[Phase, float]], until_s: float) -> list[tuple[str, int]]:
-    """Returns the phases with their milliseconds. Consecutive entries of the same phase are merged."""
+    """Returns the phases with their durations in milliseconds. Consecutive entries of the same phase are merged."""
     found: list[tuple[str, float]] = []
     ends = [at_s for _, at_s in entered[1:]] + [until_s]
     for (phase, at_s), end_s in zip(entered, ends, strict=True):
@@ -413,11 +415,12 @@ def in_doubt(state: State | None, writing_since_ms: int | None) -> Mapping[str, 
     """Returns the open transactions of a run by sink, as far as its state knows them.
 
     Args:
-        state: The run's state; None for none.
-        writing_since_ms: When the first transaction of the slots that are being prepared may have been begun; None if
-            none can be open yet, or no more.
+        state: The run's state, or None.
+        writing_since_ms: The earliest time at which a slot that is being prepared may have begun a transaction; None if
+            none can be open yet, or anymore.
     """
-    if state is None or state.phase is Phase.ABORTING:  # whose answer ends the run or the attempt
+    # While aborting, nothing is in doubt: the result ends the run or the attempt.
+    if state is None or state.phase is Phase.ABORTING:
         return {}
     handles = dict.fromkeys(handle for handle in _open(state) if handle.transaction)
     is_writing = state.phase is Phase.WRITING and writing_since_ms is not None

@@ -1,4 +1,4 @@
-"""The one listener of a query: the driver tells it each phase, and it passes that on to all who watch the query."""
+"""The query's one listener: the driver reports each phase to it, and it forwards that to all monitoring."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger("sparkonce")
 
 
 class QueryListener:
-    """Passes what a query does to its figures, timeline, spans and display, and to the user's own listener.
+    """Forwards what a query does to its figures, timeline, spans and display, and to the user's listener.
 
-    A batch only notes its phases here. Whatever else is shown of the query is read from the run's state by those who
-    show it, in their own threads.
+    A batch only records its phases here. Everything else that is shown is read from the run's state by the threads that
+    show it.
 
     Args:
         listener: The user's listener.
@@ -41,7 +41,7 @@ class QueryListener:
         self._timeline = TimelineWriter(None, self.figures, "")
 
     def begin_run(self, query: str, spark_run: str, run: WatchedRun, files: CheckpointFiles) -> None:
-        """Follows a new run of the query, whose phases are reported from now on.
+        """Starts tracking a new run of the query, whose phases are reported from now on.
 
         Args:
             query: Spark's query id.
@@ -54,7 +54,7 @@ class QueryListener:
         self._timeline = TimelineWriter(files if self._has_timeline else None, self.figures, spark_run)
 
     def __call__(self, phase: Phase, batch: int) -> None:
-        """Notes a phase that begins. What the user's listener raises ends the run."""
+        """Records that a phase begins. An error raised by the user's listener ends the run."""
         self.display.enter(phase, batch)
         self.figures.enter(phase, batch)
         self._timeline.tell()
@@ -74,16 +74,16 @@ class QueryListener:
         self._timeline.tell()
 
     def interrupted(self, spark_run: str) -> None:
-        """Reports that somebody has stopped the query in the middle of a batch, which is an end in order."""
+        """Reports that the query was stopped in the middle of a batch, which counts as a normal end."""
         self.figures.end_run(spark_run)
         self._timeline.tell()
 
     def end_run(self, spark_run: str, failure: str = "") -> None:
-        """Lets go of a run that has ended, and writes the end of its timeline.
+        """Stops tracking a run that has ended, and completes its timeline.
 
         Args:
             spark_run: Spark's run id. Nothing is done if another run has begun since.
-            failure: Spark's error; empty if the query has ended in order.
+            failure: Spark's error; empty if the query ended normally.
         """
         self.figures.end_run(spark_run, failure)
         self._timeline.close(spark_run)

@@ -1,7 +1,7 @@
-"""Gives the figures of all queries of this process to Prometheus.
+"""Exports the figures of all queries of this process to Prometheus.
 
-An endpoint of Python's, and not a source in the JVM's registry: a batch then costs no call into the JVM, a figure has
-labels, and nothing has to be set up in Spark.
+The endpoint is a Python server, not a source in the JVM's metrics registry, so a batch costs no call into the JVM,
+metrics have labels, and nothing has to be configured in Spark.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ _HIGHEST_PORT = 65_535
 
 
 def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> int:
-    """Serves the figures of all queries of this process, at ``http://host:port/metrics``, until the process ends.
+    """Serves the figures of all queries of this process at ``http://host:port/metrics``, until the process ends.
 
     Args:
-        port: The port; 0 for one that is free.
-        host: The address to listen on. The figures have names of queries and sinks, and no login protects them.
+        port: The port; 0 for any free port.
+        host: The address to listen on. The figures contain the names of queries and sinks, and are not protected by a
+            login.
 
     Returns:
         The port.
 
     Raises:
-        ConfigurationError: if prometheus-client is not installed, or nothing can listen there.
+        ConfigurationError: If prometheus-client is not installed, or the address cannot be used.
     """
     whole_number("port", port, least=0)
     try:
@@ -55,12 +56,12 @@ def serve_metrics(port: int = 9464, host: str = "127.0.0.1") -> int:
 
 
 def register(registry: CollectorRegistry) -> None:
-    """Adds the figures of all queries of this process to a registry of yours, to which they were not added before."""
+    """Adds the figures of all queries of this process to your own registry. Call it once per registry."""
     registry.register(QueryCollector())
 
 
 class QueryCollector:
-    """Collects the figures of the queries that this process has run, each time that it is asked."""
+    """Collects the figures of the queries that this process has run, each time Prometheus asks for them."""
 
     def collect(self) -> Iterator[Metric]:
         """Returns the metrics; see docs/watching.md."""

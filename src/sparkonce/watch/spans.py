@@ -1,4 +1,4 @@
-"""Gives each batch to OpenTelemetry: a span for the batch, and one for each of its phases.
+"""Exports each batch to OpenTelemetry: one span for the batch, and one for each of its phases.
 
 Nothing is sent unless ``opentelemetry-api`` is installed and the process has set up a tracer provider.
 """
@@ -18,17 +18,18 @@ _NS_A_MS = 1_000_000
 
 
 def emit(figures: Figures, batch: WatchedBatch) -> None:
-    """Makes the spans of a committed batch.
+    """Creates the spans of a committed batch.
 
-    Their names are ``sparkonce.batch`` and ``sparkonce.phase``. The batch's attributes are ``sparkonce.query``,
+    They are named ``sparkonce.batch`` and ``sparkonce.phase``. The batch has the attributes ``sparkonce.query``,
     ``sparkonce.query_name``, ``sparkonce.run``, ``sparkonce.batch``, ``sparkonce.transactions``, ``sparkonce.healed``,
-    ``sparkonce.recovered`` and, for each sink, ``sparkonce.rows.<sink>``; a phase's is ``sparkonce.phase``.
+    ``sparkonce.recovered`` and, for each sink, ``sparkonce.rows.<sink>``. A phase has the attribute
+    ``sparkonce.phase``.
     """
     if (trace := _trace()) is None:
         return
     try:
         _emit(trace, figures, batch)
-    except Exception as error:  # noqa: BLE001 - a processor of the user's may raise any: the batch is committed
+    except Exception as error:  # noqa: BLE001 - a user's span processor may raise anything, and the batch is committed
         logger.debug("The spans of batch %d could not be made: %s", batch.batch, error)
 
 
@@ -66,7 +67,7 @@ def _emit(trace: Any, figures: Figures, batch: WatchedBatch) -> None:
 def _trace() -> Any:
     try:
         import opentelemetry.trace as trace
-    except Exception as error:  # noqa: BLE001 - a broken installation raises any
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
         logger.debug("OpenTelemetry is not there: %s", error)
         return None
     return trace

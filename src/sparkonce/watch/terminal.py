@@ -1,4 +1,7 @@
-"""A terminal's last line, kept up to date. Imported where there is a terminal: jobs on a cluster do without rich."""
+"""A terminal's last line, updated in place.
+
+Imported only if there is a terminal, so jobs on a cluster do not need rich.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _REFRESHED_PER_S = 2
 
 
 class Line(Live):
-    """Leaves the cursor at the beginning of the line, so that output of Spark's JVM does not continue our line.
+    """Leaves the cursor at the start of the line, so that output from Spark's JVM does not continue our line.
 
     Args:
         console: The terminal.
@@ -28,7 +31,7 @@ class Line(Live):
             get_renderable=lambda: Text(shown(), no_wrap=True, overflow="ellipsis"),
             refresh_per_second=_REFRESHED_PER_S,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # else what a job prints into a file would go to the terminal
+            redirect_stdout=sys.stdout.isatty(),  # otherwise, what a job prints into a file would go to the terminal
         )
 
     def refresh(self) -> None:

@@ -1,14 +1,14 @@
-"""The newest batches and events of a query, in its checkpoint beside the log, for any process that looks at it.
+"""The newest batches and events of a query, stored in its checkpoint next to the log, for any process to read.
 
-Nothing of the guarantee depends on it: it is written in the background, and what cannot be written is left out.
+The guarantee does not depend on it: it is written in the background, and entries that cannot be written are dropped.
 
 Layout, under ``<checkpoint>/sparkonce``::
 
-    timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, its part 3
+    timeline/00000000000000000007-ab12cd34.000000003.json    a segment: run 7-ab12cd34, part 3
 
-A segment has at most `BATCHES_A_SEGMENT` batches. The newest of a run is replaced whenever there is news, every
-`WRITTEN_EVERY_S` at most (`STORED_EVERY_S` in a store), and once a minute without news; the others stay as they are.
-The newest `SEGMENTS_KEPT` are kept, of all runs together.
+A segment has at most `BATCHES_A_SEGMENT` batches. A run's newest segment is rewritten when there is news, at most every
+`WRITTEN_EVERY_S` (`STORED_EVERY_S` in a store), and once a minute even without news. Older segments do not change. The
+newest `SEGMENTS_KEPT` segments of all runs are retained.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ logger = logging.getLogger("sparkonce")
 
 BATCHES_A_SEGMENT = 250
 SEGMENTS_KEPT = 40
-"""The newest 10,000 batches are there, or fewer where runs are short."""
+"""Enough for the newest 10,000 batches, or fewer if runs are short."""
 WRITTEN_EVERY_S = 5.0
 STORED_EVERY_S = 15.0
-"""The time between two writes to a store, where each is paid for, and kept where the bucket is versioned."""
+"""The time between two writes to a store, where every write costs money, and is retained if the bucket is versioned."""
 FORMAT = 1
 _SUBFOLDER = "timeline"
 _CLOSED_WITHIN_S = 5.0
 _HEARTBEAT_S = 60.0
-"""The time after which it is written without news, too: readers know then that the driver lives."""
+"""The timeline is also written this often without news, so that readers know that the driver is alive."""
 _SILENT_MS = 3 * int(_HEARTBEAT_S) * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """A run at the moment when its newest segment was written.
+    """A run at the time when its newest segment was written.
 
     Attributes:
-        written_ms: That moment, in milliseconds since the epoch.
-        batch: The batch at work, or else the last one; None before the first.
+        written_ms: That time, in milliseconds since the epoch.
+        batch: The current batch or, between batches, the last one; None before the first.
         phase: The phase.
         since_ms: When it entered the phase.
-        in_doubt: What was prepared and not finished.
+        in_doubt: The transactions that were prepared but not finished.
     """
 
     written_ms: int
@@ -73,9 +73,9 @@ class TimelineSegment:
         number: The part's number, from 0.
         query: Spark's query id.
         spark_run: Spark's run id.
-        name: The query's name; empty without one.
+        name: The query's name; empty if it has none.
         host: The driver's host.
-        timeout_ms: How long the transactions of each sink may live; without those that do not time out.
+        timeout_ms: How long the transactions of each sink may live. Sinks without a timeout are left out.
         now: The run when this was written.
         batches: Committed batches, oldest first.
         events: The run's newest events when this was written, oldest first.
@@ -93,12 +93,12 @@ class TimelineSegment:
     events: Sequence[WatchedEvent] = field(default=())
 
     def encoded(self) -> bytes:
-        """Returns it as JSON."""
+        """Serializes it as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
 
     @classmethod
     def decoded(cls, data: bytes) -> TimelineSegment | None:
-        """Reads it from JSON; None if it is of another format, or damaged: others may still be read."""
+        """Deserializes it. Returns None if it has another format or is damaged: others may still be readable."""
         try:
             plain: dict[str, Any] = json.loads(data)
             if plain.pop("format") != FORMAT:
@@ -121,13 +121,13 @@ class TimelineSegment:
 
 
 class TimelineWriter:
-    """Writes the timeline of one run, in a thread of its own.
+    """Writes the timeline of one run in a background thread.
 
     Args:
         files: The query's checkpoint; None to write nothing.
         figures: The query's figures.
-        spark_run: Spark's id of the run.
-        every_s: The time between two writes; None for the one that suits the store.
+        spark_run: Spark's run id.
+        every_s: The time between two writes; None for a default that suits the store.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class TimelineWriter:
         self._thread: threading.Thread | None = None
 
     def add(self, batch: WatchedBatch) -> None:
-        """Takes a committed batch, which is written soon."""
+        """Adds a committed batch, which is written soon."""
         if self._files is None:
             return
         with self._changed:
@@ -153,7 +153,10 @@ class TimelineWriter:
         self.tell()
 
     def tell(self) -> None:
-        """Notes that there is news, such as another phase. Costs nothing while older news are not written yet."""
+        """Signals that there is news, such as a new phase.
+
+        Does nothing while earlier news is still waiting to be written.
+        """
         if self._files is None or self._is_new:
             return
         with self._changed:
@@ -164,7 +167,7 @@ class TimelineWriter:
                 )
                 try:
                     thread.start()
-                except RuntimeError as error:  # no more threads, or the interpreter ends
+                except RuntimeError as error:  # no more threads, or the interpreter is exiting
                     self._is_closed = True
                     logger.warning("The timeline is not written: %s", error)
                     return
@@ -172,10 +175,10 @@ class TimelineWriter:
             self._changed.notify_all()
 
     def close(self, spark_run: str | None = None) -> None:
-        """Writes the run's end, and ends the thread: a store that is away may take longer than it waits, some seconds.
+        """Writes the run's end, and ends the thread. Waits a few seconds at most, even if the store takes longer.
 
         Args:
-            spark_run: Closes only the timeline of this run; None for whichever it is.
+            spark_run: Closes the timeline only if it belongs to this run; None for any run.
         """
         if spark_run not in (None, self._spark_run):
             return
@@ -193,8 +196,8 @@ class TimelineWriter:
                 self._is_new, is_closed = False, self._is_closed
             try:
                 if not self._write(files):
-                    continue  # it is written as soon as there is a first claim
-            except Exception as error:  # noqa: BLE001 - of any store: the query must not depend on it
+                    continue  # it is written as soon as the run has claimed the log
+            except Exception as error:  # noqa: BLE001 - whatever the store raises, the query must not depend on it
                 level = logging.DEBUG if self._said else logging.WARNING
                 logger.log(level, "The timeline in %s cannot be written: %s", files.location, error)
                 self._said = self._is_new = True
@@ -202,10 +205,10 @@ class TimelineWriter:
                 self._changed.wait_for(lambda: self._is_closed, self._every_s)
 
     def _write(self, files: CheckpointFiles) -> bool:
-        """Writes the newest segment, and those that are full before it; False if there is no run to write of."""
+        """Writes the newest segment and any full ones before it. Returns False if there is no run to write about."""
         now = self._figures.watched()
         if now.spark_run != self._spark_run or now.state is None or (token := now.state.token) is None:
-            return False  # it has claimed nothing yet, or is superseded
+            return False  # it has not claimed the log yet, or was superseded
         if not self._has_begun:
             _forget_old(files)
             self._has_begun = True
@@ -249,7 +252,7 @@ class TimelineWriter:
 
 
 class TimelineReader:
-    """Reads the timeline of a checkpoint again and again, and each segment that no longer changes only once.
+    """Reads the timeline of a checkpoint repeatedly, reading each segment that no longer changes only once.
 
     Args:
         files: The query's checkpoint.
@@ -257,13 +260,13 @@ class TimelineReader:
 
     def __init__(self, files: CheckpointFiles) -> None:
         self._files = files.inside(FOLDER)
-        self._last: dict[str, TimelineSegment] = {}  # those that do not change any more
+        self._last: dict[str, TimelineSegment] = {}  # segments that no longer change
 
     def read(self) -> Sequence[TimelineSegment]:
-        """Returns the segments, oldest first. Leaves out one that is damaged, or of a newer version's format.
+        """Returns the segments, oldest first. Segments that are damaged or in a newer version's format are left out.
 
         Raises:
-            OSError: if the checkpoint's store cannot be read.
+            OSError: If the checkpoint's store cannot be read.
         """
         names = sorted(name for name in self._files.names(_SUBFOLDER) if name.endswith(".json"))
         found: dict[str, TimelineSegment] = {}
@@ -285,7 +288,7 @@ class TimelineReader:
 
 
 def _forget_old(files: CheckpointFiles) -> None:
-    """Leaves those that are kept when one more is written."""
+    """Deletes the oldest segments, making room for one more."""
     files.tidy(_SUBFOLDER)
     names = sorted(files.names(_SUBFOLDER))
     files.delete([f"{_SUBFOLDER}/{name}" for name in names[: 1 - SEGMENTS_KEPT]])

@@ -1,6 +1,6 @@
 """Counts orders by customer, exactly once. Run it again, or kill it in the middle: the totals stay right."""
 
-# %% Kafka: its address, and two topics. What is there already stays as it is.
+# %% Kafka: its address, and two topics. Existing topics are left unchanged.
 import json
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from sparkonce import ExactlyOnce, KafkaSink, await_end, read_kafka, spark_packages
 
 BROKER = {"bootstrap.servers": os.environ.get("BROKER", "127.0.0.1:9092")}
-admin = AdminClient({**BROKER, "log_level": 2})  # of a broker that is not there it would tell 20 times a second
+admin = AdminClient({**BROKER, "log_level": 2})  # without this, it would report an unreachable broker 20 times a second
 try:
     there = admin.list_topics(timeout=5).topics
 except KafkaException as error:
@@ -23,18 +23,18 @@ except KafkaException as error:
 for topic in {"orders", "totals"} - there.keys():
     admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result()
 
-# %% A thousand orders more.
+# %% A thousand more orders.
 producer = Producer(BROKER)
 for number in range(1000):
     order = {"customer": ("ada", "grace", "linus")[number % 3], "cents": 100 + number}
     producer.produce("orders", json.dumps(order))
 producer.flush()
 
-# %% The job: whatever has come since the last run, added to the totals.
+# %% The job: adds whatever has arrived since the last run to the totals.
 spark = (
-    SparkSession.builder.config("spark.jars.packages", spark_packages())  # if Spark starts here
-    .config("spark.sql.shuffle.partitions", 2)  # as many transactions a batch; Spark's default is 200
-    .config("spark.ui.showConsoleProgress", "false")  # Spark's bar would overwrite sparkonce's line
+    SparkSession.builder.config("spark.jars.packages", spark_packages())  # in case Spark starts here
+    .config("spark.sql.shuffle.partitions", 2)  # transactions per batch; Spark's default is 200
+    .config("spark.ui.showConsoleProgress", "false")  # Spark's progress bar would overwrite sparkonce's line
     .getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")
@@ -45,9 +45,9 @@ rows = totals.select(F.col("customer").alias("key"), F.to_json(F.struct("*")).al
 
 once = ExactlyOnce(KafkaSink(BROKER, topic="totals"), checkpoint=str(Path("checkpoint").absolute()))
 query = once.start(rows, output_mode="update", trigger={"availableNow": True})  # or {"processingTime": "1 second"}
-await_end(query)  # Ctrl-C and SIGTERM stop it in order
+await_end(query)  # Ctrl-C and SIGTERM stop it gracefully
 
-# %% What a reader sees that asks for what is committed. Kafka's own default is read_uncommitted.
+# %% What a reader of committed data sees. Kafka's own default is read_uncommitted.
 reader = Consumer({**BROKER, "group.id": "look", "isolation.level": "read_committed", "enable.partition.eof": True})
 partitions = {topic: admin.list_topics(topic, timeout=15).topics[topic].partitions for topic in ("orders", "totals")}
 reader.assign([TopicPartition("totals", number, OFFSET_BEGINNING) for number in partitions["totals"]])
