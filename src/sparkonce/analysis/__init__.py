@@ -1,15 +1,15 @@
-"""Says what a query guarantees end to end, which part is the weakest, and what to change.
+"""Explains what a query guarantees end to end, which part is the weakest, and what to change.
 
-What was seen of a query:
+Collecting facts about a query:
 
-- ``facts``: the facts as values, and durations such as ``2h``.
-- ``checkpoint``: reads them off a checkpoint folder; a running query's are read by `sparkonce.spark.explain`.
-- ``given``: reads them off what a user gives as ``sink=``, and off Python functions.
-- ``servers``: asks Kafka's brokers for some.
+- ``facts``: the facts as values, and durations such as ``2h``
+- ``checkpoint``: reads them from a checkpoint folder. `sparkonce.spark.explain` reads them from a running query.
+- ``given``: reads them from the argument ``sink=``, and from Python functions
+- ``servers``: queries Kafka's brokers for some of them
 
-What follows from it:
+Drawing conclusions:
 
-- ``sources``, ``engine``, ``sinks``: the rules for the parts of a query; ``sinks`` has those for its readers, too.
-- ``findings``: a part, with what was found about it.
-- ``explanation``: applies all rules, and is the answer; ``table`` renders it.
+- ``sources``, ``engine``, ``sinks``: the rules for the parts of a query. ``sinks`` also has those for readers.
+- ``findings``: a part, with the findings about it
+- ``explanation``: applies all rules, and is the result; ``table`` renders it
 """

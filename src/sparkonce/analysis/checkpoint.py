@@ -1,9 +1,9 @@
 """Reads facts about a query from its checkpoint folder, without Spark.
 
-Spark's files (4.0): ``metadata`` has the query's id. ``offsets/N`` has a version line, a line of settings, and one line
-of offsets for each source, whose shape shows the kind of source. ``sources/I`` has what source I keeps for itself.
-``state`` exists if the query has state. The decision log in ``sparkonce`` names our sinks. Options, the plan and other
-sinks are not in the folder.
+Spark's files (4.0): ``metadata`` contains the query's id. ``offsets/N`` contains a version line, a line of settings,
+and one line of offsets per source, whose shape reveals the kind of source. ``sources/I`` contains what source I stores
+for itself. ``state`` exists if the query has state. The decision log in ``sparkonce`` names our sinks. Options, the
+plan and other sinks are not in the folder.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sparkonce.storage.spark import SparkCheckpoint
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
-    """Returns the query of a checkpoint, as far as the folder shows it.
+    """Returns the query of a checkpoint, as far as the folder reveals it.
 
     Raises:
-        ConfigurationError: if the folder is not a checkpoint, or no batch was ever begun on it.
-        LogError: if its decision log cannot be read.
+        ConfigurationError: If the folder is not a checkpoint, or no batch was ever started on it.
+        LogError: If its decision log cannot be read.
     """
     checkpoint = SparkCheckpoint(files)
     if not checkpoint.exists():
@@ -74,15 +74,15 @@ def explain_checkpoint(
     """Explains the query of a checkpoint folder.
 
     Args:
-        files: Of the query's checkpoint.
-        sink: The Spark format that the query writes, if the checkpoint does not say.
+        files: The query's checkpoint.
+        sink: The Spark format that the query writes, if the checkpoint does not show it.
         reader: See `sparkonce.analysis.sinks.parse_reader`.
         downtime: The longest downtime of the query.
-        ask: The settings for asking the brokers of its topics, in librdkafka's names; None does not ask.
+        ask: The settings for querying the brokers of its topics, under librdkafka's names; None not to query them.
 
     Raises:
-        ConfigurationError: if the folder is not a checkpoint, or an argument is not understood.
-        LogError: if its decision log cannot be read.
+        ConfigurationError: If the folder is not a checkpoint, or an argument is invalid.
+        LogError: If its decision log cannot be read.
     """
     found = checkpoint_facts(files)
     sources = found.sources
@@ -124,7 +124,7 @@ def _by_shape(offset: dict[str, Any], kept: CheckpointFiles) -> SourceFacts:
 
 
 def _folder_read(kept: CheckpointFiles) -> str:
-    """Returns the folder of the first file that the file source remembers."""
+    """Returns the folder of the first file in the file source's log."""
     for name in sorted(name for name in kept.names("") if name[0].isdigit()):
         found = re.search(r'"path":"([^"]+)/[^"/]*"', (kept.read(name) or b"").decode(errors="replace"))
         if found:
@@ -133,7 +133,7 @@ def _folder_read(kept: CheckpointFiles) -> str:
 
 
 def _first_line_is_a_number(kept: CheckpointFiles) -> bool:
-    """Tells if a file looks like the rate source's, which keeps the time of its first start after a version line."""
+    """Returns True if a file looks like the rate source's, which stores its first start time after a version line."""
     try:
         lines = (kept.read("0") or b"").removeprefix(b"\0").decode(errors="replace").split()
     except OSError:
@@ -151,7 +151,7 @@ def _sinks(files: CheckpointFiles) -> tuple[SinkFacts, ...]:
 
 
 def _sink(name: str, known: dict[str, str], view: LogView) -> SinkFacts:
-    """Returns the sink of the newest run; older runs may have had another guarantee."""
+    """Returns a sink of the newest run. Older runs may have had another guarantee."""
     timeout_ms = known.get("transaction_timeout_ms")
     own = [decision for decision in view.decisions if view.newest_run and decision.token == view.newest_run.token]
     handles = [handle for decision in own for handle in decision.handles if handle.sink == name]

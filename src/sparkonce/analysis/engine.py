@@ -1,4 +1,4 @@
-"""Judges what Spark itself guarantees, by the checkpoint, the trigger and the plan."""
+"""Judges what Spark itself guarantees, given the checkpoint, the trigger and the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SKIP_NULLS = "spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabl
 
 
 def judge_engine(pipeline: Pipeline) -> Part:
-    """Returns Spark's level with the query's checkpoint, trigger and plan."""
+    """Returns Spark's level for the query's checkpoint, trigger and plan."""
     return Part.of(Role.ENGINE, "spark", _findings(pipeline))
 
 
@@ -98,7 +98,7 @@ def _path(location: str) -> str:
 
 
 def _starts_at_the_end(source: SourceFacts) -> bool:
-    """Returns True if a start without a checkpoint skips the rows that the source holds already."""
+    """Returns True if a start without a checkpoint skips rows that the source already holds."""
     known = source.options or {}
     if source.format == "kafka":
         if any(name in known for name in ("startingtimestamp", "startingoffsetsbytimestamp")):
@@ -144,7 +144,7 @@ def _plan(plan: PlanFacts, pipeline: Pipeline) -> Iterator[Finding]:
 
 
 def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
-    """Yields the parts of a plan that differ when a batch runs again, and the reason."""
+    """Yields the parts of a plan that may differ when a batch reruns, with the reason."""
     if plan.random:
         yield plan.random, "draws other values when a batch runs again, with a seed too"
     if plan.clock:
@@ -163,7 +163,7 @@ def _unstable(plan: PlanFacts) -> Iterator[tuple[Iterable[str], str]]:
 
 
 def _state_made_again(plan: PlanFacts) -> Iterator[Finding]:
-    """Yields the consequence for state: a replay computes it again, although the sink keeps the first run's rows."""
+    """Yields the consequence for state: a replay recomputes it, although the sink keeps the first run's rows."""
     unstable = [name for names, _ in _unstable(plan) for name in names]
     if unstable and plan.stateful:
         yield doubles(
@@ -179,7 +179,7 @@ def _looks_like(function: PythonFunction) -> str:
 
 
 def _replayed(unstable: Sequence[str], sinks: Iterable[SinkFacts]) -> Iterator[Finding]:
-    """Yields the consequences for each sink if a replayed batch has other rows."""
+    """Yields the consequences for each sink if a replayed batch has different rows."""
     if not unstable:
         return
     if any(replays_show(sink) for sink in sinks):

@@ -1,4 +1,7 @@
-"""The answer: every part of a query with its level and the reason, as an object and as JSON. `judge` gives it."""
+"""The explanation: every part of a query with its level and the reasons, as an object and as JSON.
+
+`judge` creates it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The guarantee of a query, end to end. Printing it gives the table.
+    """The guarantee of a query, end to end. Printing it shows the table.
 
     Attributes:
         query: The query's name, id or file, whichever is known.
@@ -32,12 +35,12 @@ class Explanation:
 
     @property
     def level(self) -> Guarantee:
-        """The level of the whole: that of its weakest part."""
+        """The level of the whole query, which is the level of its weakest part."""
         return weakest(part.level for part in self.parts)
 
     @property
     def weakest(self) -> tuple[Part, ...]:
-        """The parts with the lowest level; none if the whole is exactly-once."""
+        """The parts with the lowest level; empty if the query is exactly-once."""
         if self.level is Guarantee.EXACTLY_ONCE:
             return ()
         return tuple(part for part in self.parts if part.level is self.level)
@@ -46,7 +49,7 @@ class Explanation:
         """Returns the first part with this role.
 
         Raises:
-            KeyError: if there is none.
+            KeyError: If there is none.
         """
         for part in self.parts:
             if part.role is Role(role):
@@ -54,7 +57,7 @@ class Explanation:
         raise KeyError(role)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; ``weakest`` holds positions in ``parts``."""
+        """Returns plain values. ``weakest`` contains indices into ``parts``."""
         return {
             "query": self.query,
             "level": self.level.value,
@@ -67,7 +70,7 @@ class Explanation:
         return json.dumps(self.to_dict())
 
     def __rich__(self) -> RenderableType:
-        from sparkonce.analysis.table import render  # here, since rich is slow to import
+        from sparkonce.analysis.table import render  # imported here because rich is slow to import
 
         return render(self.parts, self.level, self.weakest)
 
@@ -89,7 +92,7 @@ def judge(pipeline: Pipeline) -> Explanation:
     """Returns the level of each part of the pipeline, with the reasons.
 
     Raises:
-        ConfigurationError: if it has no source or no sink: a part that was not seen cannot be judged.
+        ConfigurationError: If it has no source or no sink, since a part that was not seen cannot be judged.
     """
     if not pipeline.sources or not pipeline.sinks:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The facts of a query, as values, and durations as people write them: ``90s``, ``1 day 12 hours``. Nothing judges."""
+"""The facts about a query as values, and durations as people write them: ``90s``, ``1 day 12 hours``. No judgments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sparkonce.source import SourceFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """A topic's settings, as its broker reports them.
+    """A topic's settings, as reported by its broker.
 
     Attributes:
-        retention_ms: ``retention.ms``; -1 keeps records for ever.
-        retention_bytes: ``retention.bytes`` of a partition; -1 has no limit.
+        retention_ms: ``retention.ms``; -1 for unlimited.
+        retention_bytes: ``retention.bytes`` of a partition; -1 for unlimited.
         cleanup_policy: ``cleanup.policy``: delete, compact, or both.
-        transactional: True if a transactional producer has lately written to it; None if unknown.
+        transactional: True if a transactional producer has written to it recently; None if unknown.
     """
 
     retention_ms: int
@@ -36,9 +36,9 @@ class KafkaSourceFacts(SourceFacts):
 
     Attributes:
         names: Its topics, if no option names them.
-        topics: The brokers' answer for each topic; None if they were not asked.
-        unasked: The reason why they were not, for people.
-        by_shape: True if only the shape of its offsets shows that it is Kafka's.
+        topics: The broker's information on each topic; None if the brokers were not queried.
+        unasked: Why they were not queried, as a message.
+        by_shape: True if only the shape of its offsets suggests that it is Kafka.
     """
 
     format: str = "kafka"
@@ -50,12 +50,13 @@ class KafkaSourceFacts(SourceFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonFunction:
-    """A Python function in a plan, or given to ``foreachBatch``.
+    """A Python function in a plan, or one passed to ``foreachBatch``.
 
     Attributes:
         name: Its name, as Spark shows it.
-        deterministic: True or False if declared, False by ``asNondeterministic()``; None if not declared.
-        suspects: Names in its code that read a clock or draw randomness; empty if none, or if its code is unknown.
+        deterministic: True or False if declared (False with ``asNondeterministic()``); None if not declared.
+        suspects: Names in its code that read a clock or generate random values; empty if there are none, or its code is
+            unknown.
     """
 
     name: str
@@ -65,19 +66,19 @@ class PythonFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFacts:
-    """The parts of a plan that may give other rows when it runs again.
+    """The parts of a plan that may return different rows when it reruns.
 
     Attributes:
-        random: Expressions that draw anew, by name.
-        layout: Expressions that depend on how rows are spread over tasks.
+        random: Expressions that generate random values, by name.
+        layout: Expressions that depend on how rows are distributed over tasks.
         order: Operators and aggregates that depend on the order in which rows arrive.
-        clock: Expressions that read the clock at each run of a batch.
-        batch_clock: Expressions that Spark fixes for a batch and keeps in the offset log.
-        static: Tables and files that are joined as they are when a batch runs.
+        clock: Expressions that read the clock each time a batch runs.
+        batch_clock: Expressions that Spark fixes for a batch and stores in the offset log.
+        static: Tables and files that are joined in their state at the time a batch runs.
         functions: Its Python functions.
-        unnamed: True if Spark calls the plan not deterministic for another reason than these.
+        unnamed: True if Spark considers the plan nondeterministic for any other reason.
         shuffles: True if rows are sent to other tasks by their values.
-        merges: True if partitions are merged by their present location (``coalesce``).
+        merges: True if partitions are merged by their current location (``coalesce``).
         stateful: Stateful operators, by name.
         watermarks: The number of its watermarks.
     """
@@ -98,17 +99,17 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """The facts about how Spark runs the query.
+    """How Spark runs the query.
 
     Attributes:
-        checkpoint: The checkpoint's location; None if there is none, or if it is unknown.
-        temporary: True if Spark deletes the checkpoint, because none was set; None if unknown.
+        checkpoint: The checkpoint's location; None if there is none, or it is unknown.
+        temporary: True if Spark deletes the checkpoint because none was set; None if unknown.
         continuous: True for a continuous trigger.
         real_time: True for a real-time trigger.
         interval: The trigger's interval, if it has one.
         async_progress: True if ``asyncProgressTrackingEnabled`` is set.
-        plan: The facts of the plan; None if unknown.
-        conf: The session's settings that the rules need.
+        plan: The facts about the plan; None if unknown.
+        conf: The session settings that the rules need.
     """
 
     checkpoint: str | None = None
@@ -127,19 +128,19 @@ class SinkFacts:
 
     Attributes:
         format: Spark's short name in lower case, or ``sparkonce`` for a sink in an `ExactlyOnce`; empty if unknown.
-        name: Its name, for people.
-        options: Its options, with names in lower case.
-        guarantee: The guarantee of a sink of ours; None if unknown.
-        promise: The promise of a sink of ours to readers, if that is less than its guarantee.
-        conditions: What a sink of ours requires of its system and readers, a sentence each.
-        kafka: True if a sink of ours writes to Kafka.
-        checkpoint: The checkpoint that the `ExactlyOnce` of a sink of ours was given; None if unknown.
-        function: The function given to ``foreachBatch`` or ``foreach``; for a sink of ours, the caller of its
+        name: Its display name.
+        options: Its options, with lower-case names.
+        guarantee: For our sinks, the guarantee; None if unknown.
+        promise: For our sinks, what it promises to readers, if that is less than its guarantee.
+        conditions: For our sinks, what it requires of its system and readers, one sentence each.
+        kafka: For our sinks, True if it writes to Kafka.
+        checkpoint: For our sinks, the checkpoint passed to its `ExactlyOnce`; None if unknown.
+        function: The function passed to ``foreachBatch`` or ``foreach``. For our sinks, the caller of its
             `ExactlyOnce`.
-        transaction_timeout: The timeout of a sink of ours, as set, or as found in its last run.
-        longest_timeout: ``transaction.max.timeout.ms`` of the broker, if it was asked.
-        unasked: The reason why it was not, for people.
-        refused: For people: what becomes of a row that the system of a sink of ours refuses; empty if unknown.
+        transaction_timeout: For our sinks, the timeout, as set or as found in its last run.
+        longest_timeout: The broker's ``transaction.max.timeout.ms``, if it was queried.
+        unasked: Why it was not queried, as a message.
+        refused: For our sinks, a message about what happens to a row that its system rejects; empty if unknown.
     """
 
     format: str
@@ -162,8 +163,8 @@ class ReaderFacts:
     """The facts about the readers of a sink's rows.
 
     Attributes:
-        word: ``read_committed``, ``read_uncommitted``, ``spark`` or ``files``; None if not given.
-        settings: A Kafka consumer's settings, if they were given.
+        word: ``read_committed``, ``read_uncommitted``, ``spark`` or ``files``; None if not specified.
+        settings: The settings of a Kafka consumer, if specified.
     """
 
     word: str | None = None
@@ -175,12 +176,12 @@ class Pipeline:
     """A query from its sources to its readers.
 
     Attributes:
-        query: Its name, id or file, for people.
+        query: Its name, id or file, for display.
         sources: Its sources, at least one.
         engine: See `EngineFacts`.
-        sinks: Its sinks, at least one; several are committed as one unit.
+        sinks: Its sinks, at least one. Several are committed as one unit.
         reader: See `ReaderFacts`.
-        downtime: The longest downtime of the query; None if not given.
+        downtime: The longest downtime of the query; None if not specified.
     """
 
     query: str
@@ -192,7 +193,7 @@ class Pipeline:
 
 
 def lower_names(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """Returns options in Spark's form: names in lower case, values as text."""
+    """Normalizes options as Spark does: lower-case names, values as strings."""
     return {str(name).lower(): str(value) for name, value in (options or {}).items()}
 
 
@@ -204,14 +205,14 @@ _ONE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def parse_duration(text: str, what: str) -> timedelta:
-    """Returns the duration that a text names; a number alone is milliseconds, as for Spark and Kafka.
+    """Parses a duration. A number without a unit is in milliseconds, as in Spark and Kafka.
 
     Args:
         text: For example ``2h``, ``7d``, ``10 minutes``.
         what: The name of the setting, for the error.
 
     Raises:
-        ConfigurationError: if it names none.
+        ConfigurationError: If it is not a duration.
     """
     said = text.strip().lower()
     if said.isdecimal():
@@ -228,7 +229,7 @@ def parse_duration(text: str, what: str) -> timedelta:
 
 
 def say(duration: timedelta) -> str:
-    """Returns the duration in the largest units that fit, two at most."""
+    """Formats the duration in its largest units, two at most."""
     left = round(duration.total_seconds() * 1000)
     parts = []
     for unit, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000), ("ms", 1)):

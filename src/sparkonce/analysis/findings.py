@@ -1,4 +1,4 @@
-"""The parts of a query, each with what was found about it."""
+"""The parts of a query, each with the findings about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkonce.guarantees import Guarantee, weakest
 
 
 class Role(str, Enum):
-    """The roles of parts in a query."""
+    """What a part is in a query."""
 
     SOURCE = "source"
     ENGINE = "engine"
@@ -36,12 +36,12 @@ class Part:
 
     @classmethod
     def of(cls, role: Role, name: str, findings: Iterable[Finding]) -> Part:
-        """Makes a part with the findings of the rules."""
+        """Creates a part from the findings of the rules."""
         return cls(role=role, name=name, findings=tuple(findings))
 
     @property
     def level(self) -> Guarantee:
-        """The weakest level that any finding allows."""
+        """The lowest level of any finding."""
         return weakest([Guarantee.EXACTLY_ONCE, *(finding.level for finding in self.findings)])
 
     @property
@@ -58,7 +58,7 @@ class Part:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The conditions that cannot be seen from here."""
+        """The conditions that cannot be checked here."""
         return self._said(Kind.CONDITION)
 
     @property

@@ -1,4 +1,4 @@
-"""Turns what a user gives as ``sink=`` into facts, and finds names in a Python function that read a clock or draw."""
+"""Turns the argument ``sink=`` into facts, and finds names in a Python function that read a clock or random values."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _TIMEOUT = "transaction.timeout.ms"
 
 
 def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[SinkFacts, ...]:
-    """Returns the facts of a sink.
+    """Returns the facts about a sink.
 
     Args:
-        sink: One of our sinks or several; a format of Spark's such as ``kafka``; a function for ``foreachBatch``, or
-            an object with ``process`` for ``foreach``.
+        sink: One or several of our sinks; a Spark format such as ``kafka``; a function for ``foreachBatch``; or an
+            object with ``process`` for ``foreach``.
         options: The options of the stream writer.
 
     Raises:
-        ConfigurationError: if it is none of these.
+        ConfigurationError: If it is none of these.
     """
     if isinstance(sink, TwoPhaseCommitSink):
         return (_of_ours(sink),)
@@ -50,14 +50,14 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
 
 
 def function_facts(function: Any) -> PythonFunction:
-    """Returns a Python function's name, and the names in it that look like a clock or randomness."""
+    """Returns a Python function's name, and the names in it that suggest a clock or randomness."""
     named = function.func if isinstance(function, partial) else function
     name = getattr(named, "__qualname__", "") or type(named).__name__
     return PythonFunction(name=name.rpartition("<locals>.")[2], suspects=suspects(function))
 
 
 def kafka_settings(sink: TwoPhaseCommitSink) -> Mapping[str, Any] | None:
-    """Returns the settings to ask a sink's brokers with; None for a sink without Kafka transactions."""
+    """Returns the settings with which to query a sink's brokers; None for a sink without Kafka transactions."""
     return sink.kafka_settings if sink.guarantee is Guarantee.EXACTLY_ONCE else None
 
 
@@ -88,9 +88,9 @@ _DEEP = 3
 
 
 def suspects(function: Any) -> tuple[str, ...]:
-    """Returns names in the code of a function, and of those that it uses, that read a clock or draw randomness.
+    """Returns names in the code of a function and of the functions it uses that read a clock or generate random values.
 
-    A name may belong to something else, and the code of libraries is not searched.
+    A name may belong to something else, and library code is not searched.
     """
     return tuple(sorted(set(_names(function, _DEEP)) & (CLOCKS | RANDOM)))
 
@@ -123,7 +123,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def used_by(function: Any) -> list[Any]:
-    """Returns the objects a function uses: from its closure, a partial's arguments, and its globals by name."""
+    """Returns the objects that a function uses: from its closure, a partial's arguments, and its globals."""
     if isinstance(function, partial):
         return [function.func, *function.args, *function.keywords.values(), *used_by(function.func)]
     code = getattr(function, "__code__", None)

@@ -1,4 +1,4 @@
-"""Asks Kafka what a query's settings alone do not say: the retention of topics, their writers, and its limits."""
+"""Queries Kafka for what a query's settings alone do not show: topics' retention and writers, and broker limits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sparkonce.analysis.facts import KafkaSourceFacts, SinkFacts, TopicFacts
 from sparkonce.source import SourceFacts
 
 TIMEOUT_S = 10.0
-"""The time limit of one request."""
+"""The timeout of one request."""
 
 _QUIET = {"log_level": 0}
 
 
 def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) -> SourceFacts:
-    """Returns the source with its brokers' answers about its topics; unchanged if it is not Kafka.
+    """Returns the source with its brokers' information on its topics. A source that is not Kafka is returned unchanged.
 
     Args:
         source: The facts read from the query.
-        settings: The settings for connecting, in librdkafka's names. None: the source's own, if it needs no security
-            settings. A source with other servers and without security settings is asked by its own, too.
+        settings: The connection settings, under librdkafka's names. None: the source's own, if it needs no security
+            settings. They are also used for a source that has other servers and needs no security settings.
     """
     if not isinstance(source, KafkaSourceFacts) or (source.options is None and settings is None):
         return source
@@ -44,7 +44,7 @@ def ask_about_source(source: SourceFacts, settings: Mapping[str, Any] | None) ->
     connect = dict(settings or {"bootstrap.servers": own})
     try:
         topics = _describe(connect, options, source.names)
-    except Exception as error:  # noqa: BLE001 - of any kind: it is reported, and nothing concluded
+    except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
         return replace(source, unasked=f"not asked: {_short(error)}")
     return replace(source, topics=topics)
 
@@ -54,7 +54,7 @@ def _servers(text: object) -> set[str]:
 
 
 def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
-    """Returns a Kafka sink with the longest transaction timeout that its brokers allow, if they say."""
+    """Returns a Kafka sink with the longest transaction timeout that its brokers allow, if they report it."""
     from confluent_kafka.admin import AdminClient, ConfigResource
 
     try:
@@ -62,7 +62,7 @@ def ask_about_sink(sink: SinkFacts, settings: Mapping[str, Any]) -> SinkFacts:
         broker = next(iter(admin.list_topics(timeout=TIMEOUT_S).brokers))
         found = _configs(admin, [ConfigResource(ConfigResource.Type.BROKER, str(broker))])
         longest = found[str(broker)]["transaction.max.timeout.ms"]
-    except Exception as error:  # noqa: BLE001 - of any kind: it is reported, and nothing concluded
+    except Exception as error:  # noqa: BLE001 - whatever the error is, it is reported, and nothing is concluded
         return replace(sink, unasked=f"its brokers do not say their transaction.max.timeout.ms: {_short(error)}")
     return replace(sink, longest_timeout=timedelta(milliseconds=int(longest)))
 
@@ -90,7 +90,7 @@ def _describe(connect: Mapping[str, Any], options: Mapping[str, str], names: Seq
 
 
 def _topics(options: Mapping[str, str], known: Mapping[str, Any]) -> list[str]:
-    """Returns the topics that the options ``subscribe``, ``subscribePattern`` or ``assign`` choose."""
+    """Returns the topics selected by the options ``subscribe``, ``subscribePattern`` or ``assign``."""
     if "subscribe" in options:
         return [topic.strip() for topic in options["subscribe"].split(",") if topic.strip()]
     if "assign" in options:
@@ -108,7 +108,7 @@ def _configs(admin: Any, resources: Sequence[Any]) -> dict[str, dict[str, str]]:
 
 
 def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence[int]]) -> dict[str, bool]:
-    """Tells for each topic if its leaders remember (for a day by default) a producer that has ended a transaction."""
+    """Maps each topic to True if its leaders remember a producer that ended a transaction (for a day by default)."""
     from kafka import TopicPartition
     from kafka.admin import KafkaAdminClient
 
@@ -123,7 +123,7 @@ def _transactional(connect: Mapping[str, Any], partitions: Mapping[str, Sequence
             )
         ) as admin:
             found = admin.describe_producers(asked)
-    except Exception:  # noqa: BLE001 - it needs READ on the topic; without an answer the rules call it unknown
+    except Exception:  # noqa: BLE001 - it needs READ on the topic; without an answer, the rules treat it as unknown
         return {}
     answer = dict.fromkeys(partitions, False)
     for partition, state in found.items():

@@ -1,4 +1,4 @@
-"""Judges what each sink guarantees, by one function for each format, and what its readers see, which many forget."""
+"""Judges what each sink guarantees, with one function per format, and what its readers see, which many forget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USE_OURS = "write through sparkonce.ExactlyOnce, with KafkaSink or a TwoPhaseCo
 
 
 def replays_show(sink: SinkFacts) -> bool:
-    """Tells if readers see the rows of the first run beside those of a replay."""
+    """Returns True if readers see the rows of the first run next to those of a replay."""
     if sink.format == OURS:
         return Guarantee.AT_LEAST_ONCE in {sink.guarantee, sink.promise}
     return sink.format in {"kafka", "foreach", "foreachbatch", "console"}
@@ -182,15 +182,15 @@ _SET_COMMITTED = "isolation.level=read_committed in every reader"
 
 
 def parse_reader(reader: str | Mapping[str, object] | None) -> ReaderFacts:
-    """Returns the facts in what a user says about the readers.
+    """Parses what a user specifies about the readers.
 
     Args:
         reader: A Kafka consumer's settings under Java's, librdkafka's or Spark's names, or one of the words
             ``read_committed``, ``read_uncommitted``, ``spark`` (Spark reads the folder or table) and ``files``
-            (anything that lists the files). None for the most usual reader of the sink.
+            (anything that lists the files). None for the sink's most common reader.
 
     Raises:
-        ConfigurationError: if the word or the isolation level is another one.
+        ConfigurationError: If the word or the isolation level is not one of these.
     """
     if reader is None:
         return ReaderFacts()

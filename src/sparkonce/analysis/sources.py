@@ -1,7 +1,7 @@
-"""Judges what each source guarantees, by one function for each format.
+"""Judges what each source guarantees, with one function per format.
 
-Facts about Spark are from its Structured Streaming guide and its sources (4.0), about Kafka from its documentation.
-docs/explain.md lists those that a test has tried.
+Facts about Spark are from its Structured Streaming guide and its sources (4.0), facts about Kafka from its
+documentation. docs/explain.md lists those that are covered by a test.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _file_age(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
                 "dropped as late",
                 "latestFirst=false",
             )
-        if limited:  # Spark then ignores maxFileAge
+        if limited:  # Spark ignores maxFileAge in this case
             return
     try:
         age = parse_duration(options.get("maxfileage", "7d"), "maxFileAge")
@@ -191,7 +191,7 @@ def _delta(source: SourceFacts, pipeline: Pipeline) -> Iterator[Finding]:
             "skipChangeCommits=true: a commit that updates or deletes is skipped with all the rows that it adds",
             "readChangeFeed=true, or a table that is only appended to",
         )
-    for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second is an old name of the first
+    for option in ("ignoreChanges", "ignoreFileDeletion"):  # the second is an old name for the first
         if source.is_true(option.lower()):
             yield doubles(
                 f"{option}=true: an update writes files anew, and the rows in them that did not change come again",

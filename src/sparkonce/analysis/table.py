@@ -1,4 +1,4 @@
-"""Renders the answer as a table for terminals of 80 columns and more."""
+"""Renders the explanation as a table for terminals with 80 columns or more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDEST = 120
 
 
 def render(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> RenderableType:
-    """Returns a row for each part, and below them the level of the whole with its weakest parts."""
+    """Returns a row for each part, and below them the level of the whole query with its weakest parts."""
     shown = Table(show_lines=True, expand=True)
     shown.add_column("part", overflow="fold", ratio=2)
     shown.add_column("level", no_wrap=True)
@@ -30,21 +30,21 @@ def render(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> 
 
 
 def as_text(shown: RenderableType) -> str:
-    """Returns it without colours, as wide as the terminal and no wider than 120 columns."""
+    """Returns it without colors, as wide as the terminal but at most 120 columns."""
     text = io.StringIO()
     _console(text, min(shutil.get_terminal_size().columns, _WIDEST)).print(shown)
     return text.getvalue().rstrip("\n")
 
 
 def as_html(shown: RenderableType) -> str:
-    """Returns it with colours, for a notebook."""
+    """Returns it with colors, for a notebook."""
     console = _console(io.StringIO(), _WIDEST)
     console.print(shown)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height:normal">{code}</pre>')
 
 
 def _console(file: io.StringIO, width: int) -> Console:
-    # In a notebook, a console of rich displays what it prints, and writes nothing.
+    # In a notebook, a rich console would display its output instead of writing it.
     return Console(file=file, width=width, highlight=False, force_jupyter=False, record=True)
 
 
@@ -70,7 +70,7 @@ def _findings(part: Part) -> Table:
 
 
 def _summary(parts: Sequence[Part], level: Guarantee, weakest: Sequence[Part]) -> list[str]:
-    """Returns the level of the whole, the weakest parts, and the changes that lead to exactly-once."""
+    """Returns the level of the whole query, the weakest parts, and the changes that lead to exactly-once."""
     if not weakest:
         conditional = any(part.conditions for part in parts)
         return [f"{_level(level)} end to end{', if every [bold]if[/] holds' if conditional else ''}."]

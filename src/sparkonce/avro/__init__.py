@@ -1,9 +1,9 @@
-"""Avro columns, and the Schema Registry that keeps their schemas.
+"""Avro columns, and the Schema Registry that stores their schemas.
 
-What users call is defined in ``columns``: bytes to rows and back, by a registry's schema (``registry``, with
-``strategies`` for subjects' names) or by that of a schema file. ``schemas`` reads schemas as values and ``transcode``
-turns one schema's bytes into another's. ``decode`` plans what a column needs, ``later`` asks for schemas that are
-registered while the query runs, ``module`` finds Spark's own Avro module, and ``limits`` its limits.
+The public functions are in ``columns``: they decode and encode columns, with a schema from a registry (``registry``,
+and ``strategies`` for subject names) or from a schema file. ``schemas`` handles schemas as values, and ``transcode``
+converts records from one schema to another. ``decode`` builds the plan for a column, ``later`` looks up schemas that
+are registered while the query is running, ``module`` finds Spark's own Avro module, and ``limits`` checks its limits.
 Importing this package loads neither Spark nor a client library.
 """
 

@@ -1,4 +1,4 @@
-"""Decodes and encodes Avro columns: records of a Schema Registry, and plain ones of schema files."""
+"""Decodes and encodes Avro columns: records with a Schema Registry header, and plain records of schema files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparkonce.errors import ConfigurationError, SchemaError
 
 FAIL, DROP, DEAD_LETTER = "fail", "drop", "dead-letter"
 LOCATED_BY = ("topic", "partition", "offset")
-"""The columns of Spark's Kafka source that locate a record."""
+"""The columns of Spark's Kafka source that identify a record."""
 
 
 def from_registry_avro(
@@ -37,33 +37,34 @@ def from_registry_avro(
     located_by: Sequence[str] = LOCATED_BY,
     options: Mapping[str, str] | None = None,
 ) -> Column:
-    """Decodes records with a Schema Registry's header (a zero byte, the schema's id in four bytes, the Avro).
+    """Decodes records with a Schema Registry header (a zero byte, the schema id in four bytes, the Avro data).
 
-    The registry is asked for every version of the subject now, not while the query runs. The JVM decodes each by
-    ``from_avro``, evolved to the reader's schema. A null value (a tombstone) stays null.
+    The registry is queried for every version of the subject now, not while the query is running. The JVM decodes each
+    version with ``from_avro``, evolved to the reader's schema. A null value (a tombstone) remains null.
 
     Args:
-        column: Binary.
-        subject: The subject of the records' schemas; several for several types with one reader that fits all.
-        registry: The registry that holds the schemas.
-        reader: The schema of the result: a version of the subject, the path of an ``.avsc`` file, or JSON. By default
-            the latest version as it is now; pin it for queries with state, whose schema would change at a restart.
-        on_error: What to do with values that cannot be decoded. ``fail``: the query stops and names the record.
-            ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, of which one is null;
-            ``dead_letter`` has ``reason``, ``schema_id`` and ``value``. For ``drop`` see `decode_registry_avro`.
+        column: The binary column.
+        subject: The subject of the records' schemas; or several, for several types with one reader that fits them all.
+        registry: The registry that stores the schemas.
+        reader: The schema of the result: a version of the subject, the path of an ``.avsc`` file, or JSON. Defaults to
+            the latest version as of now. Pin it for stateful queries, whose schema would otherwise change with a
+            restart.
+        on_error: What to do with values that cannot be decoded. ``fail``: the query stops, and the error names the
+            record. ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, one of which is null;
+            ``dead_letter`` has ``reason``, ``schema_id`` and ``value``. For ``drop``, see `decode_registry_avro`.
         later_ids: What to do with a schema id that the subject does not have yet. ``stop``: the query stops. Its next
-            start reads such records in the JVM, if the schema is registered under the subject by then.
-            ``ask``: a Python worker asks the registry, and the query decodes such records as well. A record of
-            another subject is decoded too if Python can resolve its schema to the reader's. Every record then costs
-            the transfer to Python. By default ``stop`` for ``fail``, and ``ask`` otherwise.
-        located_by: The columns that locate a record, for the error. Spark refuses the plan if one is missing; name
-            others, or none: ``located_by=()``. `decode_registry_avro` names the missing ones.
-        options: More options of ``from_avro``, such as ``recursiveFieldMaxDepth``.
+            start reads such records in the JVM, if the schema is registered under the subject by then. ``ask``: a
+            Python worker queries the registry, and the query decodes such records as well. A record of another subject
+            is also decoded, if Python can resolve its schema to the reader's. Every record is then transferred to
+            Python, which has a cost. Defaults to ``stop`` for ``fail``, and ``ask`` otherwise.
+        located_by: The columns that identify a record in the error. Spark refuses the plan if one is missing; name
+            others, or none: ``located_by=()``. `decode_registry_avro` reports the missing ones.
+        options: More options for ``from_avro``, such as ``recursiveFieldMaxDepth``.
 
     Raises:
-        ConfigurationError: if a setting is wrong, a schema is not Avro or has no type in Spark, or Spark's Avro module
-            is missing.
-        RegistryError: if the registry does not know the subject or version, refuses, or gives no answer.
+        ConfigurationError: If a setting is wrong, a schema is not Avro or has no Spark type, or Spark's Avro module is
+            missing.
+        RegistryError: If the registry does not know the subject or version, refuses the request, or does not respond.
     """
     if on_error == DROP:
         raise ConfigurationError(
@@ -97,21 +98,22 @@ def decode_registry_avro(
     metric: str = "sparkonce_avro",
     **settings: Any,
 ) -> DataFrame:
-    """Adds a column with the decoded records; it can also drop those that cannot be decoded.
+    """Adds a column with the decoded records. It can also drop records that cannot be decoded.
 
     Args:
-        df: A DataFrame with the column, and with those that locate a record.
-        column: Binary.
+        df: A DataFrame with the column, and the columns that identify a record.
+        column: The name of the binary column.
         into: The name of the new column.
-        on_error: As in `from_registry_avro`, or ``drop``: such rows are removed and counted, in
-            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``; ``records`` there counts all rows.
+        on_error: As in `from_registry_avro`, or ``drop``: such rows are removed, and counted in
+            ``query.lastProgress["observedMetrics"][metric]["undecodable"]``. ``records`` there counts all rows.
         dead_letter: The name of the column for dead letters, which is null where there is a record.
-        metric: The name of the counts, see ``DataFrame.observe``; each of a query needs its own.
-        settings: Those of `from_registry_avro`.
+        metric: The name of the counts; see ``DataFrame.observe``. It must be unique within a query.
+        settings: The other arguments of `from_registry_avro`.
 
     Raises:
-        SchemaError: if the column is missing or not binary, or one of ``located_by`` is missing that an error needs.
-        ConfigurationError, RegistryError: see `from_registry_avro`.
+        SchemaError: If the column is missing or not binary, or a column in ``located_by`` is missing that an error
+            would need.
+        ConfigurationError, RegistryError: See `from_registry_avro`.
     """
     one_of("on_error", on_error, (FAIL, DROP, DEAD_LETTER))
     found = dict(df.dtypes).get(column)
@@ -146,26 +148,26 @@ def to_registry_avro(
     auto_register: bool = True,
     record_name: str = "topLevelRecord",
 ) -> Column:
-    """Encodes a column as records with a Schema Registry's header. Null becomes null, a tombstone.
+    """Encodes a column as records with a Schema Registry header. Null becomes null, a tombstone.
 
-    The schema is registered now, once, unless the registry has it.
+    The schema is registered once, now, unless the registry already has it.
 
     Args:
         column: The values to encode; a struct for a record.
-        registry: The registry that holds the schemas.
-        schema: The path of an ``.avsc`` file, JSON, or a type of Spark's such as ``df.schema``. By default the latest
+        registry: The registry that stores the schemas.
+        schema: The path of an ``.avsc`` file, JSON, or a Spark type such as ``df.schema``. Defaults to the latest
             version of the subject.
-        topic: The topic of the records, for the subject's name.
-        field: ``value`` or ``key``, for the subject's name.
-        strategy: How the subject is named.
-        subject: The subject's name, in place of the strategy's.
-        auto_register: Whether to register the schema; if not, it must be there.
-        record_name: With a type of Spark's, the record's name, which may have a namespace: ``com.example.Order``.
+        topic: The topic of the records, for the subject name.
+        field: ``value`` or ``key``, for the subject name.
+        strategy: How to name the subject.
+        subject: The subject name, instead of the strategy's.
+        auto_register: True to register the schema. If False, it must already be registered.
+        record_name: With a Spark type, the record's name, which may include a namespace: ``com.example.Order``.
 
     Raises:
-        ConfigurationError: if a setting is wrong, the schema has no type in Spark, or Spark's Avro module is missing.
-        RegistryError: if the schema is not compatible with the subject's earlier ones, is not there though it must be,
-            or the registry gives no answer.
+        ConfigurationError: If a setting is wrong, the schema has no Spark type, or Spark's Avro module is missing.
+        RegistryError: If the schema is incompatible with the subject's earlier ones, is not registered although it must
+            be, or the registry does not respond.
     """
     _check_registry(registry)
     module.require_module()
@@ -195,16 +197,16 @@ def from_avro_file(
     reader: str | Path | Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Column:
-    """Decodes plain Avro, without a header, by ``from_avro``. A value that cannot be decoded stops the query.
+    """Decodes plain Avro, without a header, with ``from_avro``. A value that cannot be decoded stops the query.
 
     Args:
-        column: Binary.
+        column: The binary column.
         schema: The schema of the records: the path of an ``.avsc`` file, or JSON.
-        reader: The schema of the result, if it is another.
-        options: More options of ``from_avro``.
+        reader: The schema of the result, if it differs.
+        options: More options for ``from_avro``.
 
     Raises:
-        ConfigurationError: if a schema cannot be read or has no type in Spark, or Spark's Avro module is missing.
+        ConfigurationError: If a schema cannot be read or has no Spark type, or Spark's Avro module is missing.
     """
     given = module.check_options(options)
     writer = schema_text(schema, "schema")
@@ -214,14 +216,14 @@ def from_avro_file(
 
 
 def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -> Column:
-    """Encodes plain Avro, without a header, by ``to_avro``. Null becomes null.
+    """Encodes plain Avro, without a header, with ``to_avro``. Null becomes null.
 
     Args:
         column: The values to encode.
         schema: The path of an ``.avsc`` file, or JSON.
 
     Raises:
-        ConfigurationError: if the schema cannot be read, or Spark's Avro module is missing.
+        ConfigurationError: If the schema cannot be read, or Spark's Avro module is missing.
     """
     module.require_module()
     value = F.col(column) if isinstance(column, str) else column
@@ -232,7 +234,7 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
 def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) -> None:
     located_by = settings.get("located_by", LOCATED_BY)
     if on_error != FAIL and settings.get("later_ids") != STOP:
-        return  # no error will locate a record
+        return  # no error will identify a record
     missing = [name for name in located_by if not _has_column(df, name)]
     if missing:
         raise SchemaError(

@@ -1,12 +1,12 @@
-"""Decodes records with a Schema Registry's header, in the JVM, by one ``from_avro`` for each schema of the subject.
+"""Decodes records with a Schema Registry header, in the JVM, with one ``from_avro`` per schema of the subject.
 
-The plan for a value, from the outside::
+The plan for a value, from the outside in::
 
-    coalesce(decoded.value, <why there is none>)
+    coalesce(decoded.value, <reason why there is none>)
     decoded = CASE WHEN startswith(value, header of id 9) THEN from_avro(value, envelope of schema 9)
                    WHEN startswith(value, header of id 4) THEN from_avro(value, envelope of schema 4) ...
 
-So a good record costs one comparison and one ``from_avro``. Everything else is evaluated only where that gave null.
+A good record costs one comparison and one ``from_avro``. Everything else is evaluated only where that returned null.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sparkonce.avro.schemas import writer_envelope as envelope
 from sparkonce.errors import ConfigurationError
 
 STOP, ASK = "stop", "ask"
-"""The two ways to treat an id that the plan does not know."""
+"""The two ways to handle an id that the plan does not know."""
 
 
 class Decoding:
-    """Makes columns from a column of records: the record, and the reason why there is none.
+    """Derives columns from a column of records: the decoded record, and the reason if there is none.
 
     Args:
         value: Binary, or null for a tombstone.
-        subjects: The plan knows all their versions.
+        subjects: The subjects. The plan knows all of their versions.
         registry: The registry.
         reader: See `sparkonce.avro.from_registry_avro`.
         later_ids: See `sparkonce.avro.from_registry_avro`.
@@ -42,7 +42,7 @@ class Decoding:
         options: See `sparkonce.avro.from_registry_avro`.
 
     Raises:
-        ConfigurationError, RegistryError: see `sparkonce.avro.from_registry_avro`.
+        ConfigurationError, RegistryError: See `sparkonce.avro.from_registry_avro`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Decoding:
         self._where = [F.concat(F.lit(f"{name}="), F.col(name).cast("string")) for name in located_by]
         self._options = module.check_options(options)
         known = {version.id: version for subject in subjects for version in registry.versions(subject)}
-        # Ids are given in order: the highest is the newest, and most records have it.
+        # Ids are assigned in ascending order: the highest is the newest, and most records have it.
         self._known = [known[schema_id] for schema_id in sorted(known, reverse=True)]
         self._schema, where = _reader_schema(reader, subjects, registry)
         module.check_readable(self._schema, where, self._options)
@@ -71,12 +71,12 @@ class Decoding:
         self._decoded = self._branches()
 
     def value_or_stop(self) -> Column:
-        """Returns the record. A value that is no record stops the query, with the reason."""
+        """Returns the record. A value that is not a record stops the query, with the reason."""
         stop = self._stop(self._reason(), "Correct the record's writer, or set on_error to dead-letter or drop.")
         return F.coalesce(self._decoded["value"], F.when(self._has_failed(), stop))
 
     def value_and_letter(self) -> Column:
-        """Returns a struct of ``record`` and ``dead_letter``; at most one of them is not null."""
+        """Returns a struct of ``record`` and ``dead_letter``, of which at most one is not null."""
         letter = F.struct(
             self._reason().alias("reason"), self._schema_id().alias("schema_id"), self._value.alias("value")
         )
@@ -85,14 +85,14 @@ class Decoding:
         return F.struct(record.alias("record"), dead.alias("dead_letter"))
 
     def _branches(self) -> Column:
-        """Returns a struct of ``value``, with ``ok`` where null may be a value; null, or all null, if unreadable."""
+        """Returns a struct of ``value``, plus ``ok`` if null may be a value. It is null, or all null, if unreadable."""
         reader = reader_envelope(self._schema)
         decoded: Any = F
         for version in self._known:
             row = module.read(self._value, envelope(version.text), reader, self._options)
             decoded = decoded.when(_has_id(self._value, version), row)
         if self._answer is None:
-            # Whatever on_error says: it may be a good record of a schema that is younger than the plan.
+            # Regardless of on_error: it may be a good record with a schema that is newer than the plan.
             why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
             restart = (
                 f"If it is registered under {self._subjects} by now, start the query again, which then reads it; "
@@ -100,12 +100,12 @@ class Decoding:
                 "it belongs to none: later_ids='ask', and on_error='dead-letter' or 'drop'."
             )
             return decoded.otherwise(F.when(self._is_framed(), self._stop(why, restart)))
-        # The worker answers in the reader's own schema.
+        # The worker responds in the reader's own schema.
         rewritten = F.when(F.startswith(self._answer, F.lit(DECODABLE)), self._answer)
         return decoded.otherwise(module.read(rewritten, envelope(self._schema), reader, self._options))
 
     def _has_failed(self) -> Column:
-        """Tells for a null record if there are bytes that should have been a record."""
+        """Returns True for a null record if there are bytes that should have been a record."""
         unread = self._decoded["ok"].isNull() if may_be_null(parse(self._schema, "")) else F.lit(True)
         return self._value.isNotNull() & unread
 
@@ -156,7 +156,7 @@ def _has_id(value: Column, version: RegisteredSchema) -> Column:
 def _reader_schema(
     reader: int | str | Path | Mapping[str, Any] | None, subjects: Sequence[str], registry: SchemaRegistry
 ) -> tuple[str, str]:
-    """Returns the reader's schema, and where it is from."""
+    """Returns the reader's schema, and where it comes from."""
     if reader is not None and not isinstance(reader, int):
         return schema_text(reader, "reader"), f"reader={str(reader)[:60]!r}"
     if len(subjects) > 1:

@@ -1,7 +1,7 @@
-"""Decodes records whose schema was registered after the query had started.
+"""Decodes records whose schema was registered after the query was started.
 
-The plan is fixed by then. So a Python worker finds the schema in the registry, and writes the record anew in the
-reader's schema. With a header before it, the JVM decodes it like all others.
+By then, the plan is fixed. A Python worker therefore looks up the schema in the registry, and rewrites the record in
+the reader's schema. With a header prepended, the JVM decodes it like any other.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from sparkonce.errors import ConfigurationError
 T = TypeVar("T")
 
 DECODABLE = b"\0"
-"""The first byte of an answer that holds a record: a registry's header begins with it."""
+"""The first byte of an answer that holds a record. A registry header begins with it."""
 REASON = b"\1"
 """The first byte of an answer that gives, in UTF-8, the reason why there is no record."""
 
 ASK_AGAIN_AFTER_S = 1.0
-"""The pause before an unknown id is asked for again: a new schema takes a moment to reach every node of a registry."""
+"""The pause before an unknown id is looked up again: a new schema takes a moment to reach every node of a registry."""
 
 KEEP_S = 10.0
-"""The time for which a worker keeps an answer about an id: an id may appear, or change its subject."""
+"""How long a worker caches an answer about an id, which may appear, or change its subject."""
 MOST_KEPT = 100_000
 _MOST_NAMED = 5
 
-# Kept for as long as the worker lives, since a schema does not change.
+# Cached for as long as the worker lives, since a schema does not change.
 _answers: dict[tuple[str, int, str], Transcoder | str | UnresolvableError] = {}
-# Answers that may change, each with the time at which it expires.
+# Answers that may change, each with its expiry time.
 _kept: dict[Hashable, tuple[float, Any]] = {}
 
 _REWRITTEN = wire_header(0)
-"""The header of a rewritten record. Its id means nothing: the plan knows that the record is in the reader's schema."""
+"""The header of a rewritten record. Its id has no meaning: the plan knows that the record is in the reader's schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaRequest:
-    """The request of a plan to a worker.
+    """A plan's request to a worker.
 
     Attributes:
-        registry: The registry to ask.
+        registry: The registry to query.
         reader: The schema of the result.
         subjects: The subjects whose versions a new plan would decode in the JVM.
     """
@@ -60,7 +60,7 @@ class SchemaRequest:
 
 
 def ask_registry(request: SchemaRequest) -> Callable[[Column], Column]:
-    """Returns a function from records with a header to `DECODABLE` or `REASON` answers; null stays null."""
+    """Returns a function that maps records with a header to `DECODABLE` or `REASON` answers. Null remains null."""
 
     @pandas_udf("binary")  # type: ignore[untyped-decorator]  # PySpark's types are not read
     def ask(values: pd.Series) -> pd.Series:
@@ -76,7 +76,7 @@ def ask_registry(request: SchemaRequest) -> Callable[[Column], Column]:
 class _Rewriter:
     """Rewrites the records of one batch of rows.
 
-    The registry is asked once for each id, and once more, after a pause, for those that it did not know.
+    The registry is queried once per id, and once more, after a pause, for ids that it did not know.
     """
 
     def __init__(self, request: SchemaRequest, values: pd.Series) -> None:
@@ -108,7 +108,7 @@ class _Rewriter:
             return _reason(self._foreign(number, error))
 
     def _find(self, number: int) -> Transcoder | str | UnresolvableError | None:
-        """Returns the schema's transcoder; None for an unknown id, a text for a schema that is not Avro.
+        """Returns the schema's transcoder; None for an unknown id, or a message for a schema that is not Avro.
 
         Other errors are raised: they stop the query.
         """
@@ -125,11 +125,14 @@ class _Rewriter:
             except ConfigurationError as error:
                 if "kind" not in error.details:
                     raise
-                _answers[key] = error.message.rstrip(".")  # a clause of the dead letter's reason
+                _answers[key] = error.message.rstrip(".")  # becomes a clause in the dead letter's reason
         return _answers[key]
 
     def _foreign(self, number: int, error: UnresolvableError) -> str:
-        """Returns why there is no record. Raises if a restart would find one, since Java then reads the schema."""
+        """Returns why there is no record.
+
+        Raises an error if a restart would find one, since Java then reads the schema.
+        """
         registry, ours = self._request.registry, ", ".join(self._request.subjects)
         key = (registry.key, "subjects", number)
         subjects = _kept[key][1] if _is_kept(key) else _keep(key, registry.subjects(number))

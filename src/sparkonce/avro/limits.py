@@ -1,8 +1,8 @@
-"""Limits the memory of one value: without a limit, five bad bytes ask Avro for 2 GB, and the JVM ends.
+"""Limits the memory of one value. Without a limit, five bad bytes make Avro allocate 2 GB, which kills the JVM.
 
 Each string begins with its length, and Avro allocates that much before it checks that the bytes are there. The
-``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and returns at every start. Under Avro's own
-limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4) the record merely cannot be decoded.
+``OutOfMemoryError`` is fatal to Spark, whatever the mode of ``from_avro``, and recurs at every start. With Avro's own
+limits (``org.apache.avro.SystemLimitException``, since 1.12 and 1.11.4), the record merely cannot be decoded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ logger = logging.getLogger("sparkonce")
 
 PROPERTIES = tuple(f"org.apache.avro.limits.{what}.maxLength" for what in ("string", "bytes", "collectionItems"))
 ADVISED = 16_777_216
-"""The advised limit in bytes. A value is never longer than its record, and few topics allow records of 16 MiB."""
+"""The recommended limit in bytes. A value is never longer than its record, and few topics allow records of 16 MiB."""
 
 DRIVER, EXECUTOR = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
 
-# Applications that have had the warning.
+# Applications that have already logged the warning.
 _warned: set[str] = set()
 
 
@@ -30,7 +30,7 @@ def java_options() -> str:
 
 
 def warn_without_limits(session: SparkSession, jvm: Any) -> None:
-    """Warns once in an application that is to decode Avro without Avro's limits."""
+    """Logs a warning, once per application, if it is about to decode Avro without Avro's limits."""
     context = session.sparkContext
     application = str(context.applicationId)
     if application in _warned:
@@ -39,7 +39,7 @@ def warn_without_limits(session: SparkSession, jvm: Any) -> None:
     missing = [DRIVER] if any(jvm.java.lang.System.getProperty(name) is None for name in PROPERTIES) else []
     conf = context.getConf()
     given = " ".join(conf.get(name, "") or "" for name in (EXECUTOR, "spark.executor.defaultJavaOptions"))
-    # With local[…] the driver's JVM is the executor.
+    # With local[…], the driver's JVM is also the executor.
     is_local = context.master == "local" or context.master.startswith("local[")
     if not is_local and any(f"-D{name}=" not in given for name in PROPERTIES):
         missing.append(EXECUTOR)

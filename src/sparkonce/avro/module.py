@@ -1,4 +1,4 @@
-"""Calls Spark's own Avro module, a jar beside Spark, and says how to get it where it is missing."""
+"""Calls Spark's own Avro module, which is a separate jar, and explains how to get it if it is missing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DEPTH = "recursiveFieldMaxDepth"
 
 
 def read(value: Column, writer: str, reader: str, options: Mapping[str, str]) -> Column:
-    """Applies ``from_avro``; what cannot be read is null, or all null if the reader's schema is a record."""
+    """Applies ``from_avro``. Unreadable values become null, or all null if the reader's schema is a record."""
     return avro.from_avro(value, writer, {**options, "avroSchema": reader, "mode": "PERMISSIVE"})
 
 
 def check_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the options of ``from_avro`` that a user gives.
+    """Returns the user's options for ``from_avro``.
 
     Raises:
-        ConfigurationError: if one of them is set here.
+        ConfigurationError: If one of them is already set here.
     """
     given = {str(name): str(value) for name, value in (options or {}).items()}
     for name in given:
@@ -43,7 +43,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
     """Refuses an Avro schema for which Spark has no type.
 
     Raises:
-        ConfigurationError: if there is no classic Spark session, Spark lacks its Avro module, or has no such type.
+        ConfigurationError: If there is no classic Spark session, the Avro module is missing, or Spark has no such type.
     """
     jvm = require_module()
     warn_without_limits(SparkSession.active(), jvm)
@@ -54,7 +54,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
         )
     try:
         parsed = getattr(jvm, "org.apache.avro.Schema$Parser")().parse(schema)
-        # A recursive schema can only be checked by `from_avro` itself, which is given the depth.
+        # A recursive schema can only be checked by `from_avro` itself, which gets the depth.
         if _DEPTH not in options:
             jvm.org.apache.spark.sql.avro.SchemaConverters.toSqlType(parsed)
     except Exception as error:
@@ -64,7 +64,7 @@ def check_readable(schema: str, where: str, options: Mapping[str, str]) -> None:
 
 
 def avro_type(struct: Any, name: str, namespace: str) -> str:
-    """Returns the Avro schema that Spark derives from a type of its own (``StructType`` of Python), as JSON."""
+    """Returns the Avro schema that Spark derives from one of its types (a Python ``StructType``), as JSON."""
     jvm = require_module()
     jtype = jvm.org.apache.spark.sql.types.DataType.fromJson(struct.json())
     return str(jvm.org.apache.spark.sql.avro.SchemaConverters.toAvroType(jtype, False, name, namespace).toString())
@@ -74,7 +74,7 @@ def require_module() -> Any:
     """Returns the session's JVM, which has Spark's Avro module.
 
     Raises:
-        ConfigurationError: if there is no classic Spark session, or the module is missing.
+        ConfigurationError: If there is no classic Spark session, or the module is missing.
     """
     session = SparkSession.getActiveSession()
     if session is None or not hasattr(session, "_jvm"):

@@ -1,4 +1,4 @@
-"""Asks a Schema Registry, through confluent-kafka's own client: its cache, its retries, its security."""
+"""Queries a Schema Registry through confluent-kafka's client, with its cache, retries and security."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND = 40401, 40402, 40403
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors"""
 
 DEFAULTS: Mapping[str, Any] = {"timeout": 10, "max.retries": 3}
-"""Settings whose defaults differ from the client's, which would wait for an answer for ever."""
+"""Settings with other defaults than the client's, which would wait for a response forever."""
 
 _SECRET = re.compile(r"password|secret|user\.info|token")
 _USER_IN_URL = re.compile(r"//((?:(?!,\s*https?://).)*)@")
-"""The user and password of each URL, up to its last @: a password may hold a / or @ that is not escaped."""
+"""The user and password in each URL, up to its last @: a password may contain an unescaped / or @."""
 
-# One client a process and settings, so that copies of a registry (each task of a worker unpickles one) share its cache.
+# One client per process and settings, so that copies of a registry (each task unpickles one) share its cache.
 _clients: dict[str, Any] = {}
 _clients_lock = threading.Lock()
 
@@ -39,9 +39,9 @@ class RegisteredSchema:
 
     Attributes:
         id: The id in the header of its records.
-        text: JSON, with its references written out.
-        subject: The subject it was asked for under; None if it was asked for by id.
-        version: The subject's version, counted from 1; None if it was asked for by id.
+        text: JSON, with its references inlined.
+        subject: The subject under which it was requested; None if it was requested by id.
+        version: The subject's version, counted from 1; None if it was requested by id.
     """
 
     id: int
@@ -51,16 +51,16 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """A Schema Registry that speaks Confluent's protocol. A pickle of it holds its settings only.
+    """A Schema Registry that speaks Confluent's protocol. When pickled, it contains only its settings.
 
     Args:
-        settings: Those of confluent-kafka's ``SchemaRegistryClient``, under its names: ``url`` (several with commas),
-            ``basic.auth.user.info`` (``user:password``), ``ssl.ca.location``, ``ssl.certificate.location``,
+        settings: The settings of confluent-kafka's ``SchemaRegistryClient``, under its names: ``url`` (several with
+            commas), ``basic.auth.user.info`` (``user:password``), ``ssl.ca.location``, ``ssl.certificate.location``,
             ``ssl.key.location``, ``ssl.key.password``, ``bearer.auth.*``, ``proxy``, ``max.retries``,
-            ``retries.wait.ms``, ``cache.capacity``, and ``timeout`` in seconds for one request, 10 unless given.
+            ``retries.wait.ms``, ``cache.capacity``, and ``timeout`` in seconds per request, which defaults to 10.
 
     Raises:
-        ConfigurationError: if ``url`` is missing, a setting is not known, or confluent-kafka lacks its registry client.
+        ConfigurationError: If ``url`` is missing, a setting is unknown, or confluent-kafka lacks its registry client.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -86,15 +86,18 @@ class SchemaRegistry:
 
     @property
     def key(self) -> str:
-        """The key of the client's cache, equal for equal settings and for copies. It holds secrets: never show it."""
+        """The key of the client's cache, the same for equal settings and for copies.
+
+        It contains secrets: never show it.
+        """
         return self._key
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Returns every version of a subject, the newest first. Includes softly deleted ones, whose records remain.
+        """Returns every version of a subject, newest first, including soft-deleted ones, whose records remain.
 
         Raises:
-            RegistryError: if there is no such subject, or no answer.
-            ConfigurationError: if one of them is not Avro.
+            RegistryError: If there is no such subject, or no response.
+            ConfigurationError: If one of them is not Avro.
         """
         numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject, deleted=True))
         return [self.version(subject, number) for number in sorted(numbers, reverse=True)]
@@ -103,9 +106,9 @@ class SchemaRegistry:
         """Returns the newest version that is not deleted, as of now.
 
         Raises:
-            RegistryError, ConfigurationError: see `versions`.
+            RegistryError, ConfigurationError: See `versions`.
         """
-        # The client's own `get_latest_version` answers from its cache for ever.
+        # The client's own `get_latest_version` caches its answer forever.
         numbers = self._ask(f"subject {subject!r}", lambda client: client.get_versions(subject))
         return self.version(subject, max(numbers))
 
@@ -113,7 +116,7 @@ class SchemaRegistry:
         """Returns one version of a subject.
 
         Raises:
-            RegistryError, ConfigurationError: see `versions`.
+            RegistryError, ConfigurationError: See `versions`.
         """
         what = f"version {number} of subject {subject!r}"
         found = self._ask(what, lambda client: client.get_version(subject, number, deleted=True))
@@ -121,11 +124,11 @@ class SchemaRegistry:
         return RegisteredSchema(id=found.schema_id, text=text, subject=subject, version=number)
 
     def find(self, schema_id: int) -> RegisteredSchema | None:
-        """Returns the schema of an id, whatever its subject; None if the registry has none.
+        """Returns the schema with this id, whatever its subject; None if the registry has none.
 
         Raises:
-            RegistryError: if it gives any other answer, or none.
-            ConfigurationError: if it is not Avro.
+            RegistryError: If it refuses for any other reason, or does not respond.
+            ConfigurationError: If it is not Avro.
         """
         what = f"schema id {schema_id}"
         try:
@@ -137,19 +140,19 @@ class SchemaRegistry:
         return RegisteredSchema(id=schema_id, text=self._text(found, what))
 
     def subjects(self, schema_id: int) -> list[str]:
-        """Returns the subjects that have a schema in any version, softly deleted ones included.
+        """Returns the subjects that have the schema in any version, including soft-deleted ones.
 
         Raises:
-            RegistryError: if the registry does not know the id, does not answer such questions, or gives no answer.
+            RegistryError: If the registry does not know the id, does not support the request, or does not respond.
         """
         what = f"the subjects of schema id {schema_id}"
         return sorted(self._ask(what, lambda client: client.get_subjects_by_schema_id(schema_id, deleted=True)))
 
     def register(self, subject: str, text: str) -> int:
-        """Registers a schema, unless it is there, and returns its id.
+        """Registers a schema, unless it is already registered, and returns its id.
 
         Raises:
-            RegistryError: if the subject's compatibility rule or the registry refuses it, or there is no answer.
+            RegistryError: If the subject's compatibility rule or the registry rejects it, or there is no response.
         """
         schema = _avro(text)
         what = f"registering under subject {subject!r}"
@@ -159,14 +162,14 @@ class SchemaRegistry:
         """Returns the id of a schema that is registered under a subject.
 
         Raises:
-            RegistryError: if it is not, or there is no answer.
+            RegistryError: If it is not registered, or there is no response.
         """
         schema = _avro(text)
         what = f"looking the schema up under subject {subject!r}"
         return int(self._ask(what, lambda client: client.lookup_schema(subject, schema).schema_id))
 
     def _text(self, schema: Any, what: str) -> str:
-        """Returns a schema of the client's as JSON, with references written out."""
+        """Returns one of the client's schemas as JSON, with references inlined."""
         kind = schema.schema_type or "AVRO"
         if kind != "AVRO":
             raise ConfigurationError(
@@ -194,20 +197,20 @@ class SchemaRegistry:
         return self._ask(what, lambda client: client.get_version(subject, number, deleted=True)).schema
 
     def _ask(self, what: str, question: Callable[[Any], T]) -> T:
-        """Asks the client, which retries and times out by itself, and raises its errors as ours."""
+        """Calls the client, which handles retries and timeouts, and converts its errors to ours."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
             return question(self._client())
         except SchemaRegistryError as error:
             raise self._refused(what, error) from None
-        except Exception as error:  # noqa: BLE001 - the client's HTTP library, which is one of two, has its own
+        except Exception as error:  # noqa: BLE001 - the client's HTTP library, one of two, has errors of its own
             said = self._without_secrets(f"{type(error).__name__}: {error}")
             raise RegistryError(
                 f"The schema registry at {self.url} gave no answer about {what}: {said}",
                 next_step="Check that it runs and can be reached from here, and that the ssl.* settings fit it. "
                 "Nothing is lost: start the query again.",
-            ) from None  # the client's text may hold secrets
+            ) from None  # the client's message may contain secrets
 
     def _refused(self, what: str, error: Any) -> RegistryError:
         status, code = error.http_status_code, error.error_code
@@ -224,7 +227,7 @@ class SchemaRegistry:
         values = [str(value) for name, value in self._settings.items() if _SECRET.search(name)]
         values += [user for name in ("url", "proxy") for user in _USER_IN_URL.findall(str(self._settings.get(name)))]
         passwords = [value.partition(":")[2] for value in values]
-        # A client splits a URL at characters that are not escaped, and shows the pieces, escaped or not.
+        # A client splits a URL at unescaped characters, and shows the pieces, escaped or not.
         pieces = [piece for password in passwords for piece in re.split("[@/?#:,]", password) if len(piece) > 2]
         values += [*passwords, *pieces]
         values += [other(value) for value in values for other in (quote, unquote)]
@@ -268,7 +271,7 @@ _NEXT_STEPS = {
 def _key(settings: Mapping[str, Any]) -> str:
     try:
         return json.dumps(settings, sort_keys=True)
-    except TypeError:  # a function has no text that a copy would share
+    except TypeError:  # a function has no representation that a copy would share
         return uuid.uuid4().hex
 
 

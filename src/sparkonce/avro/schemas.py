@@ -1,7 +1,7 @@
-"""Reads Avro schemas as JSON, writes references out, and makes the envelope around a record.
+"""Handles Avro schemas as JSON: inlines references, and builds the envelope around a record.
 
-The envelope makes Confluent's wire format plain Avro. Its five bytes before a record (a zero, and the schema's id as a
-big-endian int) are, to Avro, a ``fixed`` of size 5; so ``record {header: fixed(5), value: <schema>}`` reads and writes
+The envelope makes Confluent's wire format plain Avro. For Avro, the five bytes before a record (a zero, and the schema
+id as a big-endian int) are a ``fixed`` of size 5, so ``record {header: fixed(5), value: <schema>}`` reads and writes
 them together with the record, and no bytes are copied to remove or add a header.
 """
 
@@ -15,29 +15,29 @@ from typing import Any, TypeAlias
 from sparkonce.errors import ConfigurationError
 
 Schema: TypeAlias = "str | dict[str, Any] | list[Any]"
-"""A schema as JSON has it."""
+"""A schema, as parsed JSON."""
 
 HEADER_BYTES = 5
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_NAMED = ("record", "error", "enum", "fixed")  # a tuple: a type may be a schema itself, which has no hash
+_NAMED = ("record", "error", "enum", "fixed")  # a tuple: a type may itself be a schema, which is not hashable
 _ENVELOPE = "__sparkonce_envelope"
 _HEADER = "__sparkonce_header"
 
 
 def wire_header(schema_id: int) -> bytes:
-    """Returns the header of this schema's records: the magic byte 0 and the id, four bytes, the highest first."""
+    """Returns the header of this schema's records: the magic byte 0 and the id, as four bytes, big-endian."""
     return b"\0" + schema_id.to_bytes(HEADER_BYTES - 1, "big")
 
 
 def parse(text: str, where: str) -> Schema:
-    """Returns a schema's JSON, which may be a bare name.
+    """Parses a schema's JSON, which may be a bare name.
 
     Args:
         text: JSON.
-        where: Where it is from, for the error.
+        where: Where it comes from, for the error.
 
     Raises:
-        ConfigurationError: if it is not JSON, or not a schema.
+        ConfigurationError: If it is not JSON, or not a schema.
     """
     try:
         found = json.loads(text)
@@ -51,10 +51,10 @@ def parse(text: str, where: str) -> Schema:
 
 
 def read_avsc(path: str | Path) -> str:
-    """Returns the text of a file that holds one schema.
+    """Returns the text of a file that contains one schema.
 
     Raises:
-        ConfigurationError: if it cannot be read or is not JSON.
+        ConfigurationError: If it cannot be read or is not JSON.
     """
     try:
         text = Path(path).read_text()
@@ -68,10 +68,10 @@ def read_avsc(path: str | Path) -> str:
 
 
 def schema_text(given: str | Path | Mapping[str, Any], setting: str) -> str:
-    """Returns the JSON of what a user gives: JSON text, the path of an ``.avsc`` file, or parsed JSON.
+    """Returns JSON for a schema given as JSON text, the path of an ``.avsc`` file, or parsed JSON.
 
     Raises:
-        ConfigurationError: if it is none of these.
+        ConfigurationError: If it is none of these.
     """
     if isinstance(given, Mapping):
         return json.dumps(dict(given))
@@ -89,42 +89,42 @@ def full_name(schema: Schema) -> str | None:
 
 
 def may_be_null(schema: Schema) -> bool:
-    """Tells if null is one of the schema's values."""
+    """Returns True if null is one of the schema's values."""
     if isinstance(schema, list):
         return any(may_be_null(one) for one in schema)
     return schema == "null" or (isinstance(schema, dict) and schema.get("type") == "null")
 
 
 def is_recursive(schema: Schema) -> bool:
-    """Tells if a record contains itself, at any depth."""
+    """Returns True if a record contains itself, at any depth."""
     return _holds_itself(schema, "", ())
 
 
 def inline(schema: Schema, references: Mapping[str, Schema]) -> Schema:
-    """Returns the schema with every referenced type written out where it is first named.
+    """Returns the schema with every referenced type inlined where it is first named.
 
     Args:
-        schema: Names types that it does not define.
+        schema: A schema that may name types that it does not define.
         references: Other schemas that define them, by any name, as a registry lists them.
 
     Raises:
-        ConfigurationError: if a type is defined nowhere.
+        ConfigurationError: If a type is not defined anywhere.
     """
     definitions = {name: one for found in references.values() for name, one in _definitions(found, "")}
     return _inlined(schema, "", definitions, set())
 
 
 def writer_envelope(text: str) -> str:
-    """Returns the schema of a record together with its header."""
+    """Returns the schema of a record including its header."""
     header = {"name": "header", "type": {"type": "fixed", "name": _HEADER, "size": HEADER_BYTES}}
     return _envelope([header, {"name": "value", "type": json.loads(text)}])
 
 
 def reader_envelope(text: str) -> str:
-    """Returns the schema by which to read a `writer_envelope`.
+    """Returns the schema with which to read a `writer_envelope`.
 
-    It has no header, so Avro skips that. Where the record itself may be null, ``ok`` (true by default) tells a null
-    that was read from one that means an unreadable record. Elsewhere ``ok`` would only cost time.
+    It has no header, so Avro skips that. If the record itself may be null, ``ok`` (true by default) distinguishes a
+    null value from an unreadable record. Otherwise, ``ok`` would only cost time.
     """
     schema = json.loads(text)
     ok = [{"name": "ok", "type": "boolean", "default": True}] if may_be_null(schema) else []
@@ -145,7 +145,7 @@ def _space(full: str) -> str:
 
 
 def parts(schema: Schema) -> list[Schema]:
-    """Returns the schemas that a schema contains."""
+    """Returns the schemas that are directly inside a schema."""
     if isinstance(schema, list):
         return schema
     if isinstance(schema, str):
@@ -169,7 +169,7 @@ def _named(schema: Schema, namespace: str) -> tuple[str | None, str]:
 
 
 def _definitions(schema: Schema, namespace: str) -> Iterator[tuple[str, Schema]]:
-    """Yields all named types that a schema defines, each with the namespace that it needs to be read alone."""
+    """Yields all named types that a schema defines, each with the namespace that it needs to be read on its own."""
     full, inside = _named(schema, namespace)
     if full is not None and isinstance(schema, dict):
         yield full, {**schema, "name": full.rpartition(".")[2], "namespace": inside}

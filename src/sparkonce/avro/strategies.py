@@ -1,6 +1,7 @@
-"""Names the subject of a schema by one of the three strategies that every client of the registry knows.
+"""Names the subject of a schema with one of the three strategies that every registry client supports.
 
-See https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#subject-name-strategy
+See
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#subject-name-strategy
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from sparkonce.errors import ConfigurationError
 
 
 class SubjectStrategy(str, Enum):
-    """The strategies by which subjects are named."""
+    """The strategies for naming subjects."""
 
     TOPIC_NAME = "topic-name"
     """``<topic>-value`` or ``<topic>-key``: one schema for all records of a topic. The default of every client."""
     RECORD_NAME = "record-name"
-    """The record's full name: one schema for a type, in every topic."""
+    """The record's full name: one schema for a type, across topics."""
     TOPIC_RECORD_NAME = "topic-record-name"
-    """``<topic>-<full name>``: several types in one topic, each with a history of its own."""
+    """``<topic>-<full name>``: several types in one topic, each with its own history."""
 
 
 def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: str, record: str | None) -> str:
@@ -27,12 +28,12 @@ def subject_name(strategy: SubjectStrategy | str, *, topic: str | None, field: s
 
     Args:
         strategy: How to name it.
-        topic: Where the records go; `SubjectStrategy.RECORD_NAME` needs none.
+        topic: The topic of the records. Not needed for `SubjectStrategy.RECORD_NAME`.
         field: ``value`` or ``key``.
-        record: The record's full name; `SubjectStrategy.TOPIC_NAME` needs none.
+        record: The record's full name. Not needed for `SubjectStrategy.TOPIC_NAME`.
 
     Raises:
-        ConfigurationError: if something that the strategy needs is missing.
+        ConfigurationError: If something that the strategy needs is missing.
     """
     chosen = member("strategy", strategy, SubjectStrategy)
     one_of("field", field, ("value", "key"))

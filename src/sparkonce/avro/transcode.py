@@ -1,8 +1,8 @@
-"""Rewrites records of one Avro schema in another, in Python, until the query is started again.
+"""Rewrites records from one Avro schema to another, in Python, until the query is restarted.
 
-Java resolves the schemas of all other records, so this must do the same or refuse. It refuses unions of several types,
-where fastavro chooses the branch by the value. It also refuses whatever fastavro cannot resolve: fastavro compares
-names where Java does not. The caller finds out if Java could.
+Java resolves the schemas of all other records, so this code must do the same or refuse. It refuses unions of several
+types, where fastavro chooses the branch by the value. It also refuses whatever fastavro cannot resolve, because
+fastavro compares names where Java does not. The caller finds out whether Java could resolve it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MALFORMED = (EOFError, ValueError, IndexError, OverflowError, MemoryError, stru
 """The errors that fastavro raises for bytes that are not a record of the schema."""
 
 _MOST_CHARACTERS = 300
-"""The longest text of a fastavro error to keep: it quotes both schemas."""
+"""The maximum length of a fastavro error, which quotes both schemas."""
 
 
 class MalformedError(Exception):
@@ -28,19 +28,19 @@ class MalformedError(Exception):
 
 
 class UnresolvableError(Exception):
-    """Python cannot read the writer's records as the reader's; Java may."""
+    """Python cannot read the writer's records with the reader's schema. Java may be able to."""
 
 
 class Transcoder:
-    """Turns records of the writer's schema into records of the reader's, both as bytes without a header.
+    """Converts records from the writer's schema to the reader's, both as bytes without a header.
 
     Args:
-        writer: JSON, with references written out.
-        reader: The same.
+        writer: JSON, with references inlined.
+        reader: Likewise.
 
     Raises:
-        UnresolvableError: if Python cannot do it as Java does.
-        ConfigurationError: if fastavro is missing.
+        UnresolvableError: If Python cannot do it like Java.
+        ConfigurationError: If fastavro is missing.
     """
 
     def __init__(self, writer: str, reader: str) -> None:
@@ -48,7 +48,7 @@ class Transcoder:
             from fastavro import parse_schema
         except ImportError as error:
             raise missing_package("later_ids='ask'", "fastavro", "avro") from error
-        # As in Java, logical types take no part in resolving: they only say how to show a value.
+        # As in Java, logical types do not affect resolution: they only determine how a value is presented.
         read, written = _plain(json.loads(writer)), _plain(json.loads(reader))
         self._same = read == written
         if self._same:
@@ -59,17 +59,17 @@ class Transcoder:
         types: dict[str, Any] = {}
         try:
             self._writer, self._reader = parse_schema(read), parse_schema(written, types)
-        except Exception as error:  # noqa: BLE001 - of any kind: fastavro refuses what Java may accept
+        except Exception as error:  # noqa: BLE001 - whatever the error is: fastavro refuses what Java may accept
             raise _unresolvable("parse", error) from None
         for schema in (self._reader, *types.values()):
             _make_bytes(schema, types)
 
     def __call__(self, record: bytes) -> bytes:
-        """Turns one record.
+        """Converts one record.
 
         Raises:
-            MalformedError: if it is not a record of the writer's schema.
-            UnresolvableError: if fastavro cannot resolve it.
+            MalformedError: If it is not a record of the writer's schema.
+            UnresolvableError: If fastavro cannot resolve it.
         """
         if self._same:
             return record
@@ -87,7 +87,7 @@ class Transcoder:
         target = io.BytesIO()
         try:
             schemaless_writer(target, self._reader, value)
-        except Exception as error:  # noqa: BLE001 - of any kind: the record itself was readable
+        except Exception as error:  # noqa: BLE001 - whatever the error is: the record itself was readable
             raise _unresolvable("write", error) from None
         return target.getvalue()
 
@@ -100,7 +100,7 @@ def _unresolvable(what: str, error: Exception) -> UnresolvableError:
 
 
 def _make_bytes(schema: Any, types: Mapping[str, Any]) -> None:
-    """Turns the defaults of bytes fields, which JSON holds as text, into the bytes that fastavro writes."""
+    """Converts the defaults of bytes fields, which are strings in JSON, to the bytes that fastavro writes."""
     for part in parts(schema):
         _make_bytes(part, types)
     for field in schema.get("fields", ()) if isinstance(schema, dict) else ():
@@ -141,7 +141,7 @@ def _plain(schema: Schema) -> Schema:
 
 
 def _choice(schema: Schema) -> Schema | None:
-    """Returns the first union of several types besides null."""
+    """Returns the first union of several types other than null."""
     if isinstance(schema, list) and sum(one != "null" for one in schema) > 1:
         return schema
     return next((found for part in parts(schema) if (found := _choice(part)) is not None), None)

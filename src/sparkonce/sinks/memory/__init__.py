@@ -1,8 +1,8 @@
-"""A two-phase-commit system in this process's memory: the public double of a real one, for tests of pipelines.
+"""A two-phase-commit system in this process's memory: the public test double of a real one.
 
-A transaction behaves as in Kafka: it times out, an abort fences its writer, and a repeated commit is answered as such.
+Transactions behave as in Kafka: they time out, an abort fences their writer, and a repeated commit is recognized.
 
-- ``server``: the system: transactions, what is visible, and faults on request
+- ``server``: the system: transactions, visible rows, and injected faults
 - ``sink``: the sink that writes to it
 """
 

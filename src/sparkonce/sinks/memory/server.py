@@ -1,4 +1,4 @@
-"""The system: transactions, what is visible, and faults on request."""
+"""The system: transactions, visible rows, and injected faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkonce.protocol.handles import Finished, Outcome
 Row = tuple[object, ...]
 
 APPLIED = "Applied, but the reply was lost."
-"""The reason of a `Finished` fault of ``commit`` that answers after it has committed."""
+"""The reason of a `Finished` fault for ``commit`` that is returned after the commit was applied."""
 
 
 class TransactionState(str, Enum):
@@ -43,7 +43,7 @@ class MemoryTransaction:
 
 
 class MemoryServer:
-    """A server that keeps transactions and shows committed rows. Safe to use from several threads."""
+    """A server that stores transactions and shows committed rows. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,15 +69,15 @@ class MemoryServer:
             return {number: transaction.state for number, transaction in self._transactions.items()}
 
     def fail(self, call: str, *answers: Finished | BaseException) -> None:
-        """Makes the next calls of ``commit``, ``abort``, ``begin``, ``write`` or ``prepare`` give these answers.
+        """Makes the next calls of ``commit``, ``abort``, ``begin``, ``write`` or ``prepare`` return these answers.
 
         An exception is raised before anything is done. A `Finished` answer of ``commit`` or ``abort`` replaces the
-        request; `reply_lost` makes an answer that comes after it.
+        request; use `reply_lost` for an answer that follows it.
         """
         self._faults.setdefault(call, deque()).extend(answers)
 
     def expire(self, number: int) -> None:
-        """Aborts an unfinished transaction, as a timeout does."""
+        """Aborts an unfinished transaction, as a timeout would."""
         with self._lock:
             transaction = self._transactions[number]
             if transaction.state in _UNFINISHED:
@@ -92,7 +92,7 @@ class MemoryServer:
             return number
 
     def write(self, number: int | None, rows: pa.RecordBatch) -> None:
-        """Adds rows to an open transaction; with no number they are visible at once."""
+        """Adds rows to an open transaction. Without a number, they become visible immediately."""
         self._fault("write")
         values = [tuple(row.values()) for row in rows.to_pylist()]
         with self._lock:
@@ -105,7 +105,7 @@ class MemoryServer:
             transaction.rows.extend(values)
 
     def prepare(self, number: int) -> None:
-        """Seals a transaction: it can be committed, and no longer written to."""
+        """Seals a transaction: it can be committed, but no longer written to."""
         self._fault("prepare")
         with self._lock:
             transaction = self._transactions[number]
@@ -123,7 +123,7 @@ class MemoryServer:
         return fault if fault is not None else answer
 
     def abort(self, number: int) -> Finished:
-        """Aborts a transaction that is not committed."""
+        """Aborts a transaction, unless it is committed."""
         fault = self._fault("abort")
         if fault is not None:
             return fault
@@ -136,7 +136,7 @@ class MemoryServer:
             return Finished(outcome=Outcome.ABORTED)
 
     def unfinished(self) -> list[tuple[int, str]]:
-        """Lists number and owner of every transaction that is open or prepared."""
+        """Lists the number and owner of every open or prepared transaction."""
         with self._lock:
             return [
                 (transaction.number, transaction.owner)
@@ -145,7 +145,7 @@ class MemoryServer:
             ]
 
     def committed(self) -> list[tuple[int, str, int | None]]:
-        """Lists number, owner and batch of every committed transaction."""
+        """Lists the number, owner and batch of every committed transaction."""
         with self._lock:
             return [
                 (transaction.number, transaction.owner, transaction.batch)
@@ -178,5 +178,5 @@ class MemoryServer:
 
 
 def reply_lost(outcome: Outcome = Outcome.RETRY) -> Finished:
-    """Returns a fault for `MemoryServer.fail`: the commit is applied, and its reply is lost."""
+    """Returns a fault for `MemoryServer.fail`: the commit is applied, but its reply is lost."""
     return Finished(outcome=outcome, reason=APPLIED)
