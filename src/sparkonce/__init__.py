@@ -1,16 +1,16 @@
 """End-to-end exactly-once for Spark Structured Streaming.
 
-This module has what a first job needs. The rest has modules of its own:
+This module exports what a first job needs. Other names are in these modules:
 
-- ``errors``: every error.
-- ``avro``: Avro columns and the Schema Registry.
-- ``files``: whole batches of the files sink, for readers.
-- ``write_ahead``: a function as a sink.
-- ``sink``: all that a sink of your own needs; ``source``: the same for a source.
-- ``watch``: the figures of queries that run.
-- ``testing``: the tests of a sink of your own.
+- ``errors``: all errors
+- ``avro``: Avro columns and the Schema Registry
+- ``files``: whole batches of the files sink, for readers
+- ``write_ahead``: a function as a sink
+- ``sink``: everything that you need for your own sink; ``source``: the same for a source
+- ``watch``: the figures of running queries
+- ``testing``: tests for your own sink
 
-Names are imported when they are first used, so ``import sparkonce`` needs neither Spark nor a client library.
+Names are imported on first use, so ``import sparkonce`` needs neither Spark nor a client library.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HOMES = {
     "serve_metrics": "sparkonce.watch.prometheus",
     "spark_packages": "sparkonce.sources.packages",
 }
-"""The public names, and the module that defines each."""
+"""The public names, with the module that defines each."""
 
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = _lazy(__name__, HOMES)

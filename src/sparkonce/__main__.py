@@ -1,4 +1,4 @@
-"""``python -m sparkonce``: the command where its folder is not on PATH."""
+"""``python -m sparkonce``: the command, for when its folder is not on PATH."""
 
 from sparkonce.cli.main import app
 

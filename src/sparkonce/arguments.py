@@ -1,4 +1,4 @@
-"""Checks a user's arguments. Each refusal names the setting, its value, what it should be, and the next step."""
+"""Validates a user's arguments. Each error names the setting, its value, what it should be, and the next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Word = TypeVar("Word", bound=str)
 
 _SHOWN = re.compile(r"[\w.,:/ -]{0,80}")
-"""Texts that are shown in place of settings: none with characters that surround a password."""
+"""Strings that may be shown: none with characters that delimit a password."""
 
 
 def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
 
     Args:
         setting: The argument's name.
-        value: The argument. Its text is shown only if it cannot hold a secret.
-        example: An example of a right one.
+        value: The argument. It is shown only if it cannot contain a secret.
+        example: An example of a valid value.
     """
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         return dict(value)
@@ -42,14 +42,14 @@ def mapping(setting: str, value: object, *, example: str) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """Returns what to show of a value that is not settings: itself if it is short and plain, else its type."""
+    """Returns how to show a value that is not a mapping: itself if it is short and plain, otherwise its type."""
     if isinstance(value, str) and _SHOWN.fullmatch(value):
         return repr(value)
     return f"<class {value.__name__}>" if isinstance(value, type) else f"<{type(value).__name__}>"
 
 
 def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:
-    """Returns the value if it is one of these words."""
+    """Returns the value if it is one of these strings."""
     if isinstance(value, str) and value in allowed:
         return value
     words = ", ".join(map(repr, allowed))
@@ -57,7 +57,7 @@ def one_of(setting: str, value: Word, allowed: Sequence[Word]) -> Word:
 
 
 def member(setting: str, value: Any, kind: type[E]) -> E:
-    """Returns the member of an enumeration, which may be given by its value."""
+    """Returns the member of an enumeration, given the member or its value."""
     try:
         return kind(value)
     except ValueError:
@@ -70,13 +70,13 @@ def member(setting: str, value: Any, kind: type[E]) -> E:
 def number(
     setting: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
 ) -> float:
-    """Returns a number; refuses texts, booleans and NaN."""
+    """Returns a number. Refuses strings, booleans and NaN."""
     fits = type(value) is not bool and isinstance(value, Real) and not math.isnan(value)
     return float(_fitting(setting, value, fits, "a number", above, least, most))
 
 
 def whole_number(setting: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Returns a whole number; refuses texts and booleans."""
+    """Returns an integer. Refuses strings and booleans."""
     fits = type(value) is not bool and isinstance(value, Integral)
     return int(_fitting(setting, value, fits, "a whole number", None, least, most))
 
@@ -100,7 +100,7 @@ def _fitting(
 
 
 def flag(setting: str, value: Any) -> bool:
-    """Returns True or False; refuses others, since any text would count as true."""
+    """Returns True or False. Refuses anything else, since any string would count as true."""
     if isinstance(value, bool):
         return value
     raise ConfigurationError(
@@ -109,7 +109,7 @@ def flag(setting: str, value: Any) -> bool:
 
 
 def nonempty(setting: str, value: Any, *, example: str) -> str:
-    """Returns a text that is not empty."""
+    """Returns a string that is not empty."""
     if isinstance(value, str) and value:
         return value
     wrong = "is empty" if value == "" else "is not a text"
@@ -117,7 +117,7 @@ def nonempty(setting: str, value: Any, *, example: str) -> str:
 
 
 def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
-    """Returns several texts; refuses one text, whose letters would be taken for texts."""
+    """Returns several strings. Refuses a single string, whose letters would be taken for strings."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         found = tuple(value)
         if all(isinstance(one, str) for one in found):
@@ -127,7 +127,7 @@ def texts(setting: str, value: Any, *, example: str) -> tuple[str, ...]:
 
 
 def function(setting: str, value: F, *, example: str) -> F:
-    """Returns a function, or another object that can be called."""
+    """Returns a function or another callable."""
     if callable(value):
         return value
     raise ConfigurationError(f"{setting}={value!r} is not a function.", next_step=f"Give {example}.", setting=setting)

@@ -1,9 +1,9 @@
-"""What sinks check, for authors of sinks. `sparkonce.arguments` checks the arguments that a user gives.
+"""Checks for authors of sinks. See `sparkonce.arguments` for the validation of a user's arguments.
 
-- `utf8_text`: refuses strings that are not UTF-8, which Spark's may be.
-- `check_same`: refuses a start whose fact is another one than the log has.
-- `see_files`: opens the files that TLS settings name.
-- `one_line`: a server's answer in one line.
+- `utf8_text`: refuses strings that are not valid UTF-8, which can occur in Spark
+- `check_same`: refuses a start if a fact differs from the one in the log
+- `see_files`: checks that the files named by TLS settings can be opened
+- `one_line`: puts a server's message on one line
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rows that a system refuses, as rows of another sink: each with its reason, its sink and its batch.
+"""Dead letters: rows that one system refuses, as rows of another sink, each with its reason, sink and batch.
 
-Everything here is per row and in Python: refused rows are few, and their number is limited.
+Everything here works row by row in Python, since refused rows are few and their number is limited.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ LETTER = pa.schema(
         pa.field("row", pa.string(), nullable=False),
     ]
 )
-"""The columns of a dead letter in a table or a file. ``row`` is the refused row as JSON, binary values as base64."""
+"""The columns of a dead letter in a table or a file.
+
+``row`` is the refused row as JSON, with binary values as base64.
+"""
 
 MESSAGE = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)])
-"""The columns where a sink writes messages: the refusing sink's name, and the five columns as JSON."""
+"""The columns if the sink writes messages: the refusing sink's name, and the five columns as JSON."""
 
 
 def letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
-    """Returns the columns of dead letters that this sink takes: those of `LETTER`, or else those of `MESSAGE`.
+    """Returns the columns of dead letters that this sink accepts: those of `LETTER` or, failing that, of `MESSAGE`.
 
     Raises:
-        SchemaError: if it takes neither.
+        SchemaError: If it accepts neither.
     """
     try:
         return tuple(sink.columns(LETTER))
@@ -50,13 +53,13 @@ def letter_columns(sink: TwoPhaseCommitSink) -> tuple[str, ...]:
 def to_letters(
     rows: pa.RecordBatch, reasons: Sequence[str], *, sink: str, context: WriterContext, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Returns refused rows as dead letters.
+    """Converts refused rows to dead letters.
 
     Args:
         rows: The refused rows.
-        reasons: The reason of each.
+        reasons: The reason for each.
         sink: The name of the sink that refused them.
-        context: The copy that was to write them.
+        context: The task attempt that was writing them.
         columns: See `letter_columns`.
     """
     letters = [
@@ -81,7 +84,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON has it; numbers that JSON lacks, dates and decimals as texts."""
+    """Returns a value that JSON can represent. Dates, decimals, NaN and infinities become strings."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

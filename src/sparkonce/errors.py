@@ -6,28 +6,27 @@
     ├── ConfigurationError         a setting is missing, unknown or contradicts another
     │   └── SchemaError            a column is missing or has a type that the sink refuses
     ├── PreflightError             a server's setting, limit or permission does not allow the guarantee
-    ├── RegistryError              the schema registry refused, or gave no answer
+    ├── RegistryError              the schema registry refused a request, or did not respond
     ├── LogError                   the decision log cannot be trusted or used
     │   ├── CorruptRecordError     a record's checksum or shape is wrong
     │   ├── NewerFormatError       a record was written by a newer library
-    │   └── StaleLogError          a server remembers more than the log: the log is an old copy, or ran elsewhere
-    ├── StaleServerError           a server lost batches that were committed there: it went back
-    ├── RefusedBatchError          the log says that this batch must not run
+    │   └── StaleLogError          a server remembers more than the log: the log is an old copy, or was used elsewhere
+    ├── StaleServerError           a server lost committed batches: it was restored to an older state
+    ├── RefusedBatchError          the log does not allow this batch to run
     │   ├── StaleBatchError        a later batch is decided: another driver is ahead, or the checkpoint is an old copy
-    │   └── CheckpointMismatchError  the decided batch had other input: the checkpoint was copied or made again
+    │   └── CheckpointMismatchError  the decided batch had other input: the checkpoint was copied or recreated
     ├── SupersededError            a newer run has claimed the query; this one stops
     ├── PrepareError               a slot could not prepare; nothing became visible
-    │   ├── OutageError            a system could not be reached, or had no room, while a batch was written
+    │   ├── OutageError            a system was unreachable or full while a batch was being written
     │   └── TransactionTooOldError the batch took longer than its transactions are allowed to live
     ├── UnknownOutcomeError        a request's outcome is unknown after the deadline; nothing was undone
-    ├── TransactionLostError       decided rows are gone, and the replay gave other rows
-    ├── FilesGoneError             files that a reader asks for were deleted
-    └── QueryFailedError           a query has failed: what `await_end` raises where it does not end the process
+    ├── TransactionLostError       decided rows are lost, and the replay returned other rows
+    ├── FilesGoneError             files that a reader needs were deleted
+    └── QueryFailedError           a query has failed: raised by `await_end` if it does not end the process
 
-Every error can be pickled. Its message names the setting and the value, and ``next_step`` what the operator can do.
+Every error can be pickled. Its message names the setting and the value, and ``next_step`` tells operators what to do.
 
-
-Prepares the words of a server or library for a message or a log.
+`one_line` formats a message from a server or library for an error or a log.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ ANEW = (
     "start a new query with a new checkpoint. It writes all of its input again, also to sinks that have it, unless it "
     "starts after the offsets of this one's last batch, which sparkonce checkpoint show names"
 )
-"""The end of a next step, where a query can't go on with its checkpoint."""
+"""The end of a next step, for when a query can't continue with its checkpoint."""
 
 
 class SparkonceError(Exception):
-    """The base of every error that sparkonce raises.
+    """The base of all errors that sparkonce raises.
 
     Args:
-        message: The event, with the setting and its value if it is about one.
+        message: What happened, with the setting and its value if it is about one.
         next_step: The operator's next step.
         details: Plain values for programs: batch, phase, handle, outcome.
     """
 
     _OF_A_START = False
-    """True for an error of a start, whose message gets a capital even if a sink's author wrote a small letter."""
+    """True for errors of a start, whose messages are capitalized even if a sink's author did not capitalize them."""
 
     def __init__(self, message: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -67,7 +66,7 @@ class SparkonceError(Exception):
         return " ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Returns the lines for people: the message, then the next step if there is one."""
+        """Returns the lines to show: the message, then the next step if there is one."""
         message = with_capital(self.message, self.details.get("setting")) if self._OF_A_START else self.message
         return [_stopped(message), *([f"Next: {_stopped(with_capital(self.next_step))}"] if self.next_step else [])]
 
@@ -76,13 +75,13 @@ class SparkonceError(Exception):
 
 
 def with_capital(text: str, setting: object = None) -> str:
-    """Returns the message with a capital letter, unless it begins with the setting's name."""
+    """Capitalizes the message, unless it begins with the setting's name."""
     is_name = re.split("[ ,]", text, maxsplit=1)[0] == setting
     return text[0].upper() + text[1:] if _WORD.match(text) and not is_name else text
 
 
 def _stopped(text: str) -> str:
-    """Returns the message with a full stop at its end."""
+    """Returns the message with a period at its end."""
     text = text.rstrip()
     return text if text.endswith((".", "!", "?", "…", ":")) or not text else f"{text}."
 
@@ -102,15 +101,16 @@ class SchemaError(ConfigurationError):
 
 
 class PreflightError(SparkonceError):
-    """A server's setting, limit or permission does not allow the guarantee asked for."""
+    """A server's setting, limit or permission does not allow the required guarantee."""
 
     _OF_A_START = True
 
 
 class RegistryError(SparkonceError):
-    """The schema registry refused, or gave no answer.
+    """The schema registry refused the request, or did not respond.
 
-    For an answer ``details["status"]`` is the HTTP status, and ``details["code"]`` the registry's own, such as 40403.
+    If it responded, ``details["status"]`` is the HTTP status, and ``details["code"]`` the registry's own code, such as
+    40403.
     """
 
 
@@ -127,18 +127,18 @@ class NewerFormatError(LogError):
 
 
 class StaleLogError(LogError):
-    """A server remembers commits that the log does not know: it is an old copy, or ran elsewhere."""
+    """A server remembers commits that the log does not know: the log is an old copy, or another copy has been used."""
 
 
 class StaleServerError(SparkonceError):
-    """A server lost batches that were committed there: it went back to an older state.
+    """A server lost batches that were committed there: it was restored to an older state.
 
-    ``details["missing"]`` lists, by sink, the batches that are known to be missing.
+    ``details["missing"]`` lists the batches that are known to be missing, by sink.
     """
 
 
 class RefusedBatchError(SparkonceError):
-    """The log says that this batch must not run."""
+    """The log does not allow this batch to run."""
 
 
 class StaleBatchError(RefusedBatchError):
@@ -158,26 +158,26 @@ class PrepareError(SparkonceError):
 
 
 class OutageError(PrepareError):
-    """A system could not be reached, or had no room, while a batch was written. A later try may succeed.
+    """A system was unreachable or full while a batch was being written. A retry may succeed.
 
-    If a writer raises it, the driver waits and writes the batch again, for as long as its patience lasts.
+    If a writer raises it, the driver waits and writes the batch again, for as long as `outage_patience_s` permits.
     """
 
 
 class TransactionTooOldError(PrepareError):
-    """The batch took longer than its transactions may live, so it could only be lost."""
+    """The batch took longer than its transactions may live, so committing it would lose rows."""
 
 
 class UnknownOutcomeError(SparkonceError):
-    """A request's outcome is still unknown after the deadline. Nothing was undone; a restart asks again."""
+    """A request's outcome is still unknown after the deadline. Nothing was undone. A restart queries it again."""
 
 
 class TransactionLostError(SparkonceError):
-    """Decided rows are gone, and running the batch again did not give the same rows.
+    """Decided rows are lost, and rerunning the batch did not return the same rows.
 
-    ``details["lost"]`` lists each lost (sink, slot) with its rows, ``details["offsets"]`` the batch's input.
-    ``details["same_rows"]`` is True if the replay gave the same rows in other slots: a start with the former slots
-    then heals the batch.
+    ``details["lost"]`` lists each lost (sink, slot) with its row count, ``details["offsets"]`` the batch's input.
+    ``details["same_rows"]`` is True if the replay returned the same rows in other slots: a start with the original
+    slots then heals the batch.
     """
 
 
@@ -186,7 +186,7 @@ class FilesGoneError(SparkonceError):
 
 
 class QueryFailedError(SparkonceError):
-    """A query has failed by any error. The message and the next step come without Spark's traces.
+    """A query has failed with any error. The message and the next step come without Spark's stack traces.
 
     Attributes:
         spark_is_gone: True if it failed because Spark itself has ended.
@@ -195,7 +195,7 @@ class QueryFailedError(SparkonceError):
     spark_is_gone = False
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the lines that a notebook shows in place of a traceback."""
+        """Returns the lines that a notebook shows instead of a traceback."""
         return self.lines()
 
 
@@ -203,9 +203,9 @@ MOST_CHARACTERS = 1000
 
 
 def one_line(said: object) -> str:
-    """Returns the text in one line, without control characters, cut at a bounded length.
+    """Returns the text on one line, without control characters, truncated to a maximum length.
 
-    A server may quote rows, and a line break or a terminal's control characters in them would forge lines of a log.
+    A server may quote rows, and a line break or control characters in them could forge log lines.
     """
     shown = "".join(one if one.isprintable() else " " for one in str(said))
     line = " ".join(shown.split())

@@ -1,4 +1,4 @@
-"""The executor's side without Spark: one copy of one slot writes its rows to every sink and returns the handles."""
+"""The executor's side, without Spark: a task attempt writes a slot's rows to all sinks and returns the handles."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ Hashes: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTask:
-    """The task of a slot for one sink.
+    """What to write to one sink.
 
     Attributes:
         sink: The sink.
         owner: The run, with the sink's facts.
         columns: The columns to write, in order.
-        fingerprint: The name of the int64 column that holds ``xxhash64`` over those columns; empty for a sink of dead
+        fingerprint: The name of the int64 column with ``xxhash64`` over those columns; empty for a sink of dead
             letters, whose rows have the fingerprints of the refused rows.
-        dead_letters: The name of the sink that takes the rows that this one refuses; empty if such a row ends the slot.
-        mark: The name of a column that says why the system will refuse a row, null for the others; empty for none.
+        dead_letters: The name of the sink for rows that this one refuses; empty if such a row fails the slot.
+        mark: The name of a column with the reason why the system will refuse a row, null for other rows; empty for
+            none.
     """
 
     sink: TwoPhaseCommitSink
@@ -46,13 +47,13 @@ class SinkTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """The task of every slot of a batch.
+    """What every slot of a batch has to do.
 
     Attributes:
         batch: Spark's batch id.
         sinks: The sinks to write to.
-        only: If not None, write these (sink, slot)s only; count and fingerprint the others.
-        max_refused: How many rows a slot may send to a sink of dead letters.
+        only: If not None, write only these (sink, slot) pairs, and only count and fingerprint the others.
+        max_refused: The number of rows that a slot may send to a sink of dead letters.
     """
 
     batch: int
@@ -64,21 +65,22 @@ class SlotTask:
 def write_slot(
     rows: Iterable[pa.RecordBatch], task: SlotTask, *, slot: int, copy: str, attempt: int = 0
 ) -> list[Handle]:
-    """Writes one slot and prepares.
+    """Writes one slot and prepares it.
 
     Args:
         rows: The slot's rows.
-        task: The batch's.
+        task: The batch's task.
         slot: The task's partition.
-        copy: Names this execution of the slot, see `WriterContext.copy`.
-        attempt: 0 for the first try. A later one does not write to AT_MOST_ONCE sinks: the first may have.
+        copy: Identifies this task attempt; see `WriterContext.copy`.
+        attempt: 0 for the first attempt. A later attempt does not write to AT_MOST_ONCE sinks, since the first one may
+            have.
 
     Returns:
-        One handle for each sink, also where the slot has no rows.
+        One handle per sink, even if the slot has no rows.
 
     Raises:
-        PrepareError: if a sink did not take all rows, or may have taken them from an earlier try. Every writer is
-            aborted, whatever the error.
+        PrepareError: If a sink did not accept all rows, or may have accepted them from an earlier attempt. Whatever the
+            error, every writer is aborted.
     """
     with ExitStack() as stack:
         parts: dict[str, _Part] = {}
@@ -98,7 +100,7 @@ def write_slot(
 
 
 class _Part:
-    """The writing of a slot to one sink."""
+    """What a slot writes to one sink."""
 
     def __init__(self, part: SinkTask, task: SlotTask, slot: int, copy: str) -> None:
         self.takes = part
@@ -109,9 +111,10 @@ class _Part:
         self._context = WriterContext(owner=part.owner, batch=task.batch, slot=slot, copy=copy, columns=part.columns)
         self._is_kept = task.only is None or (part.sink.name, slot) in task.only
         self._writer: SinkWriter | None = None
-        # Dead letters are rare: their writer is made when there are any.
+        # Dead letters are rare, so their writer is created only when there are any.
         if part.fingerprint and (self._is_kept or (part.dead_letters and not part.mark)):
-            # What is refused shows only when it is written. So a part that is only counted is written, and aborted.
+            # Refused rows are known only after writing, so a part that is only counted is written too, and then
+            # aborted.
             self._writer = part.sink.writer(self._context)
 
     def take(self, batch: pa.RecordBatch, dead_letters: _Part | None) -> None:
@@ -134,7 +137,7 @@ class _Part:
             )
 
     def receive(self, sink: str, rows: pa.RecordBatch, reasons: Sequence[str], hashes: Hashes) -> None:
-        """Takes the rows that another sink has refused."""
+        """Adds rows that another sink has refused."""
         self._count(rows.num_rows, hashes)
         if self._rows > self._most:
             raise PrepareError(
@@ -159,7 +162,7 @@ class _Part:
             ) from error
 
     def _offer(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Refused:
-        """Writes what the system takes, and returns the rest."""
+        """Writes the rows that the system accepts, and returns the rest."""
         if not self.takes.mark:
             return self._open().offer(rows)
         marks = batch.column(self.takes.mark)
@@ -190,7 +193,7 @@ class _Part:
         if self._writer is not None and self._rows:
             fields = self._writer.prepare()
         if self._writer is not None and self._rows and not fields and sink.guarantee is Guarantee.EXACTLY_ONCE:
-            # The driver takes a handle without fields for a slot without rows: these rows would never be committed.
+            # To the driver, a handle without fields is a slot without rows: these rows would never be committed.
             raise PrepareError(
                 f"sink {sink.name} is {Guarantee.EXACTLY_ONCE.value}, and its writer prepared {self._rows} rows "
                 "without returning what commits them",

@@ -1,4 +1,4 @@
-"""The manifests of whole batches, for readers of the files sink's folder or bucket, and the compaction of its files."""
+"""Manifests of whole batches, for readers of the files sink's folder or bucket, and compaction of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sparkonce.explain` finds about a part of a query: reasons, conditions and remarks."""
+"""What `sparkonce.explain` finds out about a part of a query: reasons, conditions and notes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Kind(str, Enum):
     """The kinds of findings."""
 
     REASON = "reason"
-    """A reason for the part's level. It was seen."""
+    """A reason for the part's level, which was observed."""
     CONDITION = "condition"
-    """A condition that cannot be seen from here. The level holds only if it does."""
+    """A condition that cannot be checked here. The level is valid only if it holds."""
     NOTE = "note"
-    """A remark that changes no level."""
+    """A note that does not affect the level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Finding:
 
     Attributes:
         says: The finding, as a clause.
-        level: The best level that the part can have with it.
+        level: The best level that the part can have given this finding.
         change: The change that leads to a better level; empty if there is none.
         kind: See `Kind`.
     """
@@ -37,25 +37,25 @@ class Finding:
 
 
 def holds(says: str) -> Finding:
-    """Makes a reason for exactly-once."""
+    """Returns a reason for exactly-once."""
     return Finding(says=says)
 
 
 def doubles(says: str, change: str) -> Finding:
-    """Makes a reason why rows may come twice."""
+    """Returns a reason why rows may be duplicated."""
     return Finding(says=says, level=Guarantee.AT_LEAST_ONCE, change=change)
 
 
 def loses(says: str, change: str) -> Finding:
-    """Makes a reason why rows may be missing."""
+    """Returns a reason why rows may be missing."""
     return Finding(says=says, level=Guarantee.AT_MOST_ONCE, change=change)
 
 
 def must(says: str) -> Finding:
-    """Makes a condition that cannot be seen from here."""
+    """Returns a condition that cannot be checked here."""
     return Finding(says=says, kind=Kind.CONDITION)
 
 
 def note(says: str) -> Finding:
-    """Makes a remark."""
+    """Returns a note."""
     return Finding(says=says, kind=Kind.NOTE)

@@ -7,24 +7,25 @@ from enum import Enum
 
 
 class Guarantee(str, Enum):
-    """The promise of a sink about every row of the input, whatever fails."""
+    """What a sink promises for every row of the input, whatever fails."""
 
     AT_MOST_ONCE = "at-most-once"
-    """Rows may be lost after a failure, and are never written twice."""
+    """After a failure, rows may be lost, but are never written twice."""
     AT_LEAST_ONCE = "at-least-once"
-    """Rows are never lost, and may be written twice after a failure."""
+    """After a failure, rows may be written twice, but are never lost."""
     EXACTLY_ONCE = "exactly-once"
-    """Every row takes effect once, for readers that see committed rows only."""
+    """Every row takes effect once, for readers that see only committed rows."""
 
 
 def weakest(parts: Iterable[Guarantee]) -> Guarantee:
-    """Returns the guarantee of a whole: that of its weakest part.
+    """Returns the guarantee of a whole, which is that of its weakest part.
 
-    Neither of at-most-once and at-least-once is weaker: a whole with both may lose rows and may double them. It is
-    called at-most-once, because a lost row cannot be repaired downstream, and a duplicate can.
+    Neither at-most-once nor at-least-once is weaker than the other: a whole that has both may lose rows and may
+    duplicate them. It counts as at-most-once, because downstream systems can remove a duplicate, but cannot restore a
+    lost row.
 
     Raises:
-        ValueError: if there are no parts.
+        ValueError: If there are no parts.
     """
     order = (Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE)
     found = set(parts)

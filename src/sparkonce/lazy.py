@@ -1,4 +1,4 @@
-"""Imports public names when they are first used, so that importing a package loads no client library."""
+"""Imports public names on first use, so that importing a package loads no client library."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What authors of sources and sinks need of the driver's Spark session: checks, the query's checkpoint, waiting rows.
+"""What authors of sources and sinks need from the driver's Spark session: checks, checkpoints, and staged rows.
 
-- `check_session`, `require_class`: refuse a session that is none, or that has not the jar of a class.
-- `driver_session`: the session of this process, for a sink that writes with it; `read_rows`: rows that wait in files.
-- `checked_location`, `open_checkpoint`: the folder of a query's checkpoint, for a source that keeps something there.
-- `Limited`: a reader of Spark's Python data sources whose batches have at most so many rows.
-- `error_message`: an error of Spark or Java in one line.
+- `check_session`, `require_class`: refuse an invalid session, or one that lacks a class's jar
+- `driver_session`: the session of this process, for a sink that writes with it; `read_rows`: rows staged in files
+- `checked_location`, `open_checkpoint`: the folder of a query's checkpoint, for a source that stores something there
+- `Limited`: a reader for Spark's Python data sources that limits the number of rows per batch
+- `error_message`: puts an error from Spark or Java on one line
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The contract of a sink, and all that a sink of your own imports.
+"""The contract of a sink, and everything that your own sink imports.
 
-The user makes a `TwoPhaseCommitSink` on the driver. The driver checks it (`columns`, `preflight`) and pickles it to the
-executors, where each execution of a slot makes one `SinkWriter`. The driver's `SinkCommitter` finishes the handles.
+The user creates a `TwoPhaseCommitSink` on the driver. The driver checks it (`columns`, `preflight`) and pickles it to
+the executors, where each task attempt for a slot creates one `SinkWriter`. The driver's `SinkCommitter` finishes the
+handles.
 
-The names map to Flink's ``TwoPhaseCommitSinkFunction``: ``begin`` is beginTransaction, ``write`` invoke, ``prepare``
-preCommit, ``commit`` both commit and recoverAndCommit, ``abort`` both abort and recoverAndAbort.
+The names map to Flink's ``TwoPhaseCommitSinkFunction``: ``begin`` is beginTransaction, ``write`` is invoke, ``prepare``
+is preCommit, ``commit`` is both commit and recoverAndCommit, and ``abort`` is both abort and recoverAndAbort.
 
-The module also re-exports what these methods take, return and raise: `Guarantee`, `Handle`, `transaction_fields`,
-`Finished`, `Outcome`, `Token`, `TransactionName`, `Trace`, the errors, and for how many batches a sink remembers.
+The module also re-exports what these methods accept, return and raise: `Guarantee`, `Handle`, `transaction_fields`,
+`Finished`, `Outcome`, `Token`, `TransactionName`, `Trace`, the errors, and the number of batches that a sink remembers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 Facts = Mapping[str, str]
-"""What the log records of a sink from run to run, for example the cluster's id and the prefix of its ids."""
+"""What the log records about a sink from run to run, for example the cluster's id and the prefix of its ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +49,11 @@ class Owner:
     """The owner of transactions in a sink: a run, whose transactions carry its query and its token.
 
     Attributes:
-        query: The short form of the query's id, see `sparkonce.protocol.ownership.short_query`.
+        query: The short form of the query's id; see `sparkonce.protocol.ownership.short_query`.
         token: The run's token.
         facts: The facts that `TwoPhaseCommitSink.preflight` returned in that run.
-        generation: Incremented whenever a request to end this run's transactions went unanswered. Such a request may
-            still arrive, so a sink that uses the names of its transactions again begins with new names then.
+        generation: Incremented whenever a request to end this run's transactions got no answer. The request may still
+            arrive, so a sink that reuses the names of its transactions must then switch to new names.
     """
 
     query: str
@@ -66,7 +67,10 @@ Runs = Mapping[tuple[str, str], frozenset[Token]]
 
 
 def claimed_by(owners: Sequence[Owner]) -> Runs:
-    """Returns these runs by prefix and query, without those that wrote no transactions: their facts have no prefix."""
+    """Groups these runs by prefix and query.
+
+    Runs that wrote no transactions are left out: their facts have no prefix.
+    """
     found: dict[tuple[str, str], frozenset[Token]] = {}
     for owner in owners:
         if prefix := owner.facts.get("prefix"):
@@ -107,14 +111,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterContext:
-    """One execution ("copy") of one slot of one batch.
+    """One task attempt for one slot of one batch.
 
     Attributes:
         owner: The run that started it.
         batch: Spark's batch id.
         slot: The task's partition.
-        copy: Names this copy among all copies of the slot, for example ``3.17.1``: stage, task, attempt.
-        columns: The names of the columns of the rows; None if they are not known.
+        copy: Identifies this attempt among all attempts for the slot, for example ``3.17.1``: stage, task, attempt.
+        columns: The names of the columns of the rows; None if unknown.
     """
 
     owner: Owner
@@ -126,10 +130,10 @@ class WriterContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The rows of a record batch that a system does not take.
+    """The rows of a record batch that a system does not accept.
 
     Attributes:
-        rows: Their numbers in the record batch, ascending.
+        rows: Their indices in the record batch, ascending.
         reasons: A sentence for each of them.
     """
 
@@ -138,10 +142,10 @@ class Refused:
 
 
 class SinkWriter(abc.ABC):
-    """The executor half: one copy's writes to one sink. Calls come from one thread, in the order given here.
+    """The executor side: one task attempt's writes to one sink. Calls come from one thread, in the order given here.
 
     `begin` is called when the first rows arrive; a slot without rows gets neither `begin` nor `prepare`. Work that can
-    start earlier, such as connecting, belongs into `TwoPhaseCommitSink.writer`.
+    start earlier, such as connecting, belongs in `TwoPhaseCommitSink.writer`.
     """
 
     @abc.abstractmethod
@@ -150,155 +154,161 @@ class SinkWriter(abc.ABC):
 
     @abc.abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Writes rows, which hold the sink's columns in the order of `TwoPhaseCommitSink.columns`.
+        """Writes rows with the sink's columns, in the order of `TwoPhaseCommitSink.columns`.
 
         Raises:
-            PrepareError: if the system refuses a row. The copy is then aborted.
+            PrepareError: If the system refuses a row. The attempt is then aborted.
         """
 
     def offer(self, rows: pa.RecordBatch) -> Refused:
-        """Writes the rows that the system takes, and returns the others. Called instead of `write`, for all rows.
+        """Writes the rows that the system accepts, and returns the others. Called instead of `write`, for all rows.
 
-        Optional: see `TwoPhaseCommitSink.tells_refused`. Of the same rows it must refuse the same ones each time.
+        Optional: see `TwoPhaseCommitSink.tells_refused`. Given the same rows, it must refuse the same ones each time.
 
         Raises:
-            PrepareError: if nobody can say which rows the system refuses. The copy is then aborted.
+            PrepareError: If it is impossible to tell which rows the system refuses. The attempt is then aborted.
         """
         self.write(rows)
         return Refused()
 
     @abc.abstractmethod
     def prepare(self) -> Mapping[str, str | int]:
-        """Flushes, stops writing, and returns the fields that finish the transaction from anywhere.
+        """Flushes, stops writing, and returns the fields with which any process can finish the transaction.
 
-        After this returns the system must be able to commit, and nothing may be written to the transaction any more.
-        For a sink that is not EXACTLY_ONCE: flush and return an empty mapping.
+        Once this returns, the system must be able to commit, and nothing more may be written to the transaction. For a
+        sink that is not EXACTLY_ONCE: flush and return an empty mapping.
 
         Raises:
-            PrepareError: if any row may not have arrived.
+            PrepareError: If any row may not have arrived.
         """
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Aborts the transaction and frees what the writer holds. Called after any error, also before `begin`."""
+        """Aborts the transaction and releases the writer's resources. Called after any error, even before `begin`."""
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Frees what the writer holds after `prepare`, or if the slot had no rows. Must not abort anything."""
+        """Releases the writer's resources after `prepare`, or if the slot had no rows. Must not abort anything."""
 
 
 class SinkCommitter(abc.ABC):
-    """The driver half. Every call is idempotent, may come from any process at any time, and has a deadline."""
+    """The driver side. Every call is idempotent, may come from any process at any time, and has a deadline."""
 
     @abc.abstractmethod
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Commits each handle once, in parallel, and answers in the same order.
+        """Commits each handle once, in parallel, and returns the outcomes in the same order.
 
-        Makes one attempt: RETRY if the server asks to repeat it or cannot be reached, UNKNOWN if nobody can say whether
-        it was applied. DAMAGED is for an open transaction that has lost rows: the driver records it as void and then
-        calls `abort`. Never raises for an answer of the server.
+        Makes one attempt. Return RETRY if the server asks for a retry or is unreachable, UNKNOWN if it is impossible to
+        tell whether the commit was applied, and DAMAGED for an open transaction that has lost rows: the driver records
+        it as void and then calls `abort`. Never raises an error for a server's response.
         """
 
     @abc.abstractmethod
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         """Aborts exactly these transactions, so that their writers can no longer write to them.
 
-        Answers ABORTED also for those that are aborted or gone already or have lost rows (never DAMAGED, which would
-        stop the query), and ALREADY_COMMITTED if it came too late.
+        Returns ABORTED also for transactions that are already aborted or gone, or have lost rows (never DAMAGED, which
+        would stop the query), and ALREADY_COMMITTED if it is too late.
         """
 
     @abc.abstractmethod
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists open transactions of exactly these runs, as handles that `abort` takes (slot, rows unknown: 0).
+        """Lists open transactions of exactly these runs, as handles for `abort`. Unknown slots and row counts are 0.
 
-        Includes aborted ones that have left something to delete.
+        Includes aborted transactions that left something to delete.
         """
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:  # noqa: B027 - optional
-        """Concludes a decided batch once its handles are all committed, before Spark counts it as done.
+        """Concludes a decided batch once its handles are all committed, before Spark considers it done.
 
-        Optional: writes what describes a whole batch, such as a list of its files, and tidies up behind older batches.
-        Called again with the same handles when a run takes up a batch that an earlier run had finished. Not called for
-        a batch without a slot of this sink: its plan had no task. So tidying must not wait for a certain batch number.
+        Optional: writes what describes a whole batch, such as a list of its files, and cleans up after older batches.
+        It is called again with the same handles if a run takes over a batch that an earlier run had finished. It is not
+        called for a batch without a slot of this sink (a plan without tasks), so cleaning up must not wait for a
+        certain batch number.
 
         Args:
             batch: Spark's batch id.
-            handles: All handles of this sink, also those of slots without rows.
+            handles: All handles of this sink, including slots without rows.
 
         Raises:
-            UnknownOutcomeError: if the system cannot be reached now. Called again until the deadline.
+            UnknownOutcomeError: If the system is currently unreachable. It is called again until the deadline.
         """
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when each of these prepared transactions was begun, for a batch that has taken long.
+        """Returns when each of these prepared transactions was begun, for a batch that has taken a long time.
 
-        Optional: returns the writers' times by default. A server knows better, since executors' clocks differ.
+        Optional: by default, returns the writers' times. A server knows better, since executors' clocks differ.
 
         Returns:
-            Milliseconds since the epoch in the same order; None for a transaction that is not open. The time is the
-            server's, or now minus the age that the server reports.
+            Milliseconds since the epoch, in the same order; None for a transaction that is not open. Use the server's
+            time, or the current time minus the age that the server reports.
 
         Raises:
-            UnknownOutcomeError: if the system cannot be asked now: the batch is then not decided.
+            UnknownOutcomeError: If the system is currently unreachable. The batch is then not decided.
         """
         return [handle.opened_ms for handle in handles]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - for those that override it
-        """Returns a reason to refuse the decision, asked once every slot of a batch is prepared.
+        """Returns a reason to refuse the decision. Called once every slot of a batch is prepared.
 
-        Optional: finds what no writer can see, such as a target that was dropped and made again between two writes.
+        Optional: detects what no writer can see, such as a target that was dropped and recreated between two writes.
 
         Args:
             facts: The facts that `TwoPhaseCommitSink.preflight` returned in this run.
 
         Returns:
-            The reason, upon which the batch is aborted and the run stops; or an empty text. An error counts as one.
+            The reason, in which case the batch is aborted and the run stops; or an empty string. An error counts as a
+            reason.
         """
         return ""
 
     def check_prepared(self, handles: Sequence[Handle]) -> str:  # noqa: ARG002 - for those that override it
-        """Returns such a reason that the rows of all slots show together, as two of one key do. Optional."""
+        """Like `before_decision`, for reasons that only the rows of all slots together reveal, such as duplicate keys.
+
+        Optional.
+        """
         return ""
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002
-        """Lists the commits of a query that the system itself remembers: they show a log that is an old copy.
+        """Lists the commits of a query that the system itself remembers, which reveal an outdated copy of the log.
 
         Optional: a system that remembers nothing, or forgets after a while, lists fewer.
 
         Args:
             query: The short form of the query's id.
-            facts: The facts that `TwoPhaseCommitSink.preflight` returned in the run that asks.
+            facts: The facts that `TwoPhaseCommitSink.preflight` returned in the current run.
 
         Returns:
             A trace for each transaction that the system remembers as committed, with its batch if the system knows it.
-            If it does not remember which, a trace for each run that has committed something. A trace that should not be
-            listed makes the next start refuse a healthy query.
+            If it does not remember which, a trace for each run that has committed something. A trace that is listed in
+            error makes the next start refuse a healthy query.
 
         Raises:
-            UnknownOutcomeError: if the system cannot be asked now. It is asked again for a minute at most; then the
-                start warns and continues, as it does at once after an error that is not one of sparkonce.
+            UnknownOutcomeError: If the system is currently unreachable. The call is retried for a minute at most; then
+                the start logs a warning and continues, as it does immediately after an error that is not one of
+                sparkonce's.
         """
         return ()
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:  # noqa: ARG002 - for those that override it
-        """Lists those of these handles that the system does not have any more: it went back to an older state.
+        """Lists those of these handles that the system no longer has, because it was restored to an older state.
 
-        Optional. At a start it is given the newest batch with rows in this sink that is surely finished, and older ones
-        if something of it is missing. Batches from before the sink's facts changed are not among them.
+        Optional. At a start, it gets the newest batch with rows in this sink that is known to be finished, and older
+        ones if some of it is missing. Batches from before the sink's facts changed are not included.
 
         Args:
             handles: Handles of this sink, all with a transaction. Each was committed, and its batch was concluded.
 
         Returns:
-            The handles that are not committed now, but none that the system may have forgotten by itself. A handle that
-            should not be listed makes the start refuse a healthy query.
+            The handles that are currently not committed, but none that the system may have forgotten on its own. A
+            handle that is listed in error makes the start refuse a healthy query.
 
         Raises:
-            UnknownOutcomeError: if the system cannot be asked now.
+            UnknownOutcomeError: If the system is currently unreachable.
         """
         return ()
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Frees connections."""
+        """Releases connections."""
 
 
 class Lookout(abc.ABC):
@@ -322,7 +332,7 @@ class Lookout(abc.ABC):
 class TwoPhaseCommitSink(abc.ABC):
     """A system that takes part in the two-phase commit of a Spark query.
 
-    Implement it for a system of your own and run `sparkonce.testing.conformance` over it.
+    Implement it for your own system, and test it with `sparkonce.testing.conformance`.
 
     Args:
         name: The sink's name, unique within the query and the same after a restart: the log finds handles by it.
@@ -338,79 +348,82 @@ class TwoPhaseCommitSink(abc.ABC):
 
     @property
     def promise(self) -> Guarantee:
-        """The guarantee that readers get; by default `guarantee`, at which the sink is run.
+        """The guarantee that readers get. Defaults to `guarantee`, at which the sink is run.
 
-        A system that cannot tell a repeated commit from the first one promises less.
+        A system that cannot distinguish a repeated commit from the first one promises less.
         """
         return self.guarantee
 
     @property
     def tells_refused(self) -> bool:
-        """True if its writers tell which rows the system refuses (`SinkWriter.offer`): these can go elsewhere."""
+        """True if its writers report which rows the system refuses (`SinkWriter.offer`), so they can go elsewhere."""
         return False
 
     @property
     def takes_dead_letters(self) -> bool:
-        """True if the sink may take the rows that another sink refuses.
+        """True if the sink may be used for rows that another sink refuses.
 
-        False if its system may refuse a row after the decision, when nothing else can take that row any more.
+        False if its system may refuse a row after the decision, when it is too late to send that row anywhere else.
         """
         return True
 
     @property
     def target_name(self) -> str | None:
-        """The topic or table that the sink writes to, for `sparkonce.explain`; by default it shows the sink's name."""
+        """The topic or table that the sink writes to, for `sparkonce.explain`; None to show the sink's name instead."""
         return None
 
     @property
     def kafka_settings(self) -> Mapping[str, Any] | None:
-        """The settings of the sink's Kafka cluster, in librdkafka's names; None if it does not write to Kafka.
+        """The settings of the sink's Kafka cluster, under librdkafka's names; None if it does not write to Kafka.
 
-        With them, `sparkonce.explain` asks the brokers for their limits and judges Kafka's readers, a start warns of a
-        query that reads its own `target_name`, and `GroupOffsets` may put offsets into the sink's transactions.
+        With them, `sparkonce.explain` queries the brokers for their limits and judges Kafka's readers, a start warns if
+        the query reads its own `target_name`, and `GroupOffsets` may add offsets to the sink's transactions.
         """
         return None
 
     def partitions(self) -> int | None:
-        """Returns the number of partitions of the target, for a sink that writes a row to its column ``partition``.
+        """Returns the number of partitions of the target, for a sink that routes rows by their column ``partition``.
 
-        A start then refuses rows that bring this column along from a source with more partitions.
+        A start then refuses rows whose column comes from a source with more partitions.
 
         Returns:
-            The number, 0 if it is not known, or None if the column does not choose a partition.
+            The number, 0 if unknown, or None if the column does not choose a partition.
         """
         return None
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - for those that override it
-        """Returns the same rows, whose computation fails for a row that the system would refuse after the decision.
+        """Returns the same rows, with a computation that fails for rows that the system would refuse after deciding.
 
-        Called on the driver, for each batch. By default nothing is checked.
+        Called on the driver for each batch. By default, nothing is checked.
 
         Args:
             rows: The sink's rows.
-            mark: The name of a column to add, if refused rows go to a sink of dead letters. It has the reason why the
-                system would refuse the row, and null for the others. The computation then does not fail.
+            mark: The name of a column to add if refused rows go to a sink of dead letters. It contains the reason why
+                the system would refuse the row, or null. The computation then must not fail.
         """
         return rows
 
     def conditions(self) -> Sequence[str]:
-        """Returns the conditions that the system and its readers must meet for the promise to hold, a sentence each.
+        """Returns the conditions that the system and its readers must meet for the promise to hold, one sentence each.
 
         `sparkonce.explain` shows them. For example "readers use isolation.level=read_committed".
         """
         return ()
 
     def use_checkpoint(self, files: CheckpointFiles) -> None:  # noqa: B027 - optional
-        """Takes the checkpoint's files, on the driver, at the start. Who keeps rows there refuses a second query's."""
+        """Receives the checkpoint's files, on the driver, at the start.
+
+        A sink that stores rows there refuses a second query's.
+        """
 
     def use_folders(self, open_folder: Callable[[str], CheckpointFiles]) -> None:  # noqa: B027 - optional
-        """Opens folders that the sink was given by URL, on the driver, before `use_checkpoint`."""
+        """Opens folders that were passed to the sink by URL, on the driver, before `use_checkpoint`."""
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns the columns that the sink writes; by default all.
+        """Returns the columns that the sink writes. Defaults to all.
 
         Raises:
-            SchemaError: naming the column that is missing or has a type that the sink does not take.
+            SchemaError: If a column is missing or has a type that the sink does not accept. The message names it.
         """
         return list(schema.names)
 
@@ -422,15 +435,15 @@ class TwoPhaseCommitSink(abc.ABC):
             recorded: The facts that the newest run in the log returned; None at the first start.
 
         Returns:
-            The facts that the log remembers, and that writers and sweeps get as ``owner.facts``.
+            The facts that the log records, and that writers and sweeps get as ``owner.facts``.
 
         Raises:
-            PreflightError: naming the setting and its value.
+            PreflightError: If a setting does not allow the guarantee. The message names it and its value.
         """
         return {}
 
     def transaction_timeout_s(self, facts: Facts) -> float | None:  # noqa: ARG002 - for those that override it
-        """Returns how long a transaction may stay open before the system aborts it; None if it never does."""
+        """Returns how many seconds a transaction may stay open before the system aborts it; None if it never does."""
         return None
 
     def longest_lived(self, facts: Facts) -> Facts:
@@ -447,13 +460,13 @@ class TwoPhaseCommitSink(abc.ABC):
         return None
 
     def worker_needs(self) -> WorkerNeeds:
-        """Returns the writers' needs on executors' hosts, which are checked before the first batch. Optional."""
+        """Returns what the writers need on the executors' hosts, which is checked before the first batch. Optional."""
         return WorkerNeeds()
 
     @abc.abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Makes the executor half. Runs in a worker process."""
+        """Creates the executor side. Runs in a worker process."""
 
     @abc.abstractmethod
     def committer(self) -> SinkCommitter:
-        """Makes the driver half, once a run."""
+        """Creates the driver side. Called once per run."""

@@ -1,13 +1,14 @@
-"""The contract of a streaming source, and all that a source of your own imports.
+"""The contract of a streaming source, and everything that your own source imports.
 
-A query reads any source of Spark that keeps its offsets in the checkpoint. A `Source` tells sparkonce what only its
+A query can read any Spark source that stores its offsets in the checkpoint. A `Source` tells sparkonce what only its
 author knows: how `sparkonce.explain` judges it, what a start checks, and how many rows lie between two offsets.
 
-A package names its sources in the entry point group ``sparkonce.sources``: under the name that
-``spark.readStream.format(…)`` takes, ``module:class`` of the `Source`. It is loaded when a query has that format.
+A package lists its sources in the entry point group ``sparkonce.sources``. The name is the one passed to
+``spark.readStream.format(…)``, the value is ``module:class`` of the `Source`. It is loaded when a query has that
+format.
 
-The module also exports what methods take and return, and for a source that keeps something in the query's checkpoint
-`CheckpointFiles` with the answers of its ``put``, and `SparkCheckpoint`, which says how far the query is.
+The module also exports what the methods accept and return and, for a source that stores something in the query's
+checkpoint, `CheckpointFiles` with the results of its ``put``, and `SparkCheckpoint`, which shows the query's progress.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ FILES = frozenset({"avro", "binaryfile", "csv", "file", "json", "orc", "parquet"
 BUILT_IN = FILES | {
     *("delta", "iceberg", "kafka", "memory", "rate", "rate-micro-batch", "ratestream", "socket", "textsocket")
 }
-"""The formats that sparkonce itself knows."""
+"""The formats that are built into sparkonce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,8 @@ class SourceFacts:
 
     Attributes:
         format: The name of its format in lower case, for example ``kafka``.
-        options: Its options, with names in lower case; None if they are not known, as from a checkpoint.
-        where: What it reads, for people: its topics, folder or table.
+        options: Its options, with lower-case names; None if unknown, as from a checkpoint.
+        where: What it reads, for display: its topics, folder or table.
     """
 
     format: str
@@ -73,19 +74,19 @@ class SourceFacts:
     where: str = ""
 
     def is_true(self, option: str) -> bool:
-        """Returns True if an option, named in lower case, is set to true."""
+        """Returns True if an option, given in lower case, is set to true."""
         return (self.options or {}).get(option, "").strip().lower() == "true"
 
     def is_false(self, option: str) -> bool:
-        """Returns True if an option, named in lower case, is set to false."""
+        """Returns True if an option, given in lower case, is set to false."""
         return (self.options or {}).get(option, "").strip().lower() == "false"
 
 
 class Source(abc.ABC):
-    """Tells sparkonce about a streaming source. Only `judge` is required.
+    """Describes a streaming source to sparkonce. Only `judge` is required.
 
-    One object serves all queries of a process. Its module is loaded on the driver alone. Import clients where they are
-    used: a command may load the source without them.
+    One object serves all queries of a process. Its module is loaded only on the driver. Import clients where they are
+    used, because a command may load the source without them.
     """
 
     @abc.abstractmethod
@@ -94,34 +95,34 @@ class Source(abc.ABC):
 
         Args:
             source: The source in a query.
-            downtime: The longest downtime of the query, for people, such as ``2 hours``.
+            downtime: The longest downtime of the query, for display, such as ``2 hours``.
 
         Returns:
-            The findings, made by `holds`, `must`, `doubles`, `loses` and `note`.
+            The findings, created with `holds`, `must`, `doubles`, `loses` and `note`.
         """
 
     def starts_at_end(self, source: SourceFacts) -> bool:  # noqa: ARG002 - for those that override it
-        """Returns True if a first start skips the rows that are there already, for `sparkonce.explain`."""
+        """Returns True if a first start skips rows that already exist, for `sparkonce.explain`."""
         return False
 
     def describe_offset(self, offset: Any) -> str | None:  # noqa: ARG002 - for those that override it
-        """Returns what the source reads, for people, from an offset in a checkpoint. `sparkonce.explain` asks it.
+        """Describes what the source reads, given an offset in a checkpoint, for `sparkonce.explain`.
 
         Args:
             offset: The offset of any source, parsed from Spark's JSON.
 
         Returns:
-            The description, which may be empty; None if the offset is not one of this source.
+            The description, which may be empty; None if the offset does not belong to this source.
         """
         return None
 
     def rows_between(self, before: Any, after: Any) -> int | None:  # noqa: ARG002 - for those that override it
         """Counts the rows between two offsets, parsed from Spark's JSON.
 
-        By their number small batches are grouped to fewer slots, and the duration of a batch is estimated.
+        The number is used to group small batches into fewer slots, and to estimate the duration of a batch.
 
         Returns:
-            The number; None if the offsets do not count rows, or are not of this source.
+            The number; None if the offsets do not count rows, or do not belong to this source.
         """
         return None
 
@@ -134,11 +135,11 @@ class Source(abc.ABC):
             trigger: The query's trigger, such as ``{"availableNow": True}``.
 
         Raises:
-            PreflightError: naming the server that does not answer, or what it lacks.
+            PreflightError: If a server does not respond or lacks something. The message names it.
         """
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - for those that override it
-        """Returns the needs of tasks that read the source, on executors' hosts. They are checked at the start."""
+        """Returns what tasks that read the source need on the executors' hosts, which is checked at the start."""
         return WorkerNeeds()
 
 
@@ -146,16 +147,16 @@ def registered(form: str) -> Source | None:
     """Returns the source that a package has registered for a format; None if there is none.
 
     Raises:
-        ConfigurationError: if it cannot be loaded.
+        ConfigurationError: If it cannot be loaded.
     """
     return None if form.lower() in BUILT_IN or form.lower() not in _entries() else _loaded(form.lower())
 
 
 def all_registered() -> Iterator[tuple[str, Source]]:
-    """Yields the formats and sources that packages have registered, loaded one by one.
+    """Yields the formats and sources that packages have registered, loading them one by one.
 
     Raises:
-        ConfigurationError: if one cannot be loaded.
+        ConfigurationError: If one cannot be loaded.
     """
     for form in _entries():
         yield form, _loaded(form)

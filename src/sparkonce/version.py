@@ -1,3 +1,3 @@
-"""The version, which pyproject.toml and each run's claim take from here."""
+"""The version, used by pyproject.toml and recorded in each run's claim."""
 
 __version__ = "0.1.0"

@@ -1,11 +1,11 @@
-"""A function as a sink, and the base of sinks whose rows wait in the checkpoint until their batch is decided.
+"""A function as a sink, and the base class for sinks whose rows wait in the checkpoint until their batch is decided.
 
-A function that `WriteAheadSink` makes a sink of receives an `ApplyToken`, and may return `SKIPPED` or raise
-`RefusedError` and `RetryLaterError`; `Applies` says how it applies rows.
+`WriteAheadSink` turns a function into a sink. The function receives an `ApplyToken`, and may return `SKIPPED` or raise
+`RefusedError` and `RetryLaterError`; `Applies` specifies how it applies rows.
 
-A sink of your own for a system without transactions extends `WriteAheadSink`. Executors fill files by a
-`WriteAheadWriter`. On the driver a `WriteAheadCommitter` commits them by calls of an `Application`, each for a `Unit`
-of files. A file is an `Entry` of the `WriteAheadFolder`, which `read` reads; `put_note` keeps a note beside them.
+To support a system without transactions in your own sink, extend `WriteAheadSink`. Executors write files with a
+`WriteAheadWriter`. On the driver, a `WriteAheadCommitter` commits them by calling an `Application` once for each `Unit`
+of files. A file is an `Entry` in the `WriteAheadFolder`, which `read` reads; `put_note` stores a note next to them.
 """
 
 from __future__ import annotations

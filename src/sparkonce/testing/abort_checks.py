@@ -1,4 +1,4 @@
-"""The checks of abort, of writers that give up, and of copies that lose: a reader never sees their rows."""
+"""Checks of aborts, of writers that give up, and of losing task attempts: a reader never sees their rows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sparkonce.testing.scene import ABORTED, ALREADY_COMMITTED, COMMITTED, GONE,
 
 
 class AbortChecks(SinkHooks):
-    """Checks that nothing is left after an abort, and that no abort undoes a commit."""
+    """Checks that an abort leaves nothing behind, and that no abort undoes a commit."""
 
     # --- abort ------------------------------------------------------------------------------------------------------
 
     def test_an_abort_hides_for_ever(self) -> None:
-        """Checks that aborted rows do not come back, whatever is committed later."""
+        """Checks that aborted rows never reappear, whatever is committed later."""
         with scene(self) as on:
             on.expect_outcomes(on.abort(on.prepare(0)), ABORTED, what="abort of a prepared transaction")
             on.expect_nothing_lingers("after the abort")
             on.expect_only(when="after the abort")
 
     def test_a_repeated_abort_is_fine(self) -> None:
-        """Repeats an abort, by the same committer and by a new one."""
+        """Repeats an abort, with the same committer and with a new one."""
         with scene(self) as on:
             handle = on.prepare(0)
             for committer in (on.committer, on.committer, on.new_committer()):
@@ -29,7 +29,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after three aborts")
 
     def test_a_commit_after_an_abort_is_lost(self) -> None:
-        """Checks that it shows nothing. UNKNOWN is allowed, although it stops the query."""
+        """Checks that the commit shows nothing. UNKNOWN is allowed, although it stops the query."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.abort(handle)
@@ -38,7 +38,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after a commit that came after an abort")
 
     def test_an_abort_after_the_commit_comes_too_late(self) -> None:
-        """Checks that it removes nothing and says so. The commit can still be repeated."""
+        """Checks that the abort removes nothing and reports that. The commit can still be repeated."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.commit(handle)
@@ -58,7 +58,7 @@ class AbortChecks(SinkHooks):
 
     @needs("lists_open")
     def test_an_aborted_writer_cannot_bring_its_rows_back(self) -> None:
-        """Wakes up a paused task after the sweep."""
+        """Resumes a paused task after the sweep."""
         with scene(self) as on:
             writer = on.open(0)
             open_now = on.await_lingering()
@@ -69,7 +69,7 @@ class AbortChecks(SinkHooks):
             try:
                 writer.write(on.rows(10, 2))
                 fields = writer.prepare()
-            except Exception:  # noqa: BLE001 - whatever it raises, the copy is given up
+            except Exception:  # noqa: BLE001 - whatever it raises, the attempt gives up
                 writer.abort()
             else:
                 late = on.handle(fields, rows=4)
@@ -80,14 +80,14 @@ class AbortChecks(SinkHooks):
     # --- the writer gives up ----------------------------------------------------------------------------------------
 
     def test_a_writer_gives_up_before_it_begins(self) -> None:
-        """Aborts before begin, as when another sink's writer failed before this one had rows."""
+        """Aborts before begin, as when another sink's writer failed before this one got rows."""
         with scene(self) as on:
             on.new_writer().abort()
             on.expect_nothing_lingers("after abort without begin")
             on.expect_only(when="after abort without begin")
 
     def test_a_writer_gives_up_after_begin(self) -> None:
-        """Aborts after begin, before anything was written."""
+        """Aborts after begin, before anything is written."""
         with scene(self) as on:
             writer = on.new_writer()
             writer.begin()
@@ -103,7 +103,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after write and abort")
 
     def test_a_writer_gives_up_after_prepare(self) -> None:
-        """Aborts after prepare, as when another sink of the same copy could not prepare."""
+        """Aborts after prepare, as when another sink of the same task attempt could not prepare."""
         with scene(self) as on:
             writer = on.open(0)
             handle = on.handle(writer.prepare(), rows=2)
@@ -113,7 +113,7 @@ class AbortChecks(SinkHooks):
             on.expect_only(when="after prepare and abort")
 
     def test_what_is_prepared_outlives_its_writer(self) -> None:
-        """Checks that a worker may end at once."""
+        """Checks that a worker may exit right after prepare."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.forget_writers()
@@ -121,14 +121,14 @@ class AbortChecks(SinkHooks):
             on.expect_outcomes(on.commit(handle), COMMITTED, what="commit after the writer is gone")
             on.expect_visible(0, when="after the commit")
 
-    # --- copies of one slot -----------------------------------------------------------------------------------------
+    # --- attempts of one slot ---------------------------------------------------------------------------------------
 
     def test_copies_of_a_slot_do_not_disturb_each_other(self) -> None:
-        """Commits the first copy and aborts the second."""
+        """Commits the first task attempt and aborts the second."""
         self._compete(winner=0)
 
     def test_a_later_copy_may_win(self) -> None:
-        """Commits the second copy and aborts the first."""
+        """Commits the second task attempt and aborts the first."""
         self._compete(winner=1)
 
     def _compete(self, *, winner: int) -> None:

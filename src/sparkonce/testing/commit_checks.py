@@ -1,4 +1,4 @@
-"""The checks of prepare and commit: when a reader sees which rows."""
+"""Checks of prepare and commit: when a reader sees which rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from sparkonce.testing.scene import ALREADY_COMMITTED, COMMITTED, GONE, altered,
 
 
 class CommitChecks(SinkHooks):
-    """Checks that readers see nothing before a commit, and exactly the rows after it, however often it is repeated."""
+    """Checks that readers see nothing before a commit, and exactly the committed rows after it, even if repeated."""
 
     # --- what a reader sees -----------------------------------------------------------------------------------------
 
     def test_nothing_is_visible_before_the_commit(self) -> None:
-        """Rows stay hidden through begin, write, prepare and close."""
+        """Checks that rows stay hidden through begin, write, prepare and close."""
         with scene(self) as on:
             writer = on.new_writer()
             writer.begin()
@@ -25,7 +25,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(when="after close")
 
     def test_a_commit_shows_exactly_its_rows(self) -> None:
-        """Checks that a commit shows all rows of its transaction, and of no other."""
+        """Checks that a commit shows all rows of its transaction, and no others."""
         with scene(self) as on:
             other, committed = on.prepare(10), on.prepare(20, slot=1)
             on.expect_outcomes(on.commit(committed), COMMITTED, what="commit of a prepared transaction")
@@ -34,7 +34,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(20, when="after one of two transactions was committed and the other aborted")
 
     def test_rows_of_several_writes_are_one_transaction(self) -> None:
-        """Writes a slot's rows in pieces."""
+        """Writes a slot's rows in several pieces."""
         with scene(self) as on:
             writer = on.open(0)
             for start in (2, 4, 6):
@@ -46,7 +46,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, count=8, when="after the commit of a transaction of four writes")
 
     def test_batches_follow_each_other(self) -> None:
-        """Commits batch after batch by one run, in the same slot."""
+        """Commits several batches of one run in the same slot."""
         with scene(self) as on:
             for batch in range(3):
                 outcomes = on.commit(on.prepare(10 * batch, batch=batch))
@@ -54,7 +54,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 20, when="after three batches")
 
     def test_a_slot_without_rows_leaves_nothing(self) -> None:
-        """Makes and closes a writer without begin and prepare, as for a slot without rows."""
+        """Creates and closes a writer without begin and prepare, as for a slot without rows."""
         with scene(self) as on:
             on.new_writer().close()
             on.expect_nothing_lingers("after a slot without rows")
@@ -63,7 +63,7 @@ class CommitChecks(SinkHooks):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def test_a_repeated_commit_adds_nothing(self) -> None:
-        """Repeats a commit, as whoever does not know whether it was applied."""
+        """Repeats a commit, as a driver does that does not know whether it was applied."""
         with scene(self) as on:
             handle = on.prepare(0)
             for _ in range(3):
@@ -71,14 +71,14 @@ class CommitChecks(SinkHooks):
             on.expect_only(0, when="after three commits of the same handle")
 
     def test_a_new_committer_commits(self) -> None:
-        """Commits by the handle alone: the driver that prepared may be dead."""
+        """Commits with the handle alone, since the driver that prepared it may be dead."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.expect_outcomes(on.commit(handle, by=on.new_committer()), COMMITTED, what="commit by a new committer")
             on.expect_visible(0, when="after the commit")
 
     def test_a_new_committer_repeats_the_commit(self) -> None:
-        """Commits again what a dead driver may have committed."""
+        """Repeats a commit that a dead driver may have made."""
         with scene(self) as on:
             handle = on.prepare(0)
             on.commit(handle)
@@ -89,7 +89,7 @@ class CommitChecks(SinkHooks):
 
     @needs("leaves_process")
     def test_another_process_commits(self) -> None:
-        """Commits in another process, with the pickled sink and the handle's text, and then once more."""
+        """Commits in another process, with the pickled sink and the serialized handle, and then once more."""
         with scene(self) as on:
             handle = on.prepare(0)
             for _ in range(2):
@@ -112,14 +112,14 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 20, when="after batch 1")
 
     def test_all_slots_are_committed_by_one_call(self) -> None:
-        """Commits a batch by one call with all its handles."""
+        """Commits a batch with one call that has all of its handles."""
         with scene(self) as on:
             handles = [on.prepare(10 * slot, slot=slot) for slot in range(4)]
             on.expect_outcomes(on.commit(*handles), *[COMMITTED] * 4, what="commit of four handles")
             on.expect_visible(0, 10, 20, 30, when="after the commit of four slots")
 
     def test_a_lost_handle_does_not_stop_the_others(self) -> None:
-        """Checks that each handle has its own answer, in the order of the call; see ``loses_whole_batches``."""
+        """Checks that each handle gets its own outcome, in the order of the call; see ``loses_whole_batches``."""
         with scene(self) as on:
             handles = [on.prepare(10 * slot, slot=slot) for slot in range(3)]
             on.abort(handles[1])
@@ -129,7 +129,7 @@ class CommitChecks(SinkHooks):
             on.expect_only(*shown, when="after the commit of three handles, the second gone")
 
     def test_a_slot_may_hold_other_rows_when_a_part_of_its_batch_is_written_again(self) -> None:
-        """Commits a replayed slot whose rows stood in another slot before. Both belong to the batch."""
+        """Commits a replayed slot whose rows were previously in another slot. Both belong to the batch."""
         with scene(self) as on:
             newer = on.make_owner(position=on.owner.token.position + 1)
             on.expect_outcomes(on.commit(on.prepare(0, slot=1)), COMMITTED, what="commit of a slot")
@@ -139,7 +139,7 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 20, when="after three commits of one batch and slot")
 
     def test_concluding_a_batch_changes_nothing_for_readers(self) -> None:
-        """Concludes repeatedly, also by a run that takes up what an earlier one had finished."""
+        """Concludes repeatedly, including from a run that takes over a batch that an earlier one had finished."""
         with scene(self) as on:
             handles = [*(on.prepare(10 * slot, slot=slot) for slot in range(2)), on.empty(slot=2)]
             on.expect_outcomes(on.commit(*handles[:2]), *[COMMITTED] * 2, what="commit of two handles")
@@ -155,13 +155,14 @@ class CommitChecks(SinkHooks):
             on.expect_visible(0, 10, 50, when="after the next batch")
 
     def test_concluding_later_batches_forgets_nothing_too_early(self) -> None:
-        """Asks for the last batches again, as a run does after a long pause.
+        """Commits the last batches again, as a run does after a long pause.
 
-        Of those before them a system may say LOST, whose ids later batches have taken: the driver reads the log first.
+        For earlier batches, whose ids have been reused by later ones, a system may return LOST: the driver reads the
+        log first.
         """
         with scene(self) as on:
             handles = []
-            for batch in range(3):  # one after the other, as the driver does: a lane may be taken again for a later one
+            for batch in range(3):  # one after the other, like the driver: an id may be reused for a later one
                 handles.append(on.prepare(10 * batch, batch=batch))
                 on.expect_outcomes(on.commit(handles[batch]), COMMITTED, what=f"commit of batch {batch}")
                 on.committer.conclude(batch, [handles[batch]])
@@ -171,14 +172,14 @@ class CommitChecks(SinkHooks):
             on.expect_only(0, 10, 20, when="after a late commit")
 
     def test_nothing_to_do_is_done(self) -> None:
-        """Calls with nothing in them answer nothing."""
+        """Checks that calls with empty arguments return empty results."""
         with scene(self) as on:
             require(list(on.committer.commit([])) == [], "commit of no handles must answer nothing")
             require(list(on.committer.abort([])) == [], "abort of no handles must answer nothing")
             require(list(on.committer.list_lingering([])) == [], "no runs have nothing that lingers")
 
     def test_a_handle_that_names_nothing_is_never_committed(self) -> None:
-        """Checks that it is not answered by COMMITTED, which would lose rows."""
+        """Checks that the outcome is not COMMITTED, which would lose rows."""
         with scene(self) as on:
             unknown = altered(on.prepare(0))
             for _ in range(2):

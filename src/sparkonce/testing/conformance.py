@@ -1,4 +1,4 @@
-"""The suite that every sink must pass, for a sink of your own too. Run it from your own pytest (or unittest).
+"""The suite that every sink must pass, including your own. Run it with your own pytest (or unittest).
 
 ::
 
@@ -15,7 +15,7 @@
         def visible(self):
             return ask_through_another_connection(f"SELECT number FROM {self.table}")
 
-pytest makes an object of the class for each check, so each check has a place of its own that begins empty.
+pytest creates an object of the class for each check, so each check has its own target, which is empty at first.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["SinkConformance"]
 
 
 class SinkConformance(CommitChecks, AbortChecks, SweepChecks, TraceChecks, SystemChecks):
-    """Checks of a `TwoPhaseCommitSink`. Its hooks are those of `sparkonce.testing.hooks.SinkHooks`."""
+    """Checks of a `TwoPhaseCommitSink`. Its hooks are described in `sparkonce.testing.hooks.SinkHooks`."""
 
     @classmethod
     def checks(cls) -> list[str]:
-        """Lists the names of the checks that this suite has, for those who run them without pytest."""
+        """Lists the names of this suite's checks, for running them without pytest."""
         return sorted(name for name in dir(cls) if name.startswith("test_") and callable(getattr(cls, name)))

@@ -1,4 +1,4 @@
-"""Finishes handles in another process, as a driver does that was started after the first one died."""
+"""Finishes handles in another process, like a driver that was started after the first one died."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LIMIT_S = 120.0
 
 
 def commit_elsewhere(sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> list[Finished]:
-    """Commits in a new Python process, which gets the pickled sink and the handles as text.
+    """Commits in a new Python process, which gets the pickled sink and the serialized handles.
 
     Raises:
-        RuntimeError: with what the process said, if it failed.
+        RuntimeError: With the process's output, if it failed.
     """
     order = {
         "path": sys.path,
@@ -41,10 +41,10 @@ def commit_elsewhere(sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> lis
 
 
 def main() -> None:
-    """Reads an order from standard input and writes the answers to standard output."""
+    """Reads the request from standard input and writes the outcomes to standard output."""
     order = json.load(sys.stdin)
     sys.path[:] = order["path"]
-    sink: TwoPhaseCommitSink = pickle.loads(base64.b64decode(order["sink"]))  # noqa: S301 - our parent pickled it
+    sink: TwoPhaseCommitSink = pickle.loads(base64.b64decode(order["sink"]))  # noqa: S301 - from our parent
     committer = sink.committer()
     try:
         answers = committer.commit([decode_handle(text) for text in order["handles"]])

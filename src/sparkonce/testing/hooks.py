@@ -1,4 +1,4 @@
-"""The hooks that the conformance suite asks of whoever runs it."""
+"""The hooks of the conformance suite, which you implement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Check = TypeVar("_Check", bound=Callable[..., None])
 
 
 def needs(hook: str) -> Callable[[_Check], _Check]:
-    """Marks a check that only a suite has which overrides this hook, or whose attribute of this name is True."""
+    """Marks a check that a suite has only if it overrides this hook, or if its attribute of this name is True."""
 
     def mark(check: _Check) -> _Check:
         check.needs = hook  # type: ignore[attr-defined]
@@ -27,7 +27,10 @@ def needs(hook: str) -> Callable[[_Check], _Check]:
 
 
 class _LeftOut:
-    """Stands for a check that a suite does not have. It is not callable, so neither pytest nor unittest collects it."""
+    """Stands in for a check that a suite does not have.
+
+    It is not callable, so pytest and unittest do not collect it.
+    """
 
     def __init__(self, check: Any) -> None:
         self.check = check
@@ -37,20 +40,22 @@ class _LeftOut:
 
 
 class SinkHooks:
-    """Checks of a `TwoPhaseCommitSink`. Subclass it, and give the three hooks that raise here; the others are optional.
+    """Checks of a `TwoPhaseCommitSink`.
 
-    A check that needs a hook which a suite does not override is no test of that suite: it is not collected, so nothing
-    is skipped. A suite whose sink lacks an optional ability says so by an attribute.
+    Subclass it and implement the three hooks that raise here; the others are optional.
+
+    A check that needs a hook that a suite does not override is not collected as a test of that suite, so nothing is
+    skipped. A suite whose sink lacks an optional ability declares that with an attribute.
 
     Attributes:
-        leaves_process: Whether the sink can be pickled, as Spark does to bring it to its workers. False is for doubles
-            that live in the memory of the test.
-        leaves_traces: Whether ``list_traces`` tells what the system remembers of commits.
-        finds_missing: Whether ``missing`` names what is not committed, which is optional.
-        lists_open: Whether ``list_lingering`` lists transactions before they are prepared.
-        visible_within_s: How long committed rows may take to be visible, and what is aborted to be gone.
-        loses_whole_batches: Whether all handles of a commit are lost if one of them was lost before: the sink writes
-            the rows of a batch in one piece, and does not write a part of it.
+        leaves_process: True if the sink can be pickled, as Spark does to send it to its workers. False is for test
+            doubles that live in the memory of the test.
+        leaves_traces: True if ``list_traces`` returns what the system remembers of commits.
+        finds_missing: True if ``missing`` lists what is not committed, which is optional.
+        lists_open: True if ``list_lingering`` lists transactions before they are prepared.
+        visible_within_s: How long it may take for committed rows to become visible, and for aborted ones to disappear.
+        loses_whole_batches: True if all handles of a commit are lost if one of them was lost before, because the sink
+            writes the rows of a batch as a whole, never a part of it.
     """
 
     leaves_process: bool = True
@@ -79,46 +84,51 @@ class SinkHooks:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def make_sink(self) -> TwoPhaseCommitSink:
-        """Makes a new sink object at EXACTLY_ONCE, for the same place each time within one check."""
+        """Creates a new sink object at EXACTLY_ONCE, with the same target each time within one check."""
         raise NotImplementedError("make_sink must return the sink under test")
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
-        """Rows that carry the numbers ``start`` to ``start + count - 1``, in columns that the sink takes."""
+        """Returns rows with the numbers ``start`` to ``start + count - 1``, in columns that the sink accepts."""
         raise NotImplementedError("make_rows must return a record batch")
 
     def visible(self) -> Sequence[int]:
-        """Returns the numbers of all rows that a reader sees now, in any order, one for each time that a row is there.
+        """Returns the numbers of all rows that a reader currently sees, in any order.
 
-        Ask the system itself, through a connection of its own, never the sink.
+        Duplicate rows are listed repeatedly.
+
+        Query the system itself, through a separate connection, never through the sink.
         """
         raise NotImplementedError("visible must ask the system")
 
     def make_refused(self, number: int) -> pa.RecordBatch | None:  # noqa: ARG002 - for those that override it
-        """A row that carries this number and that the system refuses, with the schema of `make_rows`.
+        """Returns a row with this number that the system rejects, with the schema of `make_rows`.
 
-        None if the sink does not tell what is refused.
+        Returns None if the sink does not report rejected rows.
         """
         return None
 
     def make_direct_sink(self) -> TwoPhaseCommitSink | None:
-        """Makes the same sink at AT_LEAST_ONCE, which shows rows without a decision. None if there is no such sink."""
+        """Creates the same sink at AT_LEAST_ONCE, which shows rows without a decision.
+
+        Returns None if there is none.
+        """
         return None
 
     def make_second_sink(self) -> TwoPhaseCommitSink | None:
-        """Makes another sink of the query for the same place, as `make_sink` does but with another name."""
+        """Creates another sink of the query with the same target as `make_sink`, but with another name."""
         return None
 
     def other_facts(self, facts: Facts) -> Facts | None:  # noqa: ARG002 - for those that override it
-        """Facts of a neighbour that must not find this sink's transactions; None if facts do not tell them apart.
+        """Returns the facts of another sink that must not find this sink's transactions; None if facts do not matter.
 
-        For example those with a prefix that is longer by one word.
+        For example, the facts of a sink whose prefix is one word longer.
         """
         return None
 
     def expire(self, handle: Handle) -> bool:  # noqa: ARG002 - for those that override it
-        """Makes the system give up the transaction, as its timeout does. Returns whether it can be made to."""
+        """Makes the system abort the transaction, as its timeout would. Returns False if that is not possible."""
         return False
 
     def restart_server(self) -> bool:
-        """Stops the system without warning and starts it again. Returns whether it can be done."""
+        """Stops the system abruptly and starts it again. Returns False if that is not possible."""
         return False

@@ -1,4 +1,4 @@
-"""The surroundings of one check: runs, writers and committers of a sink, and questions that fail with a sentence."""
+"""The setting of one check: runs, writers and committers of a sink, and assertions that fail with a full sentence."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _SHOWS_WITHIN_S = 2.0
 
 
 def require(holds: bool, sentence: str) -> None:
-    """Fails the check with a sentence that names what the sink must do and what it did.
+    """Fails the check with a sentence about what the sink must do and what it did.
 
     Raises:
-        AssertionError: if it does not hold.
+        AssertionError: If the condition does not hold.
     """
     if not holds:
         raise AssertionError(sentence)
 
 
 class Scene:
-    """The surroundings of one check. Everything that it opened is closed when the check is over.
+    """The setting of one check. Everything that it opened is closed when the check is over.
 
     Args:
         suite: The hooks.
@@ -58,26 +58,26 @@ class Scene:
     def make_owner(
         self, *, position: int, nonce: str | None = None, query: str | None = None, facts: Facts | None = None
     ) -> Owner:
-        """Makes a run of this query, or of another."""
+        """Creates a run of this query, or of another."""
         token = Token(position, secrets.token_hex(4) if nonce is None else nonce)
         return Owner(
             query=self.query if query is None else query, token=token, facts=self.facts if facts is None else facts
         )
 
     def new_committer(self, sink: TwoPhaseCommitSink | None = None) -> SinkCommitter:
-        """Makes a committer that shares only the system with the others, as after a restart of the driver."""
+        """Creates a committer that shares only the system with the others, as after a restart of the driver."""
         self._committers.append((sink or self.restarted_sink()).committer())
         return self._committers[-1]
 
     def restarted_sink(self) -> TwoPhaseCommitSink:
-        """Returns the sink as another process has it: unpickled, or made again if it cannot be pickled."""
+        """Returns the sink as another process has it: unpickled, or recreated if it cannot be pickled."""
         if not self.suite.leaves_process:
             return self.suite.make_sink()
         return self.travelled(self.sink)
 
     @staticmethod
     def travelled(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
-        """Returns the sink, pickled and unpickled."""
+        """Returns the sink after pickling and unpickling it."""
         copy = pickle.loads(pickle.dumps(sink))  # noqa: S301 - pickled on the same line
         require(copy.name == sink.name, f"the sink {sink.name!r} is called {copy.name!r} after pickling")
         return copy  # type: ignore[no-any-return]
@@ -85,7 +85,7 @@ class Scene:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def new_writer(self, *, owner: Owner | None = None, batch: int = 0, slot: int = 0) -> SinkWriter:
-        """Makes the writer of one more copy of a slot."""
+        """Creates the writer of another task attempt for a slot."""
         self._copies += 1
         context = WriterContext(
             owner=owner or self.owner, batch=batch, slot=slot, copy=f"1.{self._copies}.{self._copies - 1}"
@@ -94,7 +94,7 @@ class Scene:
         return self._writers[-1]
 
     def rows(self, start: int, count: int) -> pa.RecordBatch:
-        """Rows with the columns that the sink writes."""
+        """Returns rows with the columns that the sink writes."""
         rows = self.suite.make_rows(start, count)
         require(rows.num_rows == count, f"make_rows({start}, {count}) gave {rows.num_rows} rows")
         return rows.select(list(self.sink.columns(rows.schema)))
@@ -102,7 +102,7 @@ class Scene:
     def open(
         self, start: int, count: int = 2, *, owner: Owner | None = None, batch: int = 0, slot: int = 0
     ) -> SinkWriter:
-        """Makes a writer that has begun and written, and has not prepared."""
+        """Creates a writer that has begun and written, but not prepared."""
         writer = self.new_writer(owner=owner, batch=batch, slot=slot)
         writer.begin()
         writer.write(self.rows(start, count))
@@ -118,7 +118,7 @@ class Scene:
         return handle
 
     def handle(self, fields: Mapping[str, str | int], *, rows: int, slot: int = 0) -> Handle:
-        """Makes the handle of what a writer prepared, encoded and decoded as the log does it."""
+        """Creates the handle for what a writer prepared, serialized and deserialized as in the log."""
         require(bool(fields), "prepare must return the fields that finish the transaction, and returned none")
         for name, value in fields.items():
             plain = type(name) is str and type(value) in (str, int)
@@ -129,25 +129,25 @@ class Scene:
         return written
 
     def empty(self, slot: int = 0) -> Handle:
-        """Makes the handle of a slot without rows."""
+        """Creates the handle of a slot without rows."""
         return Handle(sink=self.sink.name, slot=slot)
 
     # --- finishing --------------------------------------------------------------------------------------------------
 
     def commit(self, *handles: Handle, by: SinkCommitter | None = None) -> list[Outcome]:
-        """Commits until no answer is RETRY."""
+        """Commits until no outcome is RETRY."""
         return self._finish("commit", (by or self.committer).commit, handles)
 
     def abort(self, *handles: Handle, by: SinkCommitter | None = None) -> list[Outcome]:
-        """Aborts until no answer is RETRY."""
+        """Aborts until no outcome is RETRY."""
         return self._finish("abort", (by or self.committer).abort, handles)
 
     def commit_elsewhere(self, *handles: Handle) -> list[Outcome]:
-        """Commits in another process, until no answer is RETRY."""
+        """Commits in another process, until no outcome is RETRY."""
         return self._finish("commit", lambda some: commit_elsewhere(self.sink, some), handles)
 
     def sweep(self, owner: Owner | None = None) -> None:
-        """Aborts what a run left open, as the driver does."""
+        """Aborts what a run left open, like the driver."""
         lingering = self.lingering(owner)
         outcomes = self.abort(*lingering)
         require(
@@ -156,7 +156,7 @@ class Scene:
         )
 
     def lingering(self, *owners: Owner | None) -> list[Handle]:
-        """Lists what these runs left open, asked by a new committer; by default this run."""
+        """Lists what these runs (by default this one) left open, using a new committer."""
         asked = [owner or self.owner for owner in owners or (None,)]
         found = list(self.new_committer().list_lingering(asked))
         strangers = {handle.sink for handle in found} - {self.sink.name}
@@ -164,7 +164,7 @@ class Scene:
         return found
 
     def await_lingering(self) -> list[Handle]:
-        """Lists what this run left open, as soon as there is something, or nothing after a while."""
+        """Lists what this run left open, waiting briefly until there is something."""
         give_up_at = time.monotonic() + _SHOWS_WITHIN_S
         while not (found := self.lingering()) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
@@ -196,51 +196,52 @@ class Scene:
     # --- judging ----------------------------------------------------------------------------------------------------
 
     def expect_outcomes(self, outcomes: Sequence[Outcome], *allowed: frozenset[Outcome], what: str) -> None:
-        """Holds each answer against what is allowed in its place."""
+        """Checks each outcome against the set allowed at its position."""
         fits = len(outcomes) == len(allowed) and all(one in some for one, some in zip(outcomes, allowed, strict=True))
         wanted = ", ".join(" or ".join(sorted(one.name for one in some)) for some in allowed)
         require(fits, f"{what} must answer {wanted}, and answered {_names(outcomes)}")
 
     def expect_visible(self, *starts: int, count: int = 2, when: str) -> None:
-        """Waits until a reader sees exactly the rows that began with these numbers."""
+        """Waits until a reader sees exactly the rows that start with these numbers."""
         wanted = sorted(start + place for start in starts for place in range(count))
         give_up_at = time.monotonic() + self.suite.visible_within_s
         while (seen := sorted(self.suite.visible())) != wanted:
-            # What is there too much does not go away by waiting.
+            # Waiting does not remove surplus rows.
             too_many = any(seen.count(row) > wanted.count(row) for row in seen)
             if too_many or time.monotonic() >= give_up_at:
                 require(False, f"{when} a reader must see the rows {wanted}, and sees {seen}")
             time.sleep(_POLL_S)
 
     def expect_at_most(self, *starts: int, count: int = 2, when: str) -> None:
-        """Sees that a reader sees no other rows than these now, and none of them twice."""
+        """Checks that a reader currently sees no rows other than these, and none of them twice."""
         allowed = [start + place for start in starts for place in range(count)]
         seen = sorted(self.suite.visible())
         fits = len(set(seen)) == len(seen) and set(seen) <= set(allowed)
         require(fits, f"{when} a reader may see the rows {allowed}, and sees {seen}")
 
     def expect_only(self, *starts: int, when: str) -> None:
-        """Commits one more transaction, and sees that its rows and these are all that a reader sees.
+        """Commits one more transaction, and checks that a reader sees its rows, these rows, and nothing else.
 
-        A system may show what it has accepted a moment later: once later rows are visible, what is not will not be.
+        A system may show accepted rows with a delay: once later rows are visible, anything still invisible will stay
+        so.
         """
         later = self.prepare(_LATER, slot=99, batch=9)
         self.expect_outcomes(self.commit(later), COMMITTED, what="commit of a transaction that nothing disturbs")
         self.expect_visible(*starts, _LATER, when=when)
 
     def expect_nothing_lingers(self, when: str, owner: Owner | None = None) -> None:
-        """Waits until nothing of the run is open."""
+        """Waits until the run has nothing open."""
         give_up_at = time.monotonic() + self.suite.visible_within_s
         while (found := self.lingering(owner)) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
         require(not found, f"{when} nothing may linger, and list_lingering found {[one.transaction for one in found]}")
 
     def forget_writers(self) -> None:
-        """Drops every writer, as the end of its process would."""
+        """Drops every writer, as if its process had ended."""
         self._writers.clear()
 
     def close(self) -> None:
-        """Frees what the check opened."""
+        """Closes whatever the check opened."""
         for committer in self._committers:
             committer.close()
 
@@ -256,7 +257,7 @@ GONE = frozenset({Outcome.LOST, Outcome.UNKNOWN})
 
 @contextmanager
 def scene(suite: SinkHooks, sink: TwoPhaseCommitSink | None = None) -> Iterator[Scene]:
-    """Makes a scene around the suite's sink, or around the one given."""
+    """Creates a scene around the suite's sink, or around the given one."""
     opened = Scene(suite, sink or suite.make_sink())
     try:
         yield opened
@@ -265,7 +266,7 @@ def scene(suite: SinkHooks, sink: TwoPhaseCommitSink | None = None) -> Iterator[
 
 
 def altered(handle: Handle) -> Handle:
-    """Makes a handle that names nothing: its texts are altered or, where there are none, its numbers."""
+    """Creates a handle that names nothing, by altering its strings or, if there are none, its numbers."""
     fields = dict(handle.transaction)
     texts = {name: f"{value}-never" for name, value in fields.items() if isinstance(value, str)}
     numbers = {name: value + 1_000_000 for name, value in fields.items() if isinstance(value, int)}

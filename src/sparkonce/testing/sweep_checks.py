@@ -1,4 +1,4 @@
-"""The checks of ``list_lingering``: it finds what dead writers leave."""
+"""Checks of ``list_lingering``: it finds what dead writers leave open."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from sparkonce.testing.scene import COMMITTED, GONE, require, scene
 
 
 class SweepChecks(SinkHooks):
-    """A sweep finds all that a run left open, and nothing of anybody else."""
+    """Checks that a sweep finds everything that a run left open, and nothing that belongs to others."""
 
     # --- what a dead writer leaves ----------------------------------------------------------------------------------
 
     def test_a_sweep_finds_what_a_dead_writer_left(self) -> None:
-        """Finds a prepared transaction whose handle nobody knows."""
+        """Finds a prepared transaction whose handle is lost."""
         with scene(self) as on:
             writer = on.open(0)
             forgotten = on.handle(writer.prepare(), rows=2)
@@ -24,7 +24,7 @@ class SweepChecks(SinkHooks):
             on.expect_only(when="after the sweep")
 
     def test_a_sweep_takes_exactly_the_runs_it_is_given(self) -> None:
-        """Spares a run whose token begins alike, the same position in a copied checkpoint, and another query."""
+        """Spares a run whose token starts the same, the same position in a copied checkpoint, and another query."""
         with scene(self) as on:
             token = on.owner.token
             last = "0" if on.query[-1] != "0" else "1"
@@ -44,7 +44,7 @@ class SweepChecks(SinkHooks):
 
     @needs("other_facts")
     def test_a_sweep_does_not_find_a_neighbours(self) -> None:
-        """Leaves alone a sink whose facts differ, for example by a longer prefix."""
+        """Spares a sink whose facts differ, for example by a longer prefix."""
         with scene(self) as on:
             facts = self.other_facts(on.facts)
             if facts is None:
@@ -57,7 +57,7 @@ class SweepChecks(SinkHooks):
             on.expect_outcomes(on.commit(theirs), COMMITTED, what="commit of the neighbour's")
 
     def test_a_sweep_of_an_older_run_spares_the_newer_one(self) -> None:
-        """Sweeps an older run. What the newer one has prepared stays."""
+        """Sweeps an older run. What the newer one has prepared remains."""
         with scene(self) as on:
             newer = on.make_owner(position=on.owner.token.position + 1)
             old = on.prepare(0)
@@ -67,7 +67,7 @@ class SweepChecks(SinkHooks):
             on.expect_only(10, when="after the older run was swept")
 
     def test_what_is_finished_does_not_linger(self) -> None:
-        """Checks that neither committed nor aborted transactions are listed as open."""
+        """Checks that committed and aborted transactions are not listed as open."""
         with scene(self) as on:
             on.commit(on.prepare(0))
             on.abort(on.prepare(10, slot=1))
@@ -75,7 +75,7 @@ class SweepChecks(SinkHooks):
 
     @needs("make_second_sink")
     def test_two_sinks_of_a_query_do_not_disturb_each_other(self) -> None:
-        """Uses two sinks that share query, token and slot, and differ in name alone."""
+        """Uses two sinks that share query, token and slot, and differ only by name."""
         second = self.make_second_sink()
         if second is None:
             raise AssertionError("make_second_sink must return a sink, or not be overridden")

@@ -1,4 +1,4 @@
-"""Faults of the system, and the sink object itself."""
+"""Checks of system faults, and of the sink object itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class SystemChecks(SinkHooks):
-    """Timeouts, restarts, preflight, columns, pickling, and the way without transactions."""
+    """Checks timeouts, restarts, preflight, columns, pickling, and writing without transactions."""
 
     # --- faults of the system ---------------------------------------------------------------------------------------
 
     @needs("expire")
     def test_a_transaction_that_timed_out_is_lost(self) -> None:
-        """Checks for LOST, not UNKNOWN: it lets the query write the rows again."""
+        """Checks for LOST, not UNKNOWN, so that the query may rewrite the rows."""
         with scene(self) as on:
             handle = on.prepare(0)
             require(self.expire(handle), "expire must make the system give up the transaction, or not be overridden")
@@ -45,7 +45,7 @@ class SystemChecks(SinkHooks):
             on.expect_only(0, 10, when="after the restart")
 
     def test_what_is_committed_is_not_missing(self) -> None:
-        """Asks also a thousand batches later, when the system has forgotten: no healthy query is stopped."""
+        """Also checks a thousand batches later, when the system has forgotten: no healthy query may be stopped."""
         with scene(self) as on:
             committed: list[Handle] = []
             for batch in (0, 100, 1000):
@@ -59,7 +59,7 @@ class SystemChecks(SinkHooks):
 
     @needs("finds_missing")
     def test_what_is_not_committed_is_missing(self) -> None:
-        """Asks a system that went back to before a commit, where the transactions were prepared."""
+        """Simulates a system that was restored to a state before a commit, with the transactions still prepared."""
         with scene(self) as on:
             committed, *prepared = (on.prepare(10 * slot, slot=slot) for slot in range(3))
             on.commit(committed)
@@ -69,7 +69,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_refused")
     def test_refused_rows_are_told_and_the_others_are_written(self) -> None:
-        """Offers rows of both kinds, in two record batches: only those that the system takes may be visible."""
+        """Offers rows of both kinds, in two record batches. Only the accepted ones may become visible."""
         import pyarrow as pa
 
         with scene(self) as on:
@@ -93,7 +93,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_refused")
     def test_a_copy_whose_rows_are_all_refused_is_aborted(self) -> None:
-        """Offers refused rows alone: nothing is prepared, and nothing lingers."""
+        """Offers only refused rows: nothing is prepared, and nothing lingers."""
         with scene(self) as on:
             refused = self._refused(on)
             writer = on.new_writer()
@@ -122,7 +122,7 @@ class SystemChecks(SinkHooks):
                 require(dict(again) == dict(on.facts), f"preflight gave {on.facts!r} first and then {again!r}")
 
     def test_columns_are_chosen_among_those_there_are(self) -> None:
-        """Checks that each is chosen once."""
+        """Checks that each column is chosen once."""
         with scene(self) as on:
             schema = self.make_rows(0, 1).schema
             columns = list(on.sink.columns(schema))
@@ -131,7 +131,7 @@ class SystemChecks(SinkHooks):
             require(len(set(columns)) == len(columns), f"columns chose {columns}")
 
     def test_the_timeout_is_a_time(self) -> None:
-        """Checks for a time, or None if the system never gives up by itself."""
+        """Checks for a time, or None if the system never aborts a transaction on its own."""
         with scene(self) as on:
             timeout_s = on.sink.transaction_timeout_s(on.facts)
             require(timeout_s is None or timeout_s > 0, f"transaction_timeout_s must be above 0, and is {timeout_s!r}")
@@ -147,7 +147,7 @@ class SystemChecks(SinkHooks):
 
     @needs("make_direct_sink")
     def test_without_transactions_rows_show_at_once(self) -> None:
-        """Checks that at AT_LEAST_ONCE prepare flushes, leaves nothing to finish, and rows are visible."""
+        """Checks that at AT_LEAST_ONCE, prepare flushes and leaves nothing to finish, and rows are visible."""
         direct = self.make_direct_sink()
         if direct is None:
             raise AssertionError("make_direct_sink must return a sink, or not be overridden")

@@ -1,4 +1,4 @@
-"""The checks of ``list_traces``, for suites with ``leaves_traces``."""
+"""Checks of ``list_traces``, for suites with ``leaves_traces``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from sparkonce.testing.scene import COMMITTED, Scene, require, scene
 
 
 class TraceChecks(SinkHooks):
-    """The traces tell what the query has committed, by which runs, and nothing of anybody else."""
+    """Checks that traces show what the query has committed, in which runs, and nothing that belongs to others."""
 
     @needs("leaves_traces")
     def test_a_trace_is_left_by_what_is_committed_and_by_nothing_else(self) -> None:
-        """Checks that open, prepared or aborted transactions leave none: a log without them is not an old one."""
+        """Checks that open, prepared or aborted transactions leave none: a log without them is not outdated."""
         with scene(self) as on:
             writer = on.open(0)
             on.abort(on.prepare(10, slot=1))
@@ -30,7 +30,7 @@ class TraceChecks(SinkHooks):
 
     @needs("leaves_traces")
     def test_traces_say_which_batch_they_are_of(self) -> None:
-        """Checks the batch of each, if it has one: a batch behind the newest decided one shows that a log is old."""
+        """Checks the batch of each trace that has one: a batch after the newest decided one reveals an outdated log."""
         with scene(self) as on:
             handles = [on.prepare(10 * batch, batch=batch) for batch in range(2)]
             on.expect_outcomes(on.commit(*handles), COMMITTED, COMMITTED, what="commit of two batches")
@@ -43,7 +43,7 @@ class TraceChecks(SinkHooks):
 
     @needs("leaves_traces")
     def test_traces_of_one_query_only(self) -> None:
-        """Checks that every run has its own token, and that nothing of a neighbour's is listed."""
+        """Checks that every trace has its own run's token, and that nothing of another query is listed."""
         with scene(self) as on:
             last = "0" if on.query[-1] != "0" else "1"
             newer = on.make_owner(position=on.owner.token.position + 1)

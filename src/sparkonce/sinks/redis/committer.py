@@ -1,9 +1,9 @@
-"""The driver half of the Redis sink: applies staged chunks, each of them once, from any process.
+"""The driver side of the Redis sink: applies staged chunks, each of them once, from any process.
 
-Lists of chunks are applied in steps that never keep a server busy for long.
+Lists of chunks are applied in steps that never block a server for long.
 
-Staged rows live for ``staging_ttl_s`` after their prepare. To find a transaction's age, the server is asked how long
-ago that was, and the time is counted back from this process's clock, so that no two clocks are compared.
+Staged rows live for ``staging_ttl_s`` after they were prepared. To find a transaction's age, the server is asked how
+long ago that was, and the result is subtracted from this process's time, so that no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparkonce.sinks.redis.writer import await_replicas
 KEPT_BATCHES = SINKS_KEEP_BATCHES
 TIDY_EVERY_BATCHES = 50
 ATTEMPT_LIMIT_S = 30.0
-"""The time for which one call applies chunks before it answers RETRY; the next call continues."""
+"""How long one call applies chunks before it returns RETRY. The next call continues."""
 
 _UNDECIDED = Finished(outcome=Outcome.UNKNOWN, reason="No answer of the server tells the transaction's state.")
 _DELETE_AT_ONCE = 500
@@ -54,9 +54,9 @@ class _Pending:
 
     Attributes:
         name: Its name.
-        seen: The number of the query's commits at its begin.
-        known: The number of the query's commits that the ledger must count at least.
-        verdict: Its answer, once there is one.
+        seen: The number of the query's commits when it began.
+        known: The number of commits that the ledger must have at least.
+        verdict: Its outcome, once known.
         slots: The hash slots of its staged rows.
         is_prepared: True if the ledger shows it as prepared.
         waited_ms: The time since it was prepared, by the server's clock.
@@ -74,13 +74,13 @@ class _Pending:
 
 
 class RedisCommitter(HandleCommitter[StagedTransaction]):
-    """Commits and aborts by the transaction's name.
+    """Commits and aborts transactions by name.
 
     Args:
         nodes: This process's own connections.
-        name: The sink's name, for the handles that `list_lingering` makes.
+        name: The sink's name, for the handles that `list_lingering` creates.
         staging_ttl_s: The time to live of staged rows.
-        ledger_ttl_s: The time to live of a query's ledger without a new transaction.
+        ledger_ttl_s: The time to live of a query's ledger after its last transaction.
         wait_replicas: The number of replicas that must have the committed rows.
     """
 
@@ -115,10 +115,10 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return {one: state.verdict or _UNDECIDED for one, state in pending.items()}
 
     def abort_all(self, wanted: Mapping[StagedTransaction, Handle]) -> Mapping[StagedTransaction, Finished]:
-        """Aborts these transactions in the ledger, so that their writers cannot prepare anymore."""
+        """Aborts these transactions in the ledger, so that their writers can no longer prepare."""
         pending = {one: _Pending(one.name, one.seen) for one in wanted}
         going = list(pending.values())
-        # A writer that died before it prepared has not told the hash slots of its rows.
+        # A writer that died before preparing has not recorded the hash slots of its rows.
         slots = pack_slots(range(HASH_SLOTS)) if self._cluster else ""
         requests = []
         for one in going:
@@ -133,7 +133,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         """Lists the open and prepared transactions of these runs, and aborted ones whose staged rows may remain.
 
         Raises:
-            UnknownOutcomeError: if the server does not list its transactions.
+            UnknownOutcomeError: If the server does not list its transactions.
         """
         claims = Claims(owners)
         return [
@@ -144,11 +144,11 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         ]
 
     def _is_left(self, entry: LedgerEntry) -> bool:
-        """Returns True if an aborted transaction's staged rows may still be there."""
+        """Returns True if an aborted transaction's staged rows may still exist."""
         return self._cluster and entry.state == names.ABORTED and bool(entry.slots)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:
-        """Lists the commits in the ledger, which remembers `KEPT_BATCHES` batches for ``ledger_ttl_s``."""
+        """Lists the commits in the ledger, which retains `KEPT_BATCHES` batches for ``ledger_ttl_s``."""
         prefix = facts.get("prefix")
         if prefix is None:
             return ()
@@ -159,11 +159,11 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         ]
 
     def before_decision(self, facts: Facts) -> str:  # noqa: ARG002 - the servers are asked
-        """Tells why the batch must not be decided: a server may evict keys since the run began."""
+        """Returns why the batch must not be decided: a server may have started to evict keys during the run."""
         return why_not_decide(self._nodes)
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes the entries of batches long gone, now and then."""
+        """Deletes the entries of old batches every so often."""
         if not self._tidying.is_due(batch):
             return
         for ledger in {ledger_of(one.name) for handle in handles if (one := StagedTransaction.of(handle))}:
@@ -171,11 +171,11 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
             self._tidying.done(batch)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Returns those that the ledger does not show as committed, see `sparkonce.sinks.redis.committer`."""
+        """Returns the handles that the ledger does not show as committed; see `sparkonce.sinks.redis.committer`."""
         return missing(self._nodes, handles, self._ledger_ttl_ms)
 
     def begun_ms(self, handles: Sequence[Handle]) -> Sequence[int | None]:
-        """Returns when these transactions were prepared, see `sparkonce.sinks.redis.committer`."""
+        """Returns when these transactions were prepared; see `sparkonce.sinks.redis.committer`."""
         return begun_ms(self._nodes, handles, self._ledger_ttl_ms)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def _decide(self, going: Sequence[_Pending], mode: str) -> None:
-        """Notes each in the ledger as being committed, or learns why it cannot be."""
+        """Marks each transaction in the ledger as being committed, or finds out why it cannot be."""
         requests = []
         for one in going:
             ledger = ledger_of(one.name)
@@ -223,7 +223,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     def _check_lists(self, going: Sequence[_Pending]) -> None:
         """Checks that every list of a prepared transaction is complete, and removes its expiry, before the decision.
 
-        A list that is missing afterwards was lost by its node after other lists were applied.
+        A list that is missing later was lost by its node after other lists were applied.
         """
         whole, expired, missing = [], [], []
         for one in going:
@@ -295,7 +295,10 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 self._clean(one)
 
     def _await_ledgers(self, done: Sequence[_Pending]) -> None:
-        """Waits until enough replicas know the commits: one that took over with fewer would seem to have lost rows."""
+        """Waits until enough replicas know the commits.
+
+        One that did not, and took over, would seem to have lost rows.
+        """
         reached = await_replicas(self._nodes, [ledger_of(one.name).hash_slot for one in done], self._wait_replicas)
         if reached < self._wait_replicas:
             reason = f"{reached} replicas know that it is committed, and wait_replicas={self._wait_replicas}."
@@ -303,7 +306,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
                 one.verdict = Finished(outcome=Outcome.RETRY, reason=reason)
 
     def _remembered(self, ledger: Key) -> int:
-        """Returns the commits that this process has seen, until the ledger may have expired without a transaction."""
+        """Returns the number of commits that this process has seen, unless the ledger may have expired since."""
         commits, at_s = self._commits.get(ledger.name, (0, 0.0))
         return commits if time.monotonic() - at_s < self._ledger_ttl_ms / 1000 else 0
 
@@ -318,7 +321,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return Finished(outcome=Outcome.COMMITTED if state == "committed" else Outcome.ALREADY_COMMITTED)
 
     def _clean(self, one: _Pending) -> Finished | None:
-        """Deletes the remaining lists of an ended transaction, and returns why that fails; None if it does not."""
+        """Deletes the remaining lists of an ended transaction. Returns why that failed, or None."""
         answers = self._nodes.run([Request(key.hash_slot, ("UNLINK", key.name)) for key in one.lists])
         refusal = next((answer for answer in answers if isinstance(answer, Refusal)), None)
         if refusal is not None:
@@ -340,7 +343,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
         return Finished(outcome=Outcome.ABORTED)
 
     def _delete(self, aborted: Sequence[_Pending]) -> None:
-        """Deletes staged rows as far as the nodes allow it. The ledger keeps the rest for the next sweep."""
+        """Deletes staged rows as far as the nodes allow. The ledger records the rest for the next sweep."""
         until = time.monotonic() + ATTEMPT_LIMIT_S
         for one in aborted:
             left = self._clean(one)
@@ -354,7 +357,7 @@ class RedisCommitter(HandleCommitter[StagedTransaction]):
     # --- ledger -----------------------------------------------------------------------------------------------------
 
     def _tidy(self, ledger: Key, floor: int) -> None:
-        """Deletes the entries of batches below the floor, and what is left of their lists."""
+        """Deletes the entries of batches below the floor, and what remains of their lists."""
         if floor <= 0:
             return
         answer = self._nodes.ask(run_script(scripts.RAISE_FLOOR, [ledger], floor))
@@ -382,20 +385,20 @@ def _left_of(name: TransactionName, entry: LedgerEntry) -> _Pending:
 
 
 _VALUES_UNDER_WAY = 2 * CHUNK_VALUES
-"""A server finishes what one client has sent before it turns to the next, so little is in flight at once."""
+"""A server finishes what one client has sent before it serves the next, so little is in flight at a time."""
 _MOST_UNDER_WAY = 128
 _MOVED_WITHIN_S = 1.0
-"""The time for which a moved hash slot is looked up; one that is still moving is left for the next attempt."""
+"""How long a moved hash slot is looked up. One that is still moving is left for the next attempt."""
 
 ABSENT = Finished(outcome=Outcome.LOST, reason="The list is absent.")
 
 
 class Applying:
-    """Applies lists until each is at its end, or fails.
+    """Applies lists until each is finished, or fails.
 
     Args:
         nodes: The connections.
-        give_up_at: The time to stop, by `time.monotonic`.
+        give_up_at: When to stop, by `time.monotonic`.
     """
 
     def __init__(self, nodes: Nodes, give_up_at: float) -> None:
@@ -404,9 +407,9 @@ class Applying:
         self._window = 2
 
     def run(self, lists: Sequence[Key]) -> dict[Key, Finished | None]:
-        """Applies the lists. Returns None for each that is at its end, else `ABSENT`, RETRY or UNKNOWN.
+        """Applies the lists. Returns None for each that is finished, otherwise `ABSENT`, RETRY or UNKNOWN.
 
-        A request without a reply may have been carried out. Its repetition is harmless, because the applied chunk is
+        A request without a reply may have been carried out. Repeating it is harmless, because the applied chunk is
         gone.
         """
         results: dict[Key, Finished | None] = {}
@@ -419,7 +422,7 @@ class Applying:
         return results
 
     def _round(self, going: Sequence[Key], results: dict[Key, Finished | None]) -> list[Key]:
-        # Two for each list if there are few: while one is carried out, the next is in flight.
+        # If there are few lists, send two requests for each: while one is carried out, the next is in flight.
         turns = 2 if len(going) < self._window else 1
         batch = [key for key in going[: 64 * self._window] for _ in range(turns)]
         requests = [run_script(scripts.APPLY, [key], scripts.END, CHUNK_VALUES) for key in batch]
@@ -437,7 +440,10 @@ class Applying:
 
     @staticmethod
     def _read(key: Key, answer: RedisReply, results: dict[Key, Finished | None]) -> tuple[bool, int]:
-        """Returns whether there is more to apply, and how many values were; sets the result of a failed list."""
+        """Returns True if there is more to apply, and how many values were applied.
+
+        Records the result of a failed list.
+        """
         if isinstance(answer, Refusal):
             results[key] = read_refusal(answer)
             return False, 0
@@ -451,9 +457,9 @@ class Applying:
 
 
 def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[int | None]:
-    """Returns when each transaction was prepared; None if it cannot be committed anymore.
+    """Returns when each transaction was prepared; None if it can no longer be committed.
 
-    Asks by the script that a commit uses, without changing a row.
+    Uses the script of a commit, without changing any rows.
 
     Args:
         nodes: The servers.
@@ -461,7 +467,7 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
         ledger_ttl_ms: The ledger's time to live from now on.
 
     Raises:
-        UnknownOutcomeError: if a server does not answer.
+        UnknownOutcomeError: If a server does not respond.
     """
     asked = [one.name for handle in handles if (one := StagedTransaction.of(handle))]
     requests = [_state_request(nodes, name, ledger_ttl_ms) for name in asked]
@@ -487,12 +493,12 @@ def begun_ms(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> lis
 
 
 def missing(nodes: Nodes, handles: Sequence[Handle], ledger_ttl_ms: int) -> list[Handle]:
-    """Returns those that the ledger does not show as committed. See `sparkonce.sink.SinkCommitter.missing`.
+    """Returns the handles that the ledger does not show as committed; see `sparkonce.sink.SinkCommitter.missing`.
 
     Raises:
-        UnknownOutcomeError: if a server does not answer.
+        UnknownOutcomeError: If a server does not respond.
     """
-    # The ledger lives for the whole time; the other half allows for clocks that differ.
+    # The ledger lives for the whole time. Only half is used, to allow for differing clocks.
     since_ms = time.time_ns() // 1_000_000 - ledger_ttl_ms // 2
     asked = [handle for handle in handles if handle.opened_ms > since_ms]
     known = {one.name: handle for handle in asked if (one := StagedTransaction.of(handle))}
@@ -528,7 +534,7 @@ def entries(nodes: Nodes, ledger: Key) -> Iterator[tuple[TransactionName, Ledger
     """Yields the transactions in a ledger.
 
     Raises:
-        UnknownOutcomeError: if the ledger cannot be read.
+        UnknownOutcomeError: If the ledger cannot be read.
     """
     cursor, seen = b"0", set()
     while True:

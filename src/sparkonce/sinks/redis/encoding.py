@@ -1,7 +1,7 @@
-"""Turns Arrow batches into chunks of commands, in the form that `sparkonce.sinks.redis.scripts` takes.
+"""Turns Arrow batches into chunks of commands, in the format that `sparkonce.sinks.redis.scripts` expects.
 
-`Shape` says which columns become which commands, and checks their types. Python handles no single row: Arrow's own code
-joins the columns into MessagePack bytes, and a chunk is a slice of the joined column.
+`Shape` maps columns to commands, and checks their types. Python never handles individual rows: Arrow's own code joins
+the columns into MessagePack bytes, and a chunk is a slice of the joined column.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 CHUNK_VALUES = 2_000
-"""The most values of a chunk, which keeps a server busy for one to two milliseconds."""
+"""The maximum number of values in a chunk, which occupies a server for one to two milliseconds."""
 CHUNK_BYTES = 256 * 1024
-"""The most bytes of a chunk, unless it is a single row."""
+"""The maximum size of a chunk in bytes, unless it is a single row."""
 
 _MSET_VALUES = 1_000
 _INT64_MAX = 2**63 - 1
 _WHOLE_IN_DOUBLE, _DIGITS_IN_DOUBLE = 2**53, 15
-"""What a double keeps of whole numbers, and of any decimal."""
+"""The largest integer, and the number of decimal digits, that a double represents exactly."""
 _INCREMENT_DIGITS = 17
-"""INCRBYFLOAT and HINCRBYFLOAT write so many digits behind the point (``%.17Lf``)."""
+"""INCRBYFLOAT and HINCRBYFLOAT write this many digits after the decimal point (``%.17Lf``)."""
 _STR32 = 0xDB
 _ARRAY32 = 0xDD
 
@@ -48,7 +48,7 @@ class Encoded:
         keys: Each row's key.
         rows: Each row's values in MessagePack.
         verb: The command of all rows; empty if each value is a whole command.
-        arity: The number of values of one command.
+        arity: The number of values per command.
         values: The number of values of each row.
     """
 
@@ -71,7 +71,7 @@ class Encoded:
         )
 
     def chunks(self, bounds: npt.NDArray[np.intp] | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yields the chunks of the rows between each two bounds, each with the number of its lower bound."""
+        """Yields the chunks of the rows between consecutive bounds, each with the index of its lower bound."""
         count = len(self.rows)
         limits = np.array([0, count]) if bounds is None else bounds
         if not count:
@@ -92,7 +92,7 @@ class Encoded:
 
 
 def _end(offsets: npt.NDArray[Any], ends: npt.NDArray[Any], start: int, stop: int, most: int) -> int:
-    """Returns the end of a chunk that begins here: within both limits, and after at least one row."""
+    """Returns the end of a chunk that begins here: within both limits, but after at least one row."""
     if ends[stop] - ends[start] <= most and offsets[stop] - offsets[start] <= CHUNK_BYTES:
         return stop
     by_values = int(np.searchsorted(ends, ends[start] + most, side="right")) - 1
@@ -104,8 +104,8 @@ def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
     """Returns a batch's commands, in the order of its rows.
 
     Raises:
-        PrepareError: naming the column with a value that the server would refuse, such as a null key, or with a key of
-            the sink's own.
+        PrepareError: If a value would be rejected by the server, such as a null key, or a key is reserved for the sink.
+            The message names the column.
     """
     if shape.structure == "increment":
         rows = rows.filter(rows.column(shape.amount or "amount").is_valid())
@@ -118,7 +118,7 @@ def encode(shape: Shape, rows: pa.RecordBatch) -> Encoded:
 
 
 def _plain(shape: Shape, rows: pa.RecordBatch, keys: pa.Array) -> Encoded | None:
-    """Returns one command for all rows; None if nulls or the structure need commands that differ by row."""
+    """Returns one command for all rows; None if nulls or the structure require commands that differ by row."""
     parts = _parts(shape, rows)
     if parts is None or any(part.null_count for part in parts if isinstance(part, pa.Array)):
         return None
@@ -238,7 +238,7 @@ def _verb(shape: Shape, rows: pa.RecordBatch) -> str:
 
 
 def wire(column: pa.Array) -> pa.Array:
-    """Returns a column as the bytes that Redis keeps: strings and binary as they are, other types as text."""
+    """Returns a column as the bytes that Redis stores: strings and binary unchanged, other types as text."""
     kind = column.type
     if pa.types.is_binary(kind):
         return column
@@ -323,7 +323,7 @@ def _refuse_nan(column: pa.Array, name: str) -> None:
 
 
 def _refuse_rounding(column: pa.Array, name: str, where: str) -> None:
-    """Refuses whole numbers and decimals that a double does not hold digit by digit."""
+    """Refuses integers and decimals that a double cannot represent exactly."""
     if pa.types.is_integer(column.type):
         beyond = pc.or_(pc.less(column, -_WHOLE_IN_DOUBLE), pc.greater(column, _WHOLE_IN_DOUBLE))
     elif pa.types.is_decimal(column.type):
@@ -361,7 +361,7 @@ def _refuse_small(column: pa.Array, name: str) -> None:
 
 
 def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
-    """Returns MessagePack's five bytes before a text or an array, for each of these lengths."""
+    """Returns MessagePack's five header bytes of a string or array, for each of these lengths."""
     heads = np.empty((len(lengths), 5), np.uint8)
     heads[:, 0] = kind
     heads[:, 1:] = lengths.astype(">u4").view(np.uint8).reshape(-1, 4)
@@ -370,7 +370,7 @@ def _headers(kind: int, lengths: npt.NDArray[Any]) -> pa.Array:
 
 
 def _packed(part: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    """Returns texts with their lengths in front; null stays null."""
+    """Returns strings preceded by their lengths. Null remains null."""
     if isinstance(part, pa.Scalar):
         text = part.as_py()
         return pa.scalar(bytes([_STR32]) + len(text).to_bytes(4, "big") + text, pa.binary())
@@ -383,13 +383,13 @@ def _join(parts: Any) -> pa.Array:
 
 
 def _command(verb: str, *parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Returns a whole command for each row; null if a part of it is null."""
+    """Returns a whole command for each row; null if any part of it is null."""
     head = bytes([0x90 | (1 + len(parts)), 0xA0 | len(verb)]) + verb.encode()
     return _join([pa.scalar(head, pa.binary()), *map(_packed, parts)])
 
 
 def _or_else(first: tuple[Any, ...], second: tuple[str, int]) -> pa.Array:
-    """Returns the first command or, if a part of it is null, the second with so many of the first's parts."""
+    """Returns the first command or, if a part of it is null, the second command with this many of the first's parts."""
     verb, count = second
     return pc.coalesce(_command(*first), _command(verb, *first[1 : 1 + count]))
 
@@ -404,17 +404,17 @@ _OPTIONAL: Mapping[str, frozenset[str]] = {
     "sorted_set": frozenset({"member", "score"}),
     "increment": frozenset({"amount", "field", "member"}),
 }
-"""The settings of each structure in addition to key and time to live."""
+"""The settings of each structure, in addition to key and time to live."""
 
 STRUCTURES = tuple(_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The commands that are made of a row. `RedisSink` describes the settings; all but the template name columns.
+    """The commands into which a row is turned. `RedisSink` describes the settings. All but the template name columns.
 
     Raises:
-        ConfigurationError: naming the setting that is unknown, missing, or without use for the structure.
+        ConfigurationError: If a setting is unknown, missing, or unused by the structure. The message names it.
     """
 
     structure: str = "string"
@@ -467,10 +467,10 @@ class Shape:
             )
 
     def template_parts(self) -> list[tuple[str, str | None]]:
-        """Returns the key's template as texts, each with the column that follows it.
+        """Returns the parts of the key's template, each with the column that follows it.
 
         Raises:
-            ConfigurationError: if the template cannot be read.
+            ConfigurationError: If the template is invalid.
         """
         if self.key_template is None:
             return []
@@ -487,13 +487,13 @@ class Shape:
         return [(text, column) for text, column, _, _ in parts]
 
     def key_columns(self) -> list[str]:
-        """Returns the columns that make the key."""
+        """Returns the columns that make up the key."""
         if self.key_template is not None:
             return [column for _, column in self.template_parts() if column is not None]
         return [self.key or "key"]
 
     def hash_fields(self, names: Sequence[str]) -> list[str]:
-        """Returns the columns that are fields of a hash: the named ones, or else all others."""
+        """Returns the columns that are fields of a hash: the configured ones, or else all others."""
         if self.fields is not None:
             return list(self.fields)
         taken = {*self.key_columns(), self.ttl}
@@ -503,7 +503,7 @@ class Shape:
         """Returns the columns that are used, each once.
 
         Raises:
-            SchemaError: naming the column that is missing or has a type that does not fit.
+            SchemaError: If a column is missing or has an unsuitable type. The message names it.
         """
         wanted: list[tuple[str, _Fits, str]] = [(name, _is_text, _TEXT) for name in self.key_columns()]
         wanted += self._value_columns(schema)

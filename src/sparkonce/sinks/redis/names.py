@@ -1,12 +1,12 @@
 """The sink's own keys in Redis, all of which begin with ``sparkonce:``, and the hash slots of a cluster.
 
-| key | its value | | --- | --- | | ``sparkonce:id`` | a random text that tells this server, or cluster, from others | |
-``sparkonce:{<prefix>.<query>}:ledger`` | a hash: each of the query's transactions, and how many it has committed | |
-``sparkonce:{…}:<transaction>`` | a list: a transaction's staged chunks; in a cluster those of one hash slot |
+- ``sparkonce:id``: a random string that identifies this server or cluster
+- ``sparkonce:{<prefix>.<query>}:ledger``: a hash with the query's transactions, and the number of its commits
+- ``sparkonce:{…}:<transaction>``: a list of a transaction's staged chunks; in a cluster, those of one hash slot
 
-The text in braces decides which of the 16384 hash slots a key belongs to
-(https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#key-distribution-model). On a single server
-all staged rows are one list next to the ledger.
+The string in braces determines which of the 16384 hash slots a key belongs to
+(https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#key-distribution-model). On a single server,
+all staged rows are in one list next to the ledger.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 OWN = "sparkonce:"
-"""The beginning of the sink's keys, with which no other key may begin."""
+"""The prefix of the sink's keys, which is reserved: no other key may begin with it."""
 IDENTITY = f"{OWN}id"
 TRANSACTION = "transaction"
 SEEN = "seen"
@@ -48,14 +48,14 @@ _DATABASE = re.compile(r"(/\d*)?")
 
 
 def shown_url(url: str) -> str:
-    """Returns the address in a url, for messages: nothing that may be a password, however it is written."""
+    """Returns the address in a URL, for messages, without anything that may be a password, however it is written."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:  # the text after the first colon is a part of the password, and no port
+    except ValueError:  # the text after the first colon is part of the password, not a port
         return "redis://…"
     address = f"{host or ''}{'' if port is None else f':{port}'}"
-    # A slash in a password ends the address: the text after it is a path only if it is a database's number.
+    # A slash in a password ends the address: what follows is a path only if it is a database number.
     return f"{parts.scheme}://{address}{parts.path}" if _DATABASE.fullmatch(parts.path) else f"{parts.scheme}://…"
 
 
@@ -95,10 +95,10 @@ class LedgerEntry:
 
     Attributes:
         state: `OPEN`, `PREPARED`, `COMMITTING`, `COMMITTED` or `ABORTED`.
-        begun_ms: The time of its begin, by the server's clock, milliseconds since the epoch.
-        seen: The number of the query's commits at its begin.
-        prepared_ms: The time at which it was prepared; 0 if it was not.
-        slots: The hash slots that hold staged rows, see `pack_slots`. Empty on a single server, and once they are gone.
+        begun_ms: When it was begun, by the server's clock, in milliseconds since the epoch.
+        seen: The number of the query's commits when it was begun.
+        prepared_ms: When it was prepared; 0 if it was not.
+        slots: The hash slots that hold staged rows; see `pack_slots`. Empty on a single server, and once they are gone.
     """
 
     state: str
@@ -109,7 +109,7 @@ class LedgerEntry:
 
     @classmethod
     def parse(cls, text: str) -> LedgerEntry:
-        """Reads an entry: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
+        """Parses an entry: ``<state>:<begun>:<seen>:<prepared>:<slots>``.
 
         While it is prepared, the server's term follows, which only scripts read.
         """
@@ -119,11 +119,11 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class StagedTransaction:
-    """A transaction, as a handle of the Redis sink holds it.
+    """A transaction, as in a handle of the Redis sink.
 
     Attributes:
         name: Its name.
-        seen: The number of the query's commits at its begin.
+        seen: The number of the query's commits when it was begun.
     """
 
     name: TransactionName
@@ -131,14 +131,14 @@ class StagedTransaction:
 
     @classmethod
     def of(cls, handle: Handle) -> StagedTransaction | None:
-        """Reads the transaction that a handle names; None if it names none of this sink."""
+        """Returns the transaction that a handle names; None if it is not one of this sink."""
         fields = dict(handle.transaction)
         name = TransactionName.parse(str(fields.get(TRANSACTION, "")))
         return None if name is None or SEEN not in fields else cls(name, int(fields[SEEN]))
 
 
 def fields_of(name: TransactionName | str, seen: int) -> tuple[tuple[str, Scalar], ...]:
-    """Returns a transaction as the plain fields of a handle."""
+    """Returns the plain fields of a transaction's handle."""
     return transaction_fields({TRANSACTION: str(name), SEEN: seen})
 
 
@@ -153,7 +153,7 @@ def hash_slots(keys: pa.Array) -> npt.NDArray[np.uint16]:
     hashed = keys
     if pc.any(pc.greater_equal(pc.find_substring(keys, b"{"), 0)).as_py():
         hashed = pc.coalesce(pc.extract_regex(keys, pattern=_TAG).field("tag"), keys)
-        # A key without a tag has the empty text there, and no tag is empty.
+        # For a key without a tag, the text is empty, and no tag is empty.
         hashed = pc.if_else(pc.equal(pc.binary_length(hashed), 0), keys, hashed)
     codes = np.fromiter(map(crc_hqx, hashed.to_pylist(), repeat(0)), np.uint16, len(hashed))
     return codes & np.uint16(HASH_SLOTS - 1)
@@ -166,7 +166,7 @@ def hash_slot(key: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def tags() -> tuple[str, ...]:
-    """Returns a short text that belongs to it, for each hash slot."""
+    """Returns a short tag for each hash slot that maps to it."""
     found: dict[int, str] = {}
     for length in range(1, 5):
         for letters in product(_LETTERS, repeat=length):
@@ -178,14 +178,14 @@ def tags() -> tuple[str, ...]:
 
 
 def pack_slots(slots: Iterable[int]) -> str:
-    """Packs hash slots into a short text: some 20 letters for nearly all slots, 2,800 at most."""
+    """Packs hash slots into a short string: about 20 characters for nearly all slots, 2,800 at most."""
     bits = np.zeros(HASH_SLOTS, np.uint8)
     bits[list(slots)] = 1
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
 
 
 def unpack_slots(text: str) -> list[int]:
-    """Unpacks the text of `pack_slots`; no slots if it is empty."""
+    """Unpacks a string from `pack_slots`. An empty string means no slots."""
     if not text:
         return []
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8))

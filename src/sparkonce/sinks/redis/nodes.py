@@ -1,4 +1,4 @@
-"""Connections to a server, or to the nodes of a cluster, with many requests in flight and every reply kept."""
+"""Connections to a server, or to the nodes of a cluster, with many requests in flight and no reply lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CODES = {
     "NoPermissionError": "NOPERM",
     "ClusterCrossSlotError": "CROSSSLOT",
 }
-"""The codes of redis-py's error classes, whose texts lack them."""
+"""The codes of redis-py's error classes, whose messages lack them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class Endpoint:
     """The address of a server or cluster, and how to connect to it.
 
     Attributes:
-        url: As redis-py takes it: ``redis://``, ``rediss://`` or ``unix://``.
-        cluster: True for a Redis Cluster, of which the url names one node.
+        url: A URL that redis-py accepts: ``redis://``, ``rediss://`` or ``unix://``.
+        cluster: True for a Redis Cluster. The URL then names any of its nodes.
         sentinels: Addresses of Sentinels that know the master.
         service: The master's name there.
-        options: More of redis-py's settings for a connection.
-        timeout_s: The time for which a connection, or an answer, is waited for.
+        options: Other connection settings of redis-py.
+        timeout_s: How long to wait for a connection or a response.
     """
 
     url: str = field(repr=False)
@@ -76,19 +76,19 @@ class Request:
 
 
 def run_script(script: Script, keys: Sequence[Key], *args: Any) -> Request:
-    """Makes a request to run a script on keys of one hash slot."""
+    """Creates a request to run a script on keys of one hash slot."""
     names = (key.name for key in keys)
     return Request(keys[0].hash_slot, ("EVALSHA", script.sha, len(keys), *names, *args))
 
 
 class Nodes:
-    """Sends each request to the node of its hash slot. Connects when needed. For one thread.
+    """Sends each request to the node of its hash slot. Connects when needed. Not thread-safe.
 
     Args:
         endpoint: The address of the server or cluster.
 
     Raises:
-        ConfigurationError: if redis-py is missing, or does not accept the url or the options.
+        ConfigurationError: If redis-py is missing, or does not accept the URL or the options.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -98,7 +98,8 @@ class Nodes:
         try:
             pool = redis.Redis.from_url(endpoint.url, **{**defaults, **endpoint.options}).connection_pool
         except (ValueError, TypeError):
-            # redis-py's own words are not shown: they repeat what it took for a port, perhaps a part of the password.
+            # redis-py's own message is not shown: it repeats what it took for a port, which may be part of the
+            # password.
             shown = shown_url(endpoint.url)
             raise ConfigurationError(
                 f"redis-py does not accept url={shown!r} with the options {sorted(endpoint.options)}.",
@@ -121,16 +122,16 @@ class Nodes:
     def run(
         self, requests: Sequence[Request], *, window: int = 256, follow: bool = True, limit_s: float | None = None
     ) -> list[RedisReply]:
-        """Sends each request to its node, several at once, and returns the replies in the order of the requests.
+        """Sends each request to its node, several at a time, and returns the replies in the order of the requests.
 
-        A request that a node refuses because it does not hold the slot is sent again to the node that does. A request
-        without a reply is not sent again, because it may have been carried out.
+        If a node refuses a request because it does not hold the slot, the request is sent to the node that does. A
+        request without a reply is not sent again, because it may have been carried out.
 
         Args:
             requests: The requests.
-            window: The most requests in flight to one node.
+            window: The maximum number of requests in flight to one node.
             follow: True to follow a slot that is being moved (ASK); False to return the refusal.
-            limit_s: The time for which a slot that is being moved is waited for; by default the endpoint's timeout.
+            limit_s: How long to wait for a slot that is being moved. Defaults to the endpoint's timeout.
         """
         give_up_at = time.monotonic() + (self.endpoint.timeout_s if limit_s is None else limit_s)
         replies: list[RedisReply] = [None] * len(requests)
@@ -154,7 +155,7 @@ class Nodes:
         return found
 
     def scan(self, match: str) -> Iterator[RedisReply]:
-        """Yields the keys of all masters that match, in groups; a `Refusal` for a master that does not answer."""
+        """Yields the matching keys of all masters, in groups; a `Refusal` for a master that does not respond."""
         for address in self.masters():
             cursor: Any = 0
             while True:
@@ -168,7 +169,7 @@ class Nodes:
                     break
 
     def masters(self) -> list[Address | None]:
-        """Returns the addresses of the masters; None stands for the url's, if no node names others."""
+        """Returns the addresses of the masters; None stands for the URL's address, if no node names others."""
         if not self.endpoint.cluster:
             return [None]
         if not self._owners:
@@ -176,7 +177,7 @@ class Nodes:
         return [*dict.fromkeys(self._owners)] or [None]
 
     def look_up(self) -> None:
-        """Asks which node holds which hash slot; keeps the known nodes if none answers."""
+        """Finds out which node holds which hash slot. Keeps the known nodes if none responds."""
         for address in [None, *dict.fromkeys(self._owners)]:
             answer = self._exchange(address, [("CLUSTER", "SLOTS")])[0]
             if isinstance(answer, list) and answer:
@@ -192,7 +193,7 @@ class Nodes:
     # --- routing ----------------------------------------------------------------------------------------------------
 
     def owner(self, hash_slot: int) -> Address | None:
-        """Returns the node of a hash slot, as far as it is known."""
+        """Returns the node of a hash slot, if known."""
         if not self.endpoint.cluster:
             return None
         if not self._owners:
@@ -200,7 +201,7 @@ class Nodes:
         return self._owners[hash_slot] if self._owners else None
 
     def _leave_replicas(self) -> None:
-        """Reconnects to nodes whose last replies came from a replica, or did not come."""
+        """Reconnects to nodes whose last replies came from a replica, or were lost."""
         for address in self._demoted:
             self._hang_up(address)
         if self._demoted and self.endpoint.cluster:
@@ -218,7 +219,7 @@ class Nodes:
     def _round(
         self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply], window: int
     ) -> None:
-        """Sends window after window to all nodes before it reads any reply, so that they work at the same time."""
+        """Sends one window to all nodes before it reads any reply, so that they work in parallel."""
         queues: dict[Address | None, list[int]] = {}
         for number in waiting:
             queues.setdefault(self.owner(requests[number].hash_slot), []).append(number)
@@ -239,7 +240,7 @@ class Nodes:
         return isinstance(answer, Refusal) and answer.code in _AGAIN and (follow or answer.code != "ASK")
 
     def _prepare_again(self, requests: Sequence[Request], waiting: Sequence[int], replies: list[RedisReply]) -> None:
-        """Does what the refusals ask for, and sets the replies: those that it gets by that, else None."""
+        """Acts on the refusals, and sets the replies: those that it gets in the process, otherwise None."""
         codes = {replies[number].code for number in waiting}
         if "MOVED" in codes:
             self.look_up()
@@ -349,7 +350,7 @@ def import_redis() -> Any:
     """Returns the client library.
 
     Raises:
-        ConfigurationError: if it is not installed.
+        ConfigurationError: If it is not installed.
     """
     try:
         import redis

@@ -1,4 +1,4 @@
-"""Lists the unfinished transactions of sparkonce on a Redis server or cluster, for the operator. Reads only."""
+"""Lists the unfinished transactions of sparkonce on a Redis server or cluster, for operators. Read-only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _KINDS = {names.OPEN: "open", names.PREPARED: "prepared", names.COMMITTING: "com
 
 
 def list_open(settings: str) -> list[Orphan]:
-    """Lists the transactions that are not finished, and aborted ones with rows still to delete, the oldest first.
+    """Lists the unfinished transactions, and aborted ones with rows still to be deleted, oldest first.
 
     Args:
-        settings: The sink's url. Of a cluster it names any node, and of Sentinels the master.
+        settings: The sink's URL. For a cluster it names any node, with Sentinels the master.
 
     Raises:
-        ConfigurationError: if redis-py does not accept the url.
-        PreflightError: if a server does not answer.
+        ConfigurationError: If redis-py does not accept the URL.
+        PreflightError: If a server does not respond.
     """
     url = settings or "redis://localhost:6379/0"
     with closing(Nodes(Endpoint(url=url))) as one:

@@ -1,19 +1,19 @@
-"""Redis' errors, and the ledger's states at a commit → outcome → one sentence. An unlisted answer is UNKNOWN.
+"""Maps Redis' errors, and the ledger's states at a commit, to an outcome and a sentence. Unlisted ones are UNKNOWN.
 
 LOST is certain because Redis logs its writes in one order. A crash (``appendfsync everysec``), a failover to a replica
-or a restored backup removes the end of that log, never something from the middle. So on a single server, a transaction
-that is absent from the ledger, or open in it, has not been applied. Its rows would have been applied after the missing
-entry, and would be gone too. Two checks come first:
+or a restored backup removes the end of that log, never something from the middle. On a single server, a transaction
+that is absent from the ledger, or open in it, has therefore not been applied: its rows would have been applied after
+the missing entry, and would be gone too. Two checks come first:
 
 - The ledger itself must exist, since a server that has lost everything shows nothing.
-- The ledger must count as many commits as this transaction saw at its begin. If it counts fewer, earlier batches are
+- The ledger must count as many commits as this transaction saw when it began. If it counts fewer, earlier batches are
   gone too, and a replay of this batch does not restore them.
 
-In a cluster each node may go back alone. There LOST needs an abort in the ledger, or staged rows that are older than
-their time to live. In the second case, the process that noted them as prepared must have been master ever since, and
-must have noted nothing more.
+In a cluster, each node may lose the end of its log independently. LOST then requires an abort in the ledger, or staged
+rows that have outlived their time to live. In the latter case, the process that recorded them as prepared must have
+been master ever since, and must have recorded nothing more.
 
-A key that is merely absent proves nothing else: keys expire, and are deleted.
+A key that is merely absent proves nothing: keys expire, and are deleted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from sparkonce.sinks._shared.error_table import UNLISTED, ErrorTable, Meaning
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error of Redis, or of the connection to it.
+    """An error from Redis, or from the connection to it.
 
     Attributes:
-        code: The first word of Redis' error, such as ``WRONGTYPE``; empty if no answer came.
+        code: The first word of Redis' error, such as ``WRONGTYPE``; empty if there was no response.
         text: The whole error.
     """
 
@@ -40,13 +40,13 @@ class Refusal:
 
     @property
     def is_retriable(self) -> bool:
-        """Returns True if a repetition may help."""
+        """Returns True if a retry may help."""
         return _meaning(self).outcome is Outcome.RETRY
 
     @property
     def is_outage(self) -> bool:
-        """Returns True if the server is unreachable or accepts nothing for now, so that a copy may be written later."""
-        # A file of the TLS settings that cannot be read gives no answer either, but is no outage.
+        """Returns True if the server is unreachable or temporarily accepts nothing, so that a retry may succeed."""
+        # An unreadable TLS file also means no response, but is not an outage.
         return _meaning(self).outage and not self.text.startswith(("FileNotFoundError", "PermissionError"))
 
 
@@ -84,9 +84,9 @@ _ERRORS: Mapping[str, Meaning] = {
     "CROSSSLOT": Meaning(Outcome.UNKNOWN, "Keys of two hash slots in one request, which is an error in sparkonce."),
 }
 _PHRASES: tuple[tuple[str, Meaning], ...] = (
-    # The words of a script whose key has moved to the slot's next node.
+    # The error of a script whose key has moved to the slot's next node.
     ("access a non local key in a cluster node", Meaning(Outcome.RETRY, _MOVING, outage=True)),
-    # Redis 7.0 refuses commands and keys inside a script with these words, without NOPERM before them.
+    # Redis 7.0 refuses commands and keys inside a script with this message, without NOPERM in front of it.
     ("The user executing the script can't", Meaning(Outcome.UNKNOWN, _GRANT)),
     (
         "value is not an integer or out of range",
@@ -164,12 +164,12 @@ _CLUSTER: Mapping[str, Meaning] = {
 }
 
 
-# What Redis 6 puts before the error of a command in a script. It repeats the place if the script does not catch it.
+# What Redis 6 puts before the error of a command in a script. The location is repeated if the script does not catch it.
 _IN_SCRIPT = r"(?:ERR )?(?:Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )*-?"
 
 
 def code_of(text: str) -> str:
-    """Returns the first word of Redis' error if it is a code, else ERR."""
+    """Returns the first word of Redis' error if it is a code, otherwise ERR."""
     found = re.match(rf"(?:{_IN_SCRIPT})([A-Z][A-Z0-9]+)(?= |$)", text)
     return found[1] if found else "ERR"
 
@@ -179,14 +179,14 @@ def read_refusal(refusal: Refusal, doing: str = "") -> Finished:
 
     Args:
         refusal: The error.
-        doing: The request in words, for the operator.
+        doing: A description of the request, for the operator.
     """
     shown = " ".join(filter(None, (doing, refusal.text)))
     return _TABLE.finished(refusal.code, refusal.text, shown=shown)
 
 
 def read_ledger(state: str, *, cluster: bool) -> Finished:
-    """Returns the outcome of a commit that the script `DECIDE` ended with this state."""
+    """Returns the outcome of a commit for which the script `DECIDE` returned this state."""
     meaning = (_CLUSTER if cluster else _SINGLE).get(state)
     if meaning is None:
         return Finished(outcome=Outcome.UNKNOWN, reason=f"The ledger says {state!r}. {UNLISTED.sentence}")

@@ -22,13 +22,13 @@ _IDENTITY_SLOT = hash_slot(IDENTITY.encode())
 
 
 def read_info(answer: bytes) -> Mapping[str, str]:
-    """Reads a server's answer to INFO."""
+    """Parses a server's response to INFO."""
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 def why_not_stage(node: str, info: Mapping[str, str]) -> str:
-    """Tells why a server does not keep staged rows; empty if it does."""
+    """Returns why a server may not retain staged rows; empty if it does."""
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return ""
@@ -36,7 +36,7 @@ def why_not_stage(node: str, info: Mapping[str, str]) -> str:
 
 
 def why_not_decide(nodes: Nodes) -> str:
-    """Tells why a server does not keep staged rows anymore; empty if all do. Unreachable servers are left out."""
+    """Returns why a server may no longer retain staged rows; empty if all do. Unreachable servers are left out."""
     told = nodes.everywhere("INFO", "memory")
     infos = {node: read_info(answer) for node, answer in told.items() if isinstance(answer, bytes)}
     return next(filter(None, (why_not_stage(node, info) for node, info in infos.items())), "")
@@ -63,13 +63,13 @@ class Preflight:
         """Checks everything.
 
         Args:
-            recorded: The facts of the newest run that the log knows.
+            recorded: The facts of the newest run in the log.
 
         Returns:
             ``prefix``, ``server`` (the random id of this server or cluster) and ``mode``.
 
         Raises:
-            PreflightError: naming the setting and its value.
+            PreflightError: If a setting does not allow the guarantee. The message names it and its value.
         """
         infos = self._infos()
         for node, info in infos.items():
@@ -209,7 +209,7 @@ class Preflight:
             )
 
     def _identity(self, recorded: str | None) -> str:
-        """Returns the random id of the server's data, which the first start makes and which moves with the data."""
+        """Returns the random id of the server's data. The first start creates it, and it stays with the data."""
         if recorded is None:
             made = secrets.token_hex(16)
             self._refuse_if(

@@ -1,10 +1,11 @@
 """The scripts that run inside Redis.
 
-A script is atomic: no other command runs in between, and after a crash its effect is there as a whole or not at all.
+A script is atomic: no other command runs in between, and a crash preserves either all of its effects or none.
 
-A staged chunk begins with eight digits, the number of its values that are applied already. Then follow, in MessagePack,
-a command's name, the number of values of one command, and all values. Without a name each value is a whole command. The
-last element of a complete list is `END`. It remains when the chunks are gone, and shows that they are applied.
+A staged chunk begins with eight digits, the number of its values that are already applied. They are followed by
+MessagePack: a command's name, the number of values per command, and all values. Without a name, each value is a whole
+command. The last element of a complete list is `END`. It remains when the chunks are gone, and shows that they are
+applied.
 
 An entry of the ledger is described in `sparkonce.sinks.redis.names.LedgerEntry`.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 END = "end"
 
 COMMAND_WEIGHT = 4
-"""The number of values for which a value counts that is a whole command."""
+"""How many values a whole command counts for."""
 
 _ENTRY = r"""
 local function read(entry)
@@ -88,11 +89,11 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and the name under which Redis keeps it.
+    """A script, and the name under which Redis stores it.
 
     Attributes:
-        text: In Lua.
-        sha: The SHA-1 of its text in hexadecimal, as Redis computes it.
+        text: The Lua source.
+        sha: The SHA-1 of the source in hexadecimal, as Redis computes it.
     """
 
     text: str
@@ -116,7 +117,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {'O', tonumber(seen)}
 """
 )
-"""Opens a transaction. Answers ``O`` and the number of the query's commits; or ``old`` or ``taken``."""
+"""Opens a transaction. Returns ``O`` and the number of the query's commits; or ``old`` or ``taken``."""
 
 STAGE = Script(
     r"""
@@ -134,7 +135,7 @@ if there == 0 then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return there + #ARGV - 3
 """
 )
-"""Adds chunks. Answers their number; -1 if the transaction is not open, -2 if earlier chunks are missing."""
+"""Adds chunks. Returns their number; -1 if the transaction is not open, -2 if earlier chunks are missing."""
 
 PREPARE = Script(
     _ENTRY
@@ -153,7 +154,7 @@ put('P', begun, seen, now(), ARGV[2], term())
 return 'P'
 """
 )
-"""Closes the list and makes the transaction ready. Answers ``P``, or the state that forbids it."""
+"""Closes the list and marks the transaction as prepared. Returns ``P``, or the state that prevents it."""
 
 DECIDE = Script(
     _ENTRY
@@ -198,7 +199,7 @@ if state == 'absent' then return {state, 0} end
 return {state, tonumber(now()) - tonumber(prepared), slots}
 """
 )
-"""Starts a commit, which cannot be aborted afterwards. Answers the state and, if needed, age and hash slots."""
+"""Starts a commit, which can no longer be aborted. Returns the state and, if needed, age and hash slots."""
 
 APPLY = Script(
     _MAY
@@ -225,7 +226,7 @@ until done >= enough
 return {'more', done}
 """
 )
-"""Applies the next chunks and deletes them in the same step. Answers ``more``, ``end``, ``absent`` or ``failed``."""
+"""Applies the next chunks and deletes them in the same step. Returns ``more``, ``end``, ``absent`` or ``failed``."""
 
 APPLY_DIRECT = Script(
     _APPLY
@@ -262,7 +263,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {'committed', commits}
 """
 )
-"""Ends a commit once every list is at its end. Answers ``committed`` or ``D``, and the query's commits."""
+"""Ends a commit once every list is finished. Returns ``committed`` or ``D``, and the query's commits."""
 
 CLEANED = Script(
     _ENTRY
@@ -277,7 +278,7 @@ put(state, begun, seen, prepared, '')
 return 1
 """
 )
-"""Notes that the lists of a transaction that has ended are gone."""
+"""Records that the lists of an ended transaction are gone."""
 
 ABORT = Script(
     _ENTRY
@@ -301,9 +302,9 @@ put('A', begun, seen, prepared, slots)
 return {'A', slots}
 """
 )
-"""Aborts. Answers ``A`` with the hash slots that may still hold staged rows, ``absent``, or the state that forbids it.
+"""Aborts. Returns ``A`` with the hash slots that may still hold staged rows, ``absent``, or the state that prevents it.
 
-The ledger keeps these hash slots until `CLEANED`, since the driver may be killed before it has deleted the rows.
+The ledger retains these hash slots until `CLEANED`, since the driver may be killed before it has deleted the rows.
 """
 
 RAISE_FLOOR = Script(
@@ -316,7 +317,7 @@ end
 return 1
 """
 )
-"""Notes that batches below this one may be forgotten."""
+"""Records that batches below this one may be forgotten."""
 
 PROBE = Script(
     r"""
@@ -337,7 +338,7 @@ end
 return failed or cmsgpack.pack(1)
 """
 )
-"""Tries each command that the scripts run, and leaves nothing. Answers the first refused command, and why."""
+"""Tries each command that the scripts use, leaving nothing behind. Returns the first refused command, and why."""
 
 ALL = (BEGIN, STAGE, PREPARE, DECIDE, APPLY, APPLY_DIRECT, CONCLUDE, CLEANED, ABORT, RAISE_FLOOR, PROBE)
 BY_SHA = {script.sha: script for script in ALL}

@@ -1,4 +1,4 @@
-"""The Redis sink's settings, from which its writers and its committer are made."""
+"""The Redis sink's settings, from which its writers and its committer are created."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RedisSink(TwoPhaseCommitSink):
     """Writes rows to Redis or a Redis Cluster: strings, hashes, lists, sets, sorted sets, or increments of numbers.
 
     EXACTLY_ONCE stages the rows in Redis, and scripts apply them there once the batch is decided. Each piece is deleted
-    in the step that applies it, so even increments are applied once, whatever is repeated.
-    AT_LEAST_ONCE writes at once. The result is right in the end if keys are a function of the row. A replay shows older
-    values until it catches up, and may apply increments twice.
+    in the step that applies it, so even increments are applied once, whatever is retried. AT_LEAST_ONCE writes
+    immediately. The final state is correct if keys are a function of the row, but a replay shows older values until it
+    catches up, and may apply increments twice.
 
-    The written columns follow from ``structure``. Each is named by its setting, or has that setting's name:
+    The columns that are written depend on ``structure``. Each is named by its setting, or has the setting's own name:
 
     ============== ===================================================== ===============================================
     structure      columns                                               a null
@@ -46,11 +46,12 @@ class RedisSink(TwoPhaseCommitSink):
     ============== ===================================================== ===============================================
 
     Args:
-        url: ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` or ``unix://…``; of a cluster any node.
+        url: ``redis://[user:password@]host[:port][/database]``, ``rediss://…`` or ``unix://…``. For a cluster, any
+            node.
         structure: See above. ``increment`` adds to a key, to a field of a hash (``field``) or to a member's score in a
-            sorted set (``member``). Amounts of a whole type use INCRBY, others INCRBYFLOAT.
-        key: The column that holds the key.
-        key_template: Makes the key from columns instead: ``"user:{id}"``. Double braces stand for themselves, so
+            sorted set (``member``). Amounts of an integer type use INCRBY, others INCRBYFLOAT.
+        key: The column that contains the key.
+        key_template: Builds the key from columns instead: ``"user:{id}"``. Double braces are literal braces, so
             ``"{{user:{id}}}:name"`` has the hash tag ``user:7``.
         value: See the table.
         field: See the table.
@@ -58,22 +59,24 @@ class RedisSink(TwoPhaseCommitSink):
         member: See the table.
         score: See the table.
         amount: See the table.
-        ttl: A column with the key's time to live in seconds, counted from when the row is applied; null: no end.
+        ttl: A column with the key's time to live in seconds, counted from when the row is applied; null for no limit.
         ttl_s: The same for all rows.
         guarantee: See above.
         cluster: True for a Redis Cluster.
-        sentinels: Addresses of Sentinels, ``[("host", 26379)]``; they name the master instead of the url.
+        sentinels: Addresses of Sentinels, ``[("host", 26379)]``, which then provide the master's address instead of the
+            URL.
         service: The master's name at the Sentinels.
-        options: More settings of `redis.Connection`, for example ``{"ssl_ca_certs": …}``.
-        timeout_s: The time for which a connection, or an answer, is waited for.
+        options: Other settings of `redis.Connection`, for example ``{"ssl_ca_certs": …}``.
+        timeout_s: How long to wait for a connection or a response.
         wait_replicas: The number of replicas that must have staged and applied rows (WAIT) before these count.
-        staging_ttl_s: The time to live of staged rows: the longest time between a batch's begin and its commit.
-        ledger_ttl_s: The time to live of the query's ledger without a new batch: the longest pause of a query.
-        prefix: Begins the names of all transactions, and is a part of the sink's keys; by default ``name``.
+        staging_ttl_s: The time to live of staged rows, which is the longest time between a batch's start and its
+            commit.
+        ledger_ttl_s: The time to live of the query's ledger without a new batch, which is the longest pause of a query.
+        prefix: The prefix of all transaction names, and part of the sink's keys. Defaults to ``name``.
         name: Unique within the query, and the same after a restart.
 
     Raises:
-        ConfigurationError: naming the setting that is unknown, or contradicts another.
+        ConfigurationError: If a setting is unknown, or contradicts another. The message names it.
     """
 
     def __init__(
@@ -133,11 +136,11 @@ class RedisSink(TwoPhaseCommitSink):
         self._check()
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns the columns that the structure takes."""
+        """Returns the columns that the structure uses."""
         return self.shape.columns(schema)
 
     def conditions(self) -> Sequence[str]:
-        """Names the conditions on the server and its readers."""
+        """Returns the conditions that the server and its readers must meet."""
         if self.guarantee is Guarantee.AT_MOST_ONCE:
             return ()
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -155,7 +158,7 @@ class RedisSink(TwoPhaseCommitSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:  # noqa: ARG002 - the same for every query
-        """Checks the server: its durability, this user's rights, and that it is still the recorded server."""
+        """Checks the server: its durability, this user's permissions, and that it is still the recorded server."""
         from sparkonce.sinks.redis.nodes import Nodes
         from sparkonce.sinks.redis.preflight import Preflight
 
@@ -180,7 +183,7 @@ class RedisSink(TwoPhaseCommitSink):
         )
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        """Makes the writer: staging for EXACTLY_ONCE, else direct."""
+        """Creates the writer: a staging writer for EXACTLY_ONCE, otherwise a direct one."""
         from sparkonce.sinks.redis.nodes import Nodes
         from sparkonce.sinks.redis.writer import DirectRedisWriter, StagingWriter
 
@@ -198,7 +201,7 @@ class RedisSink(TwoPhaseCommitSink):
         )
 
     def committer(self) -> SinkCommitter:
-        """Makes the committer, which has staged rows applied from the driver."""
+        """Creates the committer, which applies staged rows from the driver."""
         from sparkonce.sinks.redis.committer import RedisCommitter
         from sparkonce.sinks.redis.nodes import Nodes
 
@@ -243,7 +246,7 @@ class RedisSink(TwoPhaseCommitSink):
 
 
 def _checked_url(url: Any) -> str:
-    """Returns the url, or refuses it without showing it: it may hold a password."""
+    """Returns the URL, or refuses it without showing it, since it may contain a password."""
     if isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://")):
         return url
     raise ConfigurationError(

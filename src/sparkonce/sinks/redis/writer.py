@@ -1,4 +1,4 @@
-"""The executor half of the Redis sink: stages one copy's rows in Redis, or writes them at once."""
+"""The executor side of the Redis sink: stages one task attempt's rows in Redis, or writes them immediately."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from sparkonce.sinks.redis.nodes import Nodes, RedisReply, Request, run_script
 from sparkonce.sinks.redis.outcomes import Refusal, code_of, read_refusal
 
 BUFFER_BYTES = 16 * 1024 * 1024
-"""The size up to which rows for a cluster are collected, before they are sent in groups by hash slot."""
+"""The size up to which rows for a cluster are buffered, before they are sent grouped by hash slot."""
 
 _SEND_AT_ONCE_BYTES = 1024 * 1024
 
 
 class SlotGroups:
-    """Chunks by hash slot; on a single server all are for the same one.
+    """Groups chunks by hash slot. On a single server, they all form one group.
 
     Args:
-        shape: The commands that are made of a row.
+        shape: The commands into which a row is turned.
         cluster: True if there are hash slots.
-        send: Takes the chunks of each hash slot.
+        send: Called with the chunks of each hash slot.
     """
 
     def __init__(self, shape: Shape, *, cluster: bool, send: Callable[[Mapping[int, list[bytes]]], None]) -> None:
@@ -52,7 +52,7 @@ class SlotGroups:
         self._buffered_bytes = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Sends the rows or, in a cluster, collects them."""
+        """Sends the rows or, for a cluster, buffers them."""
         if not self._cluster:
             self._send_in_pieces(rows)
             return
@@ -62,7 +62,7 @@ class SlotGroups:
             self._send(self.take())
 
     def take(self) -> dict[int, list[bytes]]:
-        """Returns the collected rows as chunks by hash slot, and forgets them."""
+        """Returns the buffered rows as chunks by hash slot, and clears the buffer."""
         buffered, self._buffered, self._buffered_bytes = self._buffered, [], 0
         if not buffered:
             return {}
@@ -96,11 +96,11 @@ class StagingWriter(SinkWriter):
 
     Args:
         nodes: This process's own connections.
-        shape: The commands that are made of a row.
+        shape: The commands into which a row is turned.
         context: The run, the batch and the slot of the rows.
-        prefix: Begins the transaction's name.
+        prefix: The prefix of the transaction's name.
         staging_ttl_s: The time to live of staged rows.
-        ledger_ttl_s: The time to live of the query's ledger without a new transaction.
+        ledger_ttl_s: The time to live of the query's ledger after its last transaction.
         wait_replicas: The number of replicas that must have staged rows.
     """
 
@@ -147,11 +147,14 @@ class StagingWriter(SinkWriter):
         self._seen = int(seen)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Stages the rows, or collects them."""
+        """Stages the rows, or buffers them."""
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Stages the rest, and notes the transaction as prepared; the server's settings decide how durable that is."""
+        """Stages the rest, and marks the transaction as prepared.
+
+        The server's settings determine how durable that is.
+        """
         keys = [self._ledger]
         if self._cluster:
             last = self._groups.take()
@@ -169,7 +172,7 @@ class StagingWriter(SinkWriter):
         return {TRANSACTION: str(self._name), SEEN: self._seen}
 
     def abort(self) -> None:
-        """Aborts the transaction; if the server cannot be reached, a sweep does."""
+        """Aborts the transaction. If the server is unreachable, a sweep will."""
         if self._begun:
             keys = [self._ledger] if self._cluster else [self._ledger, self._key(0)]
             slots = pack_slots(self._there) if self._cluster and self._there else ""
@@ -225,11 +228,11 @@ class StagingWriter(SinkWriter):
 
 
 class DirectRedisWriter(SinkWriter):
-    """Writes at once; rows are visible before the batch is decided.
+    """Writes immediately. Rows are visible before the batch is decided.
 
     Args:
         nodes: This process's own connections.
-        shape: The commands that are made of a row.
+        shape: The commands into which a row is turned.
         wait_replicas: The number of replicas that must have the rows.
     """
 
@@ -243,11 +246,11 @@ class DirectRedisWriter(SinkWriter):
         """Does nothing: there is no transaction to open."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Writes the rows, or collects them."""
+        """Writes the rows, or buffers them."""
         self._groups.add(rows)
 
     def prepare(self) -> Mapping[str, str | int]:
-        """Sends the collected rows."""
+        """Sends the buffered rows."""
         self._apply(self._groups.take())
         reached = await_replicas(self._nodes, [*self._touched], self._wait_replicas)
         if reached < self._wait_replicas:
@@ -258,7 +261,7 @@ class DirectRedisWriter(SinkWriter):
         return {}
 
     def abort(self) -> None:
-        """Closes the connections: written rows stay."""
+        """Closes the connections. Written rows remain."""
         self.close()
 
     def close(self) -> None:
@@ -282,9 +285,9 @@ class DirectRedisWriter(SinkWriter):
 
 
 def await_replicas(nodes: Nodes, hash_slots: Sequence[int], count: int) -> int:
-    """Waits for replicas, and returns how many have everything that was written here: the fewest of any node.
+    """Waits for replicas, and returns how many have everything that was written here (the minimum over all nodes).
 
-    https://redis.io/docs/latest/commands/wait/
+    See https://redis.io/docs/latest/commands/wait/
     """
     if count == 0:
         return 0
