@@ -9,7 +9,7 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,11 @@ from sparkonce.sinks.kafka.committer import KafkaCommitter
 from sparkonce.sinks.kafka.preflight import preflight
 from sparkonce.sinks.kafka.settings import producer_settings
 from sparkonce.sinks.kafka.sink import KafkaSink
+from sparkonce.source import SourceFacts
+from sparkonce.sources import topics as topics_module
 from sparkonce.sources.groups import GroupOffsets, GroupReporter
+from sparkonce.sources.kafka import consumer_settings
+from sparkonce.sources.topics import ask_sources
 from sparkonce_lab.kafka import list_transactions
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -226,6 +230,65 @@ def test_a_wrong_password(sasl: Callable[..., Settings], monkeypatch: pytest.Mon
     monkeypatch.setattr(preflight_module, "TIMEOUT_S", FAILS_WITHIN_S)
     with pytest.raises(PreflightError, match=r"did not answer .* credentials"):
         check({**sasl("PLAIN", "plain"), "sasl.password": "wrong"})
+
+
+def source_of(settings: Settings, topic: str, **more: str) -> SourceFacts:
+    """Spark's source with the settings of Java's client that `read_kafka` makes of these."""
+    options = {f"kafka.{name}": one for name, one in {**consumer_settings(settings), **more}.items()}
+    return SourceFacts(format="kafka", options={"subscribe": topic, **options})
+
+
+@leaves_sockets
+def test_a_start_asks_a_sources_brokers_as_javas_client_would(
+    witness: Witness,
+    topic: str,
+    tls: Settings,
+    sasl: Callable[..., Settings],
+    keys: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tls["ssl.key.location"] = str(keys / "client.java.key")
+    one_file = keys / "client.both.pem"
+    one_file.write_text((keys / "client.java.key").read_text() + (keys / "client.pem").read_text())
+    in_one = {**tls, "ssl.certificate.location": str(one_file), "ssl.key.location": str(one_file)}
+    user = new_name("scram")
+    add_scram_user(witness, user, "SCRAM-SHA-512")
+    allow(witness, user, ResourceType.TOPIC, topic, AclOperation.READ)
+    login = sasl("SCRAM-SHA-512", user)
+
+    def asked() -> list[Mapping[str, int]]:
+        return [
+            found.partitions
+            for each in (tls, in_one, login)
+            for found in ask_sources([source_of(each, topic)], is_first=True)
+        ]
+
+    def known() -> list[Mapping[str, int]] | None:
+        try:  # a permission takes effect a moment after it is given
+            return asked()
+        except PreflightError as error:
+            if "may not be seen by this user" not in str(error):
+                raise
+            return None
+
+    assert eventually(known, lambda found: found is not None) == [{topic: 2}] * 3
+    assert not [one for one in caplog.records if one.name == "sparkonce"]
+
+    with pytest.raises(PreflightError, match="may not be seen by this user"):
+        ask_sources([source_of(login, witness.create_topic())], is_first=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(topics_module, "LIMIT_S", FAILS_WITHIN_S)
+        with pytest.raises(PreflightError, match=r"refused this user.*: .*(AuthenticationFailed|disconnected)"):
+            ask_sources([source_of({**login, "sasl.password": "wrong"}, topic)], is_first=True)
+    with pytest.raises(PreflightError, match=r"did not answer within 15 s: .*CERTIFICATE_VERIFY_FAILED"):
+        ask_sources([source_of({**tls, "ssl.ca.location": str(keys / "stranger.pem")}, topic)], is_first=True)
+    assert not [one for one in caplog.records if one.name == "sparkonce"]
+
+    trusts_javas = {name: one for name, one in tls.items() if name != "ssl.ca.location"}
+    assert ask_sources([source_of(trusts_javas, topic)], is_first=True)[0].partitions == {}
+    assert "cannot be asked: " in caplog.text, "Java may trust others than Python"
+    gc.collect()
 
 
 def test_permissions_are_named(

@@ -18,9 +18,8 @@ from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 from sparkonce.errors import PreflightError
 from sparkonce.protocol.state import Phase
 from sparkonce.sink import Facts
+from sparkonce.sources import topics as kafka_checks
 from sparkonce.spark import exactly_once
-from sparkonce.spark.start import checks
-from sparkonce.spark.start import kafka as kafka_checks
 from sparkonce_lab.kafka import create_topic, produce
 from sparkonce_lab.rig.kafka import Cluster
 from sparkonce_lab.rig.process import free_port
@@ -73,7 +72,7 @@ def not_run(stream: Stream, df: DataFrame, **sinks: Any) -> None:
 
 @pytest.mark.parametrize(
     ("servers", "words"),
-    [("127.0.0.1:{port}", "did not answer within 3 s"), ("no.such.host.invalid:9092", "No resolvable bootstrap")],
+    [("127.0.0.1:{port}", "did not answer within 3 s"), ("no.such.host.invalid:9092", "DNS Resolution failure")],
 )
 def test_a_source_whose_brokers_are_not_there_is_refused_by_name(
     stream: Stream, servers: str, words: str, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +117,7 @@ def test_what_is_decided_is_finished_without_asking_source_or_executors(
     with pytest.raises(CrashError):
         stream.run(listener=crash_at(Phase.FINISHING, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
+        patch.setattr(kafka_checks, "ask_sources", lambda *_, **__: pytest.fail("the source was asked"))
         patch.setattr(exactly_once, "check_executors", lambda *_: pytest.fail("the executors were asked"))
         stream.run()
     assert stream.keys() == IDS

@@ -15,9 +15,9 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import SinkCommitter, SinkWriter, TwoPhaseCommitSink, WriterContext
 from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.sources.groups import GroupOffsets
+from sparkonce.sources.topics import KafkaSource
 from sparkonce.spark.start.arguments import groups
 from sparkonce.spark.start.first_batch import warn_of_loops
-from sparkonce.spark.start.kafka import KafkaSource
 from sparkonce.spark.views import letters_of
 
 SETTINGS = {"bootstrap.servers": "broker:9092", "transaction.timeout.ms": "60000"}

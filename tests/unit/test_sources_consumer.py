@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sources.kafka import JAVA, REFUSED, RENAMED, TABLE, consumer_settings
+from sparkonce.sources.kafka import JAVA, REFUSED, RENAMED, TABLE, connection_settings, consumer_settings
 
 BROKER = {"bootstrap.servers": "broker:9092"}
 SECRET = 'not, so; "secret" \\='  # noqa: S105
@@ -126,3 +126,76 @@ def test_every_name_that_is_translated_stands_in_the_table() -> None:
         with pytest.raises(ConfigurationError, match=re.escape(name)) as told:
             consumer_settings({**BROKER, name: "x"})
         assert told.value.next_step == REFUSED[name]
+
+
+def connection(**settings: Any) -> dict[str, str]:
+    """librdkafka's settings to Java's and back."""
+    given = {**BROKER, **{name.replace("_", "."): value for name, value in settings.items()}}
+    return connection_settings({f"kafka.{name}": value for name, value in consumer_settings(given).items()})
+
+
+def test_javas_settings_lead_back_to_the_same_connection(tmp_path: Path) -> None:
+    assert connection(fetch_min_bytes=5) == {**BROKER, "security.protocol": "PLAINTEXT"}
+
+    login = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "alice", "sasl.password": SECRET}
+    texts = {"ssl.ca.pem": "ca", "ssl.certificate.pem": "chain", "ssl.key.pem": "key", "ssl.key.password": SECRET}
+    checks = {"ssl.endpoint.identification.algorithm": "none"}
+    mine = {"security.protocol": "SASL_SSL", "client.id": "me", **login, **texts, **checks}
+    assert connection(**mine) == {**BROKER, **mine}
+
+    files = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "both.pem", "ssl.key.location": "both.pem"}
+    files = {name: str(tmp_path / file) for name, file in files.items()}
+    for path in files.values():
+        Path(path).write_text("-----BEGIN PRIVATE KEY-----")
+    assert connection(**files, security_protocol="ssl") == {**BROKER, "security.protocol": "SSL", **files}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule required username='a b' password=\"c'd\";",
+        """ PlainLoginModule  optional\n username = "a b"\n password='c\\'d' ; """,
+    ],
+)
+def test_a_login_is_read_from_jaas_as_java_reads_it(line: str) -> None:
+    options = {"bootstrap.servers": "b:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    found = connection_settings({f"kafka.{name}": one for name, one in {**options, "sasl.jaas.config": line}.items()})
+    assert (found["sasl.username"], found["sasl.password"]) == ("a b", "c'd")
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"ssl.truststore.location": "hush"}, "ssl.truststore.type is JKS"),
+        ({"ssl.keystore.location": "hush", "ssl.keystore.type": "PKCS12"}, "ssl.keystore.type is PKCS12"),
+        ({"ssl.engine.factory.class": "hush"}, "ssl.engine.factory.class is given"),
+        ({"sasl.login.callback.handler.class": "hush"}, "sasl.login.callback.handler.class is given"),
+        ({"config.providers": "hush"}, "config.providers is given"),
+        ({"sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism is OAUTHBEARER"),
+        ({"sasl.mechanism": "GSSAPI"}, "sasl.mechanism is GSSAPI"),
+        ({}, "sasl.jaas.config is not given"),
+        ({"sasl.jaas.config": "a.ScramLoginModule required username=a password=hush;"}, "sasl.jaas.config is not a"),
+        ({"sasl.jaas.config": "a.PlainLoginModule required username=a;"}, "sasl.jaas.config is not a line"),
+        ({"sasl.jaas.config": "a.PlainLoginModule required username=a password=hush"}, "sasl.jaas.config is not a"),
+        (
+            {"sasl.jaas.config": 'a.PlainLoginModule required username="a" password="hush\\n";'},
+            "sasl.jaas.config is not a line",
+        ),
+    ],
+)
+def test_what_only_javas_client_can_follow_is_named_without_showing_secrets(more: dict[str, str], named: str) -> None:
+    options = {"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **more}
+    with pytest.raises(ConfigurationError, match=re.escape(named)) as refused:
+        connection_settings({f"kafka.{name}": value for name, value in options.items()})
+    assert refused.value.details["setting"] in named
+    assert refused.value.next_step
+    assert "hush" not in str(refused.value)
+
+
+def test_what_a_connection_does_not_use_is_not_judged() -> None:
+    options = {
+        "kafka.bootstrap.servers": "b:1",
+        "kafka.ssl.truststore.location": "x.jks",
+        "kafka.sasl.login.class": "x",
+    }
+    assert connection_settings(options) == {"bootstrap.servers": "b:1", "security.protocol": "PLAINTEXT"}

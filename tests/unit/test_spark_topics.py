@@ -1,16 +1,17 @@
-"""Which of the topics that are read are held to be other ones. What brokers say of them is made up."""
+"""Which of the topics that are read are held to be other ones, and what is known if no broker can be asked."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from uuid import UUID
 
 import pytest
 
 from sparkonce.errors import PreflightError
 from sparkonce.source import SourceFacts
 from sparkonce.sources.offsets import Offsets
-from sparkonce.spark.start.kafka import SourceTopics, _Ids, check_names
+from sparkonce.sources.topics import KafkaSource, SourceTopics, _Ids, ask_sources, check_names, java_id, java_pattern
 
 OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
 
@@ -153,3 +154,59 @@ def test_a_source_of_which_no_topic_was_read_is_refused(sources: Sequence[str], 
     with pytest.raises(PreflightError) as caught:
         check_names(found, OFFSETS, 3)
     assert "since batch 3 may not be committed yet" in caught.value.next_step
+
+
+def test_brokers_that_only_javas_client_can_ask_are_not_asked_and_the_setting_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {
+        "subscribe": "a,b",
+        "kafka.bootstrap.servers": "broker:9092",
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.location": "/etc/trust.jks",
+    }
+    source = SourceFacts(format="kafka", options=options)
+    assert ask_sources([source, source], is_first=True) == [KafkaSource(options=options, partitions={})]
+    (asked,) = caplog.records
+    assert "bootstrap.servers='broker:9092' is not asked before the start: ssl.truststore.type is JKS" in (
+        asked.getMessage()
+    )
+    assert "Give the authorities' certificates as PEM" in asked.getMessage()
+
+    topics = SourceTopics([source])
+    assert topics.kept({"a": "1"}, OFFSETS) == {"a": "1"}, "what was known is not forgotten"
+    topics.check_same()
+    assert topics.before_decision((), OFFSETS) == ""
+    topics.check_ends({"a": "1"}, OFFSETS, OFFSETS)
+    assert len(caplog.records) == 2, "once in a run"
+    assert "are not compared: ssl.truststore.type is JKS" in caplog.text
+    with pytest.raises(PreflightError, match="ended at offset 5 when the last batch was planned"):
+        topics.check_ends({"a": "1"}, FURTHER, OFFSETS)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        ("orders-.*", "orders-eu", True),
+        ("orders", "orders-eu", False),
+        (r"\Qa.b\E|c", "a.b", True),
+        (r"\Qa.b\E|c", "axb", False),
+        (r"\Qa.b", "a.b", True),
+        (r"\d+", "\u0664", False),
+    ],
+)
+def test_a_pattern_of_javas_matches_as_there(pattern: str, name: str, matches: bool) -> None:
+    found = java_pattern(pattern)
+    assert found is not None
+    assert bool(found.fullmatch(name)) == matches
+
+
+@pytest.mark.parametrize("pattern", [r"\p{Alpha}+", "[a-z&&[^b]]", "[a[bc]]", "(?<name>a)", r"\h", "("])
+def test_a_pattern_that_python_would_read_otherwise_is_not_tried(pattern: str) -> None:
+    assert java_pattern(pattern) is None
+
+
+def test_ids_are_written_as_javas_client_writes_them() -> None:
+    """Kafka's `Uuid.METADATA_TOPIC_ID`, and one with all of its signs."""
+    assert java_id(UUID(int=1)) == "AAAAAAAAAAAAAAAAAAAAAQ"
+    assert java_id(UUID(int=2**128 - 1)) == "_____________________w"

@@ -15,10 +15,10 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.kafka.batch_producer import client_log
 from sparkonce.sinks.memory.server import MemoryServer
 from sparkonce.sinks.memory.sink import MemorySink
+from sparkonce.sources.topics import KafkaSource
 from sparkonce.spark import query_end
 from sparkonce.spark.start.arguments import _options
 from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_repeats
-from sparkonce.spark.start.kafka import KafkaSource
 from sparkonce.spark.views import Share
 from sparkonce.watch import display  # noqa: F401 - which sets the format
 

@@ -1,4 +1,4 @@
-"""The Kafka source's settings, in librdkafka's or Java's names, translated to Java's, which Spark takes.
+"""The Kafka source's settings, in librdkafka's or Java's names, translated to Java's, which Spark takes, and back.
 
 A setting is in `TABLE`, or belongs to a group (`_login`, `_trust`, `_identity`), or is refused. None is
 ignored: a source that connects in another way than its settings say is worse than a source that doesn't start.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +38,20 @@ _LOGIN_MODULES: Mapping[str, str] = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+_PAIR = re.compile(
+    r"""\s+(?P<name>[\w.$-]+)\s*=\s*(?:"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>[\w.$-]+))""",
+    re.DOTALL,
+)
+"""An option of JAAS."""
+_JAAS = re.compile(rf"\s*(?P<module>[\w.$]+)\s+\w+(?:{_PAIR.pattern})+\s*;\s*", re.DOTALL)
+_ESCAPED = re.compile(r"""(?:^|[^\\])(?:\\\\)*\\[^\\"']""")
+"""A sign that Java writes by a backslash and a letter, such as a line's end."""
+
+_PLUGINS = ("config.providers", "security.providers")
+_TLS_PLUGINS = ("ssl.engine.factory.class", "ssl.provider", "ssl.keymanager.algorithm", "ssl.trustmanager.algorithm")
+_LOGIN_PLUGINS = ("sasl.client.callback.handler.class", "sasl.login.class", "sasl.login.callback.handler.class")
+"""The settings that name classes of Java's, for every connection, for TLS, and for a login."""
+
 _LOCKED = "BEGIN ENCRYPTED PRIVATE KEY"
 _PKCS8 = ("BEGIN PRIVATE KEY", _LOCKED)
 _PBES2 = bytes.fromhex("06092a864886f70d01050d")
@@ -71,6 +86,77 @@ def consumer_settings(user: Mapping[str, Any]) -> dict[str, str]:
     _trust(plain, java)
     _identity(plain, java)
     return java
+
+
+def connection_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Returns librdkafka's settings for connecting to a source's brokers as the source itself does.
+
+    It is the way back of `consumer_settings`, for what concerns the connection: the driver asks the brokers through
+    kafka-python, whose settings `sparkonce.sinks.kafka.settings.admin_settings` makes of the result.
+
+    Args:
+        options: The options of Spark's source, with names in lower case.
+
+    Raises:
+        ConfigurationError: naming a setting that only Java's client can follow.
+    """
+    java = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
+    protocol = java.get("security.protocol", "PLAINTEXT").upper()
+    has_tls, has_login = protocol.endswith("SSL"), protocol.startswith("SASL")
+    for name in (*_PLUGINS, *(_TLS_PLUGINS if has_tls else ()), *(_LOGIN_PLUGINS if has_login else ())):
+        if java.get(name, "").strip():
+            raise _only_java(name, "is given", "Leave it out")
+    settings: dict[str, str] = {name: java[name] for name in ("bootstrap.servers", "client.id") if name in java}
+    if java.get("client.dns.lookup", "").startswith("resolve_canonical"):
+        settings["client.dns.lookup"] = java["client.dns.lookup"]
+    settings["security.protocol"] = protocol
+    return settings | (_tls(java) if has_tls else {}) | (_sasl(java) if has_login else {})
+
+
+def _tls(java: Mapping[str, str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for store, advice in (
+        ("truststore", "Give the authorities' certificates as PEM, as ssl.ca.location"),
+        ("keystore", "Give certificate and key as PEM, as ssl.certificate.location and ssl.key.location"),
+    ):
+        kind = java.get(f"ssl.{store}.type", "JKS")
+        if java.get(f"ssl.{store}.location") and kind.upper() != "PEM":
+            raise _only_java(f"ssl.{store}.type", f"is {kind}", advice)
+    for name, ours in (
+        ("ssl.truststore.location", ("ssl.ca.location",)),
+        ("ssl.truststore.certificates", ("ssl.ca.pem",)),
+        ("ssl.keystore.location", ("ssl.certificate.location", "ssl.key.location")),
+        ("ssl.keystore.certificate.chain", ("ssl.certificate.pem",)),
+        ("ssl.keystore.key", ("ssl.key.pem",)),
+        ("ssl.key.password", ("ssl.key.password",)),
+    ):
+        if java.get(name):
+            settings |= dict.fromkeys(ours, java[name])
+    if _HOST_NAMES in java:
+        settings[_HOST_NAMES] = java[_HOST_NAMES] or "none"
+    return settings
+
+
+def _sasl(java: Mapping[str, str]) -> dict[str, str]:
+    mechanism = java.get("sasl.mechanism", "GSSAPI").upper()
+    if mechanism not in _LOGIN_MODULES:
+        raise _only_java("sasl.mechanism", f"is {mechanism}", f"Use one of {', '.join(_LOGIN_MODULES)}")
+    jaas = java.get("sasl.jaas.config", "")
+    found = _JAAS.fullmatch(jaas)
+    pairs = {} if found is None else {one["name"]: one[one.lastgroup or ""] for one in _PAIR.finditer(jaas)}
+    fits = found is not None and _LOGIN_MODULES[mechanism].endswith("." + found["module"].rpartition(".")[2])
+    if not fits or pairs.keys() != {"username", "password"} or any(map(_ESCAPED.search, pairs.values())):
+        why = f"is not a line with {mechanism}'s module, a username and a password" if jaas else "is not given"
+        raise _only_java("sasl.jaas.config", why, "Give sasl.username and sasl.password to read_kafka")
+    user, password = (re.sub(r"\\(.)", r"\1", pairs[name]) for name in ("username", "password"))
+    return {"sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": password}
+
+
+def _only_java(name: str, why: str, advice: str) -> ConfigurationError:
+    # The message does not show the value, which may be a secret.
+    return ConfigurationError(
+        f"{name} {why}: only Java's client can follow that.", next_step=f"{advice}.", setting=name
+    )
 
 
 def _login(plain: Mapping[str, Any], java: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,7 +31,7 @@ from sparkonce.spark.checkpoints.opening import open_for
 from sparkonce.spark.checkpoints.planned import check_planned, is_as_planned
 from sparkonce.spark.grouping import grouping_of, slots_decided
 from sparkonce.spark.jvm import JvmCache
-from sparkonce.spark.plans import reads_plainly, registered_sources
+from sparkonce.spark.plans import kafka_sources, reads_plainly, registered_sources, running_plan
 from sparkonce.spark.query_end import close_at_end, running, warn_if_left
 from sparkonce.spark.show.failures import is_of_a_stop, without_causes
 from sparkonce.spark.start.arguments import (
@@ -56,7 +56,6 @@ from sparkonce.spark.start.first_batch import (
     warn_of_rows,
     warn_of_slots,
 )
-from sparkonce.spark.start.kafka import SourceTopics, kafka_sources, running_plan
 from sparkonce.spark.views import (
     Letters,
     ShareSample,
@@ -73,6 +72,9 @@ from sparkonce.storage.location import checked_location
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce.version import __version__
 from sparkonce.watch.listener import QueryListener
+
+if TYPE_CHECKING:
+    from sparkonce.sources.topics import SourceTopics
 
 logger = logging.getLogger("sparkonce")
 
@@ -345,7 +347,12 @@ class ExactlyOnce:
         self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
         if plan is not None and not self._started and SparkCheckpoint(files).is_unrecorded(0):
             warn_of_slots(df.sparkSession, plan, (), samples, self.sinks)
-        self._topics = topics = SourceTopics(sources)
+        self._topics = None
+        if sources:
+            from sparkonce.sources.topics import SourceTopics  # imports kafka-python
+
+            self._topics = SourceTopics(sources)
+        topics = self._topics
         driver = RunDriver(
             run=run,
             query=query,
@@ -356,8 +363,8 @@ class ExactlyOnce:
             library=__version__,
             moved=self._moved,
             accept_lost=self._accept_lost,
-            reporters=[*([topics] if sources else []), *map(GroupReporter, self._groups)],
-            topics=lambda recorded: topics.kept(recorded, offsets),
+            reporters=[*([] if topics is None else [topics]), *map(GroupReporter, self._groups)],
+            topics=dict if topics is None else lambda recorded: topics.kept(recorded, offsets),
         )
         self._run, self._cache = (run, driver), JvmCache()
         self.listener.begin_run(query, run, driver, files)

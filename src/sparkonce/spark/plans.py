@@ -7,13 +7,18 @@ of Spark 4.0.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from sparkonce.analysis.facts import KafkaSourceFacts, lower_names
 from sparkonce.source import FILES, Source, SourceFacts, registered
-from sparkonce.spark.jvm import class_name, items, scala_map
+from sparkonce.spark.jvm import class_name, execution_of, items, scala_map
+
+logger = logging.getLogger("sparkonce")
 
 STATEFUL = {"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit", "FlatMapGroupsWithState"}
 STATEFUL |= {"FlatMapGroupsInPandasWithState", "TransformWithState", "TransformWithStateInPandas"}
@@ -56,6 +61,20 @@ def source_facts(plan: Any) -> tuple[SourceFacts, ...]:
     """Returns the streaming sources of an analyzed plan, in its order."""
     leaves = [node for node in nodes(plan) if is_leaf(node) and node.isStreaming()]
     return tuple(source_of(leaf) for leaf in leaves)
+
+
+def running_plan(spark: SparkSession, query: str) -> Any:
+    """Returns the analyzed plan of a running query; None if Spark does not say."""
+    try:
+        return execution_of(spark, query).analyzedPlan()
+    except Exception as error:  # noqa: BLE001 - Spark's own classes may change; the query runs without this check
+        logger.warning("The query's sources cannot be seen, so their topics' ids are not compared: %s", error)
+        return None
+
+
+def kafka_sources(plan: Any) -> tuple[SourceFacts, ...]:
+    """Returns the Kafka sources of an analyzed plan."""
+    return tuple(source for source in source_facts(plan) if source.format == "kafka")
 
 
 def registered_sources(plan: Any) -> list[tuple[SourceFacts, Source]]:

@@ -133,7 +133,7 @@ class KafkaConnection:
             else:
                 return result
             finally:
-                if self._failed and not self._answered:
+                if (self._failed and not self._answered) or self._manager is None:
                     self._discard()
 
     async def gather(self, requests: Sequence[tuple[Request, int | str | None]], deadline_s: float) -> list[Response]:
@@ -185,10 +185,12 @@ class KafkaConnection:
     def _connect(self, deadline_s: float) -> None:
         if self._manager is not None:
             return
-        self._net = NetworkSelector(**self._settings)
-        self._manager = KafkaConnectionManager(self._net, **{**_OURS, **self._settings})
-        self._net.start()
-        _SAY_LESS.add(self._net._io_thread)
+        self._net = net = NetworkSelector(**self._settings)
+        net.start()
+        _SAY_LESS.add(net._io_thread)
+        # Made on the network thread, which the deadline holds for: with client.dns.lookup it asks a DNS server.
+        made = net.call_soon_with_future(lambda: KafkaConnectionManager(net, **{**_OURS, **self._settings}))
+        self._manager = self._wait(made, deadline_s)
         self._wait(self._manager.call_soon(self._bootstrap, deadline_s), deadline_s)
 
     async def _bootstrap(self, deadline_s: float) -> None:
@@ -235,13 +237,16 @@ class KafkaConnection:
     def _discard(self) -> None:
         self._failed = False
         manager, net, self._manager, self._net = self._manager, self._net, None, None
-        if manager is None or net is None:
+        if net is None:
             return
         # First the network thread, because kafka-python's connections must not be closed while it runs.
         thread = net._io_thread
         net.stop(timeout_ms=_STOP_WITHIN_S * 1000)
         if thread.is_alive():
             log.warning("kafka-python's network thread does not end: it may wait for a DNS server. It is left alone.")
+            return
+        if manager is None:
+            net.close()
             return
         _SAY_LESS.add(threading.current_thread())
         try:

@@ -36,7 +36,6 @@ _LARGEST = "max.message.bytes"
 _NOT_ALLOWED = frozenset({29, 31, 53})
 _NOBODY_HAS_THE_ID = 49
 _DESCRIBE_TRANSACTIONS_KEY = 65
-_FIRST_PAUSE_S = 0.25
 _ASK_AGAIN_S = 0.1
 
 _MISSING = 3
@@ -68,23 +67,14 @@ class _Cluster:
 
     def ask(self, request: Any, node_id: int | None = None) -> Any:
         """Sends a request, and repeats it until the deadline."""
-        reasons: dict[str, None] = {}
         began_s = time.monotonic()
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            response = self.client.request(request, deadline_s=self.deadline_s, node_id=node_id)
-            if not isinstance(response, BrokerAnswer):
-                return response
-            reasons[response.reason] = None
-            if time.monotonic() + pause_s >= self.deadline_s:
-                break
-            # A few times only: some servers lock out a user who repeats a wrong password.
-            time.sleep(pause_s)
-            pause_s *= 2
-        told = "; ".join(reasons)
+        response = self.client.insist(request, deadline_s=self.deadline_s, node_id=node_id)
+        if not isinstance(response, BrokerAnswer):
+            return response
         raise PreflightError(
-            f"bootstrap.servers={self.servers!r} did not answer in {time.monotonic() - began_s:.0f} s: {told}.",
-            next_step=_hint(told, self.protocol)
+            f"bootstrap.servers={self.servers!r} did not answer in {time.monotonic() - began_s:.0f} s: "
+            f"{response.reason}.",
+            next_step=_hint(response.reason, self.protocol)
             or "Check the addresses, that the brokers run, security.protocol and the credentials.",
             setting="bootstrap.servers",
         )

@@ -66,7 +66,10 @@ _ALIASES: Mapping[str, str] = {
 }
 
 _TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "bootstrap.servers": ("bootstrap_servers", lambda value: [one.strip() for one in str(value).split(",")]),
+    "bootstrap.servers": (
+        "bootstrap_servers",
+        lambda value: [one.strip() for one in str(value).split(",") if one.strip()],
+    ),
     "client.id": ("client_id", str),
     "client.dns.lookup": ("client_dns_lookup", str),
     "socket.timeout.ms": ("request_timeout_ms", int),
@@ -363,7 +366,7 @@ def _trust(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
 
 def _identify(context: ssl.SSLContext, plain: Mapping[str, Any]) -> None:
     """Loads the client's certificate and key, which Python's ssl takes from files only."""
-    password = plain.get("ssl.key.password")
+    password = str(plain.get("ssl.key.password", ""))  # without any, OpenSSL would ask for one at the terminal
     if "ssl.certificate.pem" in plain:
         # One file for both, readable by this user only, gone as soon as it is read.
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:

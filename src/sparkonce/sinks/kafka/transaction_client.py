@@ -57,6 +57,8 @@ MakeRequest = Callable[[Mapping[str, list[int]]], Request]
 
 LEADER_NOT_AVAILABLE = 5
 
+_FIRST_PAUSE_S = 0.25
+
 
 class TransactionClient:
     """Sends requests to transaction coordinators, all of a call at once. Deadlines are by `time.monotonic`.
@@ -271,6 +273,37 @@ class TransactionClient:
         """Sends a request to one broker, or to any. Returns the response, or a `BrokerAnswer` without a code."""
         return self.gather([(request, node_id)], deadline_s=deadline_s)[0]
 
+    def insist(
+        self,
+        request: Request,
+        *,
+        deadline_s: float,
+        node_id: int | None = None,
+        is_final: Callable[[BrokerAnswer], bool] = lambda _: False,
+    ) -> Response:
+        """Repeats a request until a broker answers, a few times only: some servers lock out whoever insists.
+
+        Args:
+            request: The request.
+            deadline_s: When to stop asking.
+            node_id: The broker; None for any.
+            is_final: Returns True for a reason after which nothing is asked again.
+
+        Returns:
+            The response; without one a `BrokerAnswer` with all reasons.
+        """
+        reasons: dict[str, None] = {}
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            response = self.request(request, deadline_s=deadline_s, node_id=node_id)
+            if not isinstance(response, BrokerAnswer):
+                return response
+            reasons[response.reason] = None
+            if time.monotonic() + pause_s >= deadline_s or is_final(response):
+                return BrokerAnswer(None, "; ".join(reasons))
+            time.sleep(pause_s)
+            pause_s *= 2
+
     def gather(self, requests: Sequence[tuple[Request, int | None]], *, deadline_s: float) -> list[Response]:
         """Sends each request to its broker, all at once. Returns the same as `request` for each."""
         responses = self._connection.call(partial(self._connection.gather, requests, deadline_s), deadline_s)
@@ -418,9 +451,9 @@ def _of_this_id(view: Description | BrokerAnswer, asked: KafkaTransaction) -> De
     return BrokerAnswer(None, f"asked for the transactional id {wanted!r}, and the broker describes {said!r}")
 
 
-def metadata_request(*topics: str, rights: bool = False) -> Request:
-    """Asks for the cluster and these topics, without creating any, and for the user's rights to them if asked."""
-    named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+def metadata_request(*topics: str, rights: bool = False, every: bool = False) -> Request:
+    """Asks for the cluster and these topics, or every one, without creating any; if asked, for the user's rights."""
+    named = None if every else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=rights)
 
 
@@ -473,25 +506,37 @@ def _refused(partition: Partition, code: int) -> BrokerAnswer:
     return BrokerAnswer(code, f"partition {partition[1]} of topic {partition[0]!r}")
 
 
-def _list_offsets(topics: Mapping[str, list[int]], *, when: int, level: int) -> Request:
+def list_offsets(topics: Mapping[str, list[int]], *, when: int | Mapping[Partition, int], level: int) -> Request:
+    """Asks for the offset of each partition's first row, end, or first row that is not older than a timestamp.
+
+    Args:
+        topics: The partitions by topic.
+        when: One of `OffsetSpec`, or a timestamp; or one for each partition, and nothing is asked about the others.
+        level: One of `IsolationLevel`.
+    """
     kind = ListOffsetsRequest.ListOffsetsTopic
+    times = when if isinstance(when, Mapping) else {(name, one): when for name in topics for one in topics[name]}
     asked = [
         kind(
             name=name,
-            partitions=[kind.ListOffsetsPartition(partition_index=number, timestamp=when) for number in numbers],
+            partitions=[
+                kind.ListOffsetsPartition(partition_index=number, timestamp=times[name, number])
+                for number in numbers
+                if (name, number) in times
+            ],
         )
         for name, numbers in topics.items()
     ]
     return ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=asked, min_version=2, max_version=7)
 
 
-start_offsets = partial(_list_offsets, when=OffsetSpec.EARLIEST, level=IsolationLevel.READ_UNCOMMITTED)
+start_offsets = partial(list_offsets, when=OffsetSpec.EARLIEST, level=IsolationLevel.READ_UNCOMMITTED)
 """Asks for the offset of each partition's first row."""
 
-end_offsets = partial(_list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_UNCOMMITTED)
+end_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_UNCOMMITTED)
 """Asks for the offset after each partition's last row."""
 
-last_stable_offsets = partial(_list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_COMMITTED)
+last_stable_offsets = partial(list_offsets, when=OffsetSpec.LATEST, level=IsolationLevel.READ_COMMITTED)
 """Asks for the offset up to which read_committed readers see each partition."""
 
 

@@ -2,7 +2,6 @@
 
 - ``arguments``: its session, frame, trigger, options and checkpoint folder; and that no part of it is of Spark Connect.
 - ``checks``: that the checkpoint is the running query's, where the query resumes, and its sources from there.
-- ``kafka``: that the brokers of its Kafka sources answer and know their topics, which were not deleted and recreated.
 - ``first_batch``: the cost of its batches, and rows that are written twice.
 - ``executors``: that executors have the driver's sparkonce and what sinks and sources need, by one small job.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
@@ -14,12 +14,17 @@ from sparkonce.driver.start import ResumePoint, recorded_topics
 from sparkonce.errors import ConfigurationError, LogError
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
-from sparkonce.spark.plans import registered_sources
+from sparkonce.spark.plans import kafka_sources, registered_sources
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
-from sparkonce.spark.start.kafka import KafkaSource, SourceTopics, ask_sources, check_names, kafka_sources
 from sparkonce.spark.views import ShareSample
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.spark import SparkCheckpoint
+
+if TYPE_CHECKING:
+    from sparkonce.sources.topics import KafkaSource
+
+_DELEGATED = "spark.kafka.clusters."
+"""Settings of delegation tokens, by which Spark itself logs in."""
 
 
 def check_sources(
@@ -50,18 +55,25 @@ def check_sources(
     found = kafka_sources(plan)
     newest = point.checkpoint.input_offsets(point.batch) or ()
     before = () if point.is_done else point.checkpoint.input_offsets(point.batch - 1) or ()
-    check_names(found, before or newest, point.batch if point.awaits_commit else None)
+    if found:
+        from sparkonce.sources.topics import SourceTopics, ask_sources, check_names  # import kafka-python
+
+        check_names(found, before or newest, point.batch if point.awaits_commit else None)
     if point.awaits_commit:
         return ()
     for facts, source in registered_sources(plan):
         source.check(df.sparkSession, facts, trigger or {})
-    sources = ask_sources(df.sparkSession, found, is_first=is_first, is_limited=not (trigger or {}).get("once"))
+    sources: Sequence[KafkaSource] = ()
+    if found:
+        delegated = any(name.startswith(_DELEGATED) for name, _ in df.sparkSession.sparkContext.getConf().getAll())
+        is_limited = not (trigger or {}).get("once")
+        sources = ask_sources(found, is_first=is_first, is_limited=is_limited, delegated=delegated)
     check_partition_column(df, sources, samples, is_first=is_first)
     if is_first:
         warn_of_slots(df.sparkSession, plan, sources, samples, sinks)
-        return sources
-    with closing(SourceTopics(found)) as topics:
-        topics.check_ends(recorded_topics(point.view), before, newest)
+    elif found:
+        with closing(SourceTopics(found)) as topics:
+            topics.check_ends(recorded_topics(point.view), before, newest)
     return sources
 
 

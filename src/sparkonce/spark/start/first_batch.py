@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,8 +14,10 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.sink import Facts, TwoPhaseCommitSink
 from sparkonce.spark.jvm import class_name, items
 from sparkonce.spark.plans import MADE_IN_PLACE, SHUFFLES, is_leaf, nodes, source_of
-from sparkonce.spark.start.kafka import KafkaSource
 from sparkonce.spark.views import Share, ShareSample
+
+if TYPE_CHECKING:
+    from sparkonce.sources.topics import KafkaSource
 
 logger = logging.getLogger("sparkonce")
 

@@ -1,0 +1,566 @@
+"""What a start asks the brokers of a query's Kafka sources, and how topics are told from others of the same name.
+
+Spark waits silently for brokers that do not answer. And it knows a topic by its name only: a topic that was deleted and
+recreated may have more records than were read of the old one. Spark then reads on from the old offset, and silently
+skips the first records of the new one.
+
+Only the options of Spark's source are needed, no session: `sparkonce.sources.kafka.connection_settings` translates them
+from Java's names. If a setting has no translation, the brokers are not asked, and a warning names the setting.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+import time
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kafka.protocol.consumer.offsets import IsolationLevel, OffsetSpec
+
+from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce.protocol.handles import Handle
+from sparkonce.sink import Facts
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer
+from sparkonce.sinks.kafka.settings import admin_settings
+from sparkonce.sinks.kafka.transaction_client import (
+    LEADER_NOT_AVAILABLE,
+    Partition,
+    TransactionClient,
+    answered,
+    ask_leaders,
+    end_offsets,
+    leaders_of,
+    list_offsets,
+    metadata_request,
+)
+from sparkonce.source import SourceFacts
+from sparkonce.sources.kafka import connection_settings
+from sparkonce.sources.offsets import Offsets, kafka_offsets
+
+logger = logging.getLogger("sparkonce")
+
+LIMIT_S = 15.0
+"""The time that the brokers of all sources have to answer, as a sink's have."""
+
+_SURE_AFTER_S = 3.0
+"""The time after which a topic that no broker knows is surely missing."""
+
+_ASK_AGAIN_S = 0.2
+
+_MISSING, _INVALID, _NOT_ALLOWED = 3, 17, 29
+
+_LOGIN_FAILED, _NOT_TRUSTED = "AuthenticationFailed", "CERTIFICATE_VERIFY_FAILED"
+"""Parts of kafka-python's errors: the broker knows no such user and password, or cannot prove who it is."""
+
+_JAVA_ONLY = re.compile(r"&&|\[[^\]]*\[|\\[pPhHvVRXGzk]")
+"""Parts of Java's regular expressions that mean something else in Python, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSource:
+    """A Kafka source, as its brokers know it.
+
+    Attributes:
+        options: The options of Spark's source, with names in lower case.
+        partitions: The number of partitions that it reads of each topic; empty if unknown.
+        highest: One more than the highest number of a partition that it reads; 0 if unknown.
+        rows: The number of rows in its first batch; None if not asked for, or unknown.
+    """
+
+    options: Mapping[str, str] = field(repr=False)
+    partitions: Mapping[str, int]
+    highest: int = 0
+    rows: int | None = None
+
+
+def ask_sources(
+    sources: Sequence[SourceFacts], *, is_first: bool, is_limited: bool = True, delegated: bool = False
+) -> list[KafkaSource]:
+    """Checks that the brokers of each source answer, and know its topics.
+
+    Args:
+        sources: The query's Kafka sources.
+        is_first: True if the query has no batch yet, so that its sources say where it begins.
+        is_limited: True if ``maxOffsetsPerTrigger`` holds; the trigger ``once`` ignores it.
+        delegated: True if Spark may log in by delegation tokens, which this check cannot: a refusal is then a warning.
+
+    Returns:
+        One for each source that differs from the others.
+
+    Raises:
+        PreflightError: naming the brokers that do not answer, or the topic that is missing or may not be read.
+    """
+    deadline_s = time.monotonic() + LIMIT_S
+    different = {frozenset((source.options or {}).items()): dict(source.options or {}) for source in sources}
+    found = []
+    for options in different.values():
+        where = f"The Kafka source's bootstrap.servers={_servers(options)!r}"
+        if not all(re.search(r":\d+$", one.strip()) for one in _servers(options).split(",") if one.strip()):
+            raise PreflightError(
+                f"{where} are not addresses.", next_step="Give host:port.", setting="bootstrap.servers"
+            )
+        try:
+            client = _client(options)
+        except ConfigurationError as error:
+            logger.warning("%s is not asked before the start: %s", where, error)
+            found.append(KafkaSource(options=options, partitions={}))
+            continue
+        probe = _SourceProbe(options, client, deadline_s, delegated=delegated)
+        try:
+            found.append(probe.probe(is_first=is_first, is_limited=is_limited))
+        except _UnaskedError as error:
+            logger.warning("%s cannot be asked: %s", where, error)
+            found.append(KafkaSource(options=options, partitions={}))
+        finally:
+            client.close()
+    return found
+
+
+def _servers(options: Mapping[str, str]) -> str:
+    return options.get("kafka.bootstrap.servers", "")
+
+
+def _client(options: Mapping[str, str]) -> TransactionClient:
+    """Returns a client, which the caller closes.
+
+    Raises:
+        ConfigurationError: naming the setting that only Java's client can follow.
+    """
+    return TransactionClient(admin_settings(connection_settings(options)), connections=1)
+
+
+def _is_refused(answer: BrokerAnswer) -> bool:
+    return any(words in answer.reason for words in (_LOGIN_FAILED, _NOT_TRUSTED))
+
+
+class _UnaskedError(Exception):
+    """The brokers said nothing that concerns the query. Spark starts, and finds out."""
+
+
+class _SourceProbe:
+    def __init__(
+        self, options: Mapping[str, str], client: TransactionClient, deadline_s: float, *, delegated: bool
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._deadline_s = deadline_s
+        self._delegated = delegated
+
+    def probe(self, *, is_first: bool, is_limited: bool) -> KafkaSource:
+        metadata = self._metadata()
+        found = {topic.name: len(topic.partitions) for topic in metadata.topics}
+        assigned = self._assigned(found)
+        places = [(name, number) for name, count in found.items() for number in range(count)]
+        if assigned is not None:
+            places = [(name, number) for name, numbers in assigned.items() for number in numbers]
+        rows = self._rows(metadata, places) if is_first else None
+        limit = self._options.get("maxoffsetspertrigger") if is_limited else None
+        if rows is not None and limit is not None:
+            rows = min(rows, int(limit))
+        return KafkaSource(
+            options=self._options,
+            partitions=found if assigned is None else {name: len(numbers) for name, numbers in assigned.items()},
+            highest=1 + max((number for _, number in places), default=-1),
+            rows=rows,
+        )
+
+    def _metadata(self) -> Any:
+        """Describes the topics that exist. Asks again for a new topic, which some broker may not know."""
+        pattern = self._options.get("subscribepattern")
+        names = sorted(_subscribed(self._options) or json.loads(self._options.get("assign", "{}")))
+        request = metadata_request(*names) if pattern is None else metadata_request(every=True)
+        sure_at = time.monotonic() + _SURE_AFTER_S
+        while True:
+            metadata = self._client.insist(request, deadline_s=self._deadline_s, is_final=_is_refused)
+            if isinstance(metadata, BrokerAnswer):
+                raise self._unreachable(metadata.reason)
+            if pattern is not None:
+                metadata.topics = self._matching(pattern, metadata.topics)
+            codes = {topic.name: topic.error_code for topic in metadata.topics if topic.error_code != NONE}
+            new = {_MISSING, LEADER_NOT_AVAILABLE}
+            if pattern is not None or not codes:
+                return metadata
+            if not new.issuperset(codes.values()) or time.monotonic() >= sure_at:
+                raise self._refused(*next(iter(codes.items())))
+            time.sleep(_ASK_AGAIN_S)
+
+    def _matching(self, pattern: str, topics: Sequence[Any]) -> list[Any]:
+        matches = java_pattern(pattern)
+        if matches is None:
+            raise _UnaskedError(f"pattern={pattern!r} has what only Java's regular expressions have")
+        found = [
+            one for one in topics if not one.is_internal and one.error_code == NONE and matches.fullmatch(one.name)
+        ]
+        if not found:
+            logger.warning(
+                "No topic on bootstrap.servers=%r matches pattern=%r: the query waits for one. Next: Correct the "
+                "pattern, or create a topic that it matches.",
+                *(_servers(self._options), pattern),
+            )
+        return found
+
+    def _assigned(self, found: Mapping[str, int]) -> dict[str, list[int]] | None:
+        if "assign" not in self._options:
+            return None
+        assigned = {name: list(map(int, numbers)) for name, numbers in json.loads(self._options["assign"]).items()}
+        for name, numbers in assigned.items():
+            if missing := sorted(set(numbers) - set(range(found[name]))):
+                raise PreflightError(
+                    f"Topic {name!r}, which this query reads, has no partition {missing[0]}: it has {found[name]}.",
+                    next_step="Name partitions that exist, from 0 on.",
+                    setting="partitions",
+                )
+        return assigned
+
+    def _rows(self, metadata: Any, places: Sequence[Partition]) -> int | None:
+        """Returns the number of rows between the source's start and its topics' ends; only a warning depends on it."""
+        begins, asked = self._starts(places)
+        leaders = leaders_of(metadata)
+        counted = {place: leaders[place] for place in begins.keys() | asked.keys()}
+        starts = partial(list_offsets, when=asked, level=IsolationLevel.READ_UNCOMMITTED)
+        told, ends = ask_leaders(self._client, answered(counted), starts, end_offsets, deadline_s=self._deadline_s)
+        refused = (one for one in [*counted.values(), *told.values(), *ends.values()] if isinstance(one, BrokerAnswer))
+        if (why := next(refused, None)) is not None:
+            logger.warning("The number of rows in the first batch is unknown: %s", why)
+            return None
+        begins |= {place: int(one.offset) for place, one in told.items()}
+        return sum(max(0, int(ends[place].offset) - begin) for place, begin in begins.items() if begin >= 0)
+
+    def _starts(self, places: Sequence[Partition]) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        """Returns Spark's start in each partition but those that it reads from their ends.
+
+        Returns:
+            The offsets that are known, and for other partitions ListOffsets' timestamps.
+        """
+        given = self._options.get("startingoffsets", "latest").strip()
+        by_time = self._options.get("startingoffsetsbytimestamp")
+        words = {"earliest": OffsetSpec.EARLIEST, "latest": OffsetSpec.LATEST}
+        if (when := self._options.get("startingtimestamp")) is not None:
+            known, other, is_time = {}, int(when), True
+        elif by_time is not None:
+            known, other, is_time = json.loads(by_time), 0, True
+        elif given.lower() in words:
+            known, other, is_time = {}, int(words[given.lower()]), False
+        else:
+            known, other, is_time = json.loads(given), int(OffsetSpec.EARLIEST), False
+        begins: dict[Partition, int] = {}
+        asked: dict[Partition, int] = {}
+        for topic, number in places:
+            start = int(known.get(topic, {}).get(str(number), other))
+            if is_time or start == OffsetSpec.EARLIEST:
+                asked[topic, number] = start
+            elif start != OffsetSpec.LATEST:
+                begins[topic, number] = start
+        return begins, asked
+
+    def _refused(self, topic: str, code: int) -> Exception:
+        """Returns the error for a broker's answer about a topic."""
+        where = f"bootstrap.servers={_servers(self._options)!r}"
+        if code == _MISSING:
+            return PreflightError(
+                f"Topic {topic!r}, which this query reads, does not exist on {where}.",
+                next_step="Create it, or correct its name; nothing here creates topics.",
+                setting="topics",
+            )
+        if code == _INVALID:
+            return PreflightError(
+                f"topics={topic!r} is not a valid topic name.", next_step="Correct it.", setting="topics"
+            )
+        if code == _NOT_ALLOWED and not self._delegated:
+            return PreflightError(
+                f"Topic {topic!r}, which this query reads, may not be seen by this user on {where}.",
+                next_step="Grant READ and DESCRIBE on it, or check its name.",
+                setting="topics",
+            )
+        return _UnaskedError(f"topic {topic!r}: {BrokerAnswer(code)}")
+
+    def _unreachable(self, told: str) -> Exception:
+        """Returns the error for brokers that gave no answer, or refused the login."""
+        where = f"The Kafka source's bootstrap.servers={_servers(self._options)!r}"
+        # Without a trust store, Java trusts what came with it, and Python what the system trusts.
+        is_trust = _NOT_TRUSTED in told and not any("truststore" in name for name in self._options)
+        if self._delegated or is_trust:
+            return _UnaskedError(told)
+        # kafka-python drops the reason if it comes together with the end of the connection.
+        is_closed = "SASL" in self._options.get("kafka.security.protocol", "").upper() and "disconnected" in told
+        if _LOGIN_FAILED in told or is_closed:
+            return PreflightError(
+                f"{where} refused this user{' or its way to log in' if is_closed else ''}: {told}",
+                next_step="Check security.protocol, sasl.mechanism and the credentials among the source's settings.",
+                setting="bootstrap.servers",
+            )
+        return PreflightError(
+            f"{where} did not answer within {LIMIT_S:.0f} s: {told}",
+            next_step="Check the addresses, the brokers, and security.protocol.",
+            setting="bootstrap.servers",
+        )
+
+
+def java_pattern(pattern: str) -> re.Pattern[str] | None:
+    r"""Returns a regular expression of Java's as Python's; None if it has a part that means something else there.
+
+    ``\Q…\E`` is translated. Classes such as ``\d`` have ASCII's members only, as in Java.
+    """
+    quoted = re.split(r"\\Q(.*?)(?:\\E|$)", pattern, flags=re.DOTALL)
+    if any(_JAVA_ONLY.search(part) for part in quoted[::2]):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return re.compile("".join(re.escape(one) if i % 2 else one for i, one in enumerate(quoted)), re.ASCII)
+    except (re.error, Warning):
+        return None
+
+
+_LIMIT_S = 10.0
+"""The time that one source's brokers have to tell their topics' ids or ends."""
+
+_WENT_BACK = "its cluster went back to an older state (a restored copy, a fail-over to a replica that lagged)"
+
+
+def check_names(sources: Sequence[SourceFacts], read: Sequence[str], decided: int | None) -> None:
+    """Refuses a source whose topics all have other names than those that were read, as a mirror's copies have.
+
+    Spark would plan a batch over them from their beginning, and either fail and leave that batch in the checkpoint, or,
+    with failOnDataLoss=false, write all rows again. Nothing is compared if any source names a pattern or partitions.
+
+    Args:
+        sources: The query's Kafka sources.
+        read: The end offsets of the last finished batch, or else of the first that is planned; see `kafka_offsets`.
+        decided: The batch that is decided and may not be committed; None if there is none.
+
+    Raises:
+        PreflightError: naming the topics of before and now.
+    """
+    before = set(kafka_offsets(read))
+    subscribed = [_subscribed(source.options or {}) for source in sources]
+    gone = before - set().union(*subscribed)
+    for names in subscribed:
+        if all(subscribed) and gone and not names & before:
+            first = ""
+            if decided is not None:
+                first = f"Start once with the topics of before, since batch {decided} may not be committed yet. Then "
+            raise PreflightError(
+                f"This query has read {_listed(gone)} until now, and is to read {_listed(names)}, of which it has read "
+                "nothing. Offsets of the checkpoint mean nothing there: Spark would begin at the beginning.",
+                next_step=f"{first or 'Name the topics of before, or '}start a new query with a new checkpoint; see "
+                '"Another Kafka cluster" in docs/rolling.md.',
+            )
+
+
+def _subscribed(options: Mapping[str, str]) -> set[str]:
+    return {name.strip() for name in options.get("subscribe", "").split(",")} - {""}
+
+
+def _listed(topics: Collection[str]) -> str:
+    return f"topic{'s' if len(topics) > 1 else ''} {', '.join(map(repr, sorted(topics)))}"
+
+
+class _Ids(NamedTuple):
+    """The ids of a topic; several if its name is read on several clusters.
+
+    Attributes:
+        found: The ids that were given.
+        is_whole: True if every cluster gave one. Otherwise the ids are compared, and not recorded.
+    """
+
+    found: frozenset[str]
+    is_whole: bool
+
+
+def _agree(found: frozenset[str], recorded: str) -> bool:
+    """Returns True if these may be the recorded ids, although a cluster did not answer now or when they were recorded.
+
+    Args:
+        found: The ids.
+        recorded: Ids with commas between; empty if none are recorded.
+    """
+    before = set(recorded.split(",")) - {""}
+    return found <= before or before <= found
+
+
+class SourceTopics:
+    """Compares the ids at the start of a run and before each decision; a `PositionReporter`.
+
+    Args:
+        sources: The query's Kafka sources.
+    """
+
+    def __init__(self, sources: Sequence[SourceFacts]) -> None:
+        self._sources = [dict(source.options or {}) for source in sources]
+        self._clients: dict[int, TransactionClient] = {}
+        self._known: dict[str, str] = {}
+        self._changed = ""
+        self._has_warned = False
+
+    def kept(self, recorded: Mapping[str, str], read: Sequence[str]) -> Mapping[str, str]:
+        """Returns the ids for the log to keep. A known topic keeps its recorded id for as long as the log lasts.
+
+        Args:
+            recorded: The ids in the log.
+            read: The end offsets of the run's first batch, see `kafka_offsets`.
+        """
+        found = self._ask(read)
+        kept = {name: recorded[name] for name in found if name in recorded}
+        self._known = kept or ({} if found else dict(recorded))
+        self._changed = self._difference(found)
+        return self._known
+
+    def check_ends(self, recorded: Mapping[str, str], before: Sequence[str], newest: Sequence[str]) -> None:
+        """Warns of a topic that ends before the offsets that were read: its cluster went back.
+
+        Spark then plans a batch that ends before it begins, and fails. A topic is refused only once that batch is
+        planned: the planned batch keeps the query from resuming after the topic has grown past the old offsets. The
+        checkpoint alone tells that, also if no broker does. With failOnDataLoss=false Spark reads on from the topic's
+        end.
+
+        Args:
+            recorded: The ids in the log. A topic with another id is another topic, see `check_same`.
+            before: The end offsets of the last finished batch, if one more is planned; else empty.
+            newest: The end offsets of the last batch.
+
+        Raises:
+            PreflightError: if that batch is planned, naming topic, partition and offsets.
+        """
+        begins, ends = kafka_offsets(before), kafka_offsets(newest)
+        found = self._ask(newest)
+        same = {name for name in ends if name not in found or _agree(found[name].found, recorded.get(name, ""))}
+        for number, options in enumerate(self._sources):
+            goes_on = options.get("failondataloss", "").lower() == "false"
+            names = self._read_by(options, sorted(same))
+            ends_now = self._ends_of(number, {name: ends[name] for name in names})
+            for name, partition in [(each, partition) for each in names for partition in ends[each]]:
+                planned = ends[name][partition]
+                now = ends_now.get((name, partition), planned)
+                read = max(planned, begins.get(name, {}).get(partition, planned))
+                if planned < read and not goes_on:
+                    raise PreflightError(
+                        f"Topic {name!r} partition {partition} ended at offset {planned} when the last batch was "
+                        f"planned, and this query had read it up to {read}: {_WENT_BACK}.",
+                        next_step="Bring the newer state back, and move offsets/N and offsets/.N.crc, N being the "
+                        "highest number, out of the checkpoint. If there is no newer state, start the query once with "
+                        "fail_on_data_loss=False: it then reads on from the topic's end. See \"A server that went "
+                        'back" in docs/operations.md.',
+                    )
+                if min(now, planned) < read:
+                    logger.warning(
+                        "Topic %r partition %d ends at offset %d, and this query has read it up to %d: %s. %s.",
+                        *(name, partition, min(now, planned), read, _WENT_BACK),
+                        "Spark reads on from there, as failOnDataLoss=false says"
+                        if goes_on
+                        else "Spark stops the query",
+                    )
+
+    def check(self, facts: Mapping[str, Facts]) -> None:
+        """Checks nothing: topics do not depend on sinks."""
+
+    def check_same(self) -> None:
+        """Refuses a run that found another topic than the log knows.
+
+        Raises:
+            PreflightError: naming the topic, with both ids.
+        """
+        if self._changed:
+            raise PreflightError(
+                self._changed,
+                next_step="Start a new query with a new checkpoint to read the present topic; see "
+                "docs/kafka-source.md.",
+            )
+
+    def before_decision(self, handles: Sequence[Handle], sources: Sequence[str]) -> str:  # noqa: ARG002
+        """Returns the reason why the batch must not be decided; empty if no topic changed, or no broker answers."""
+        return self._difference(self._ask(sources))
+
+    def _difference(self, found: Mapping[str, _Ids]) -> str:
+        for name, ids in found.items():
+            before = self._known.get(name, "")
+            if ids.is_whole and not before:
+                self._known[name] = ",".join(sorted(ids.found))
+            if not _agree(ids.found, before):
+                now = ",".join(sorted(ids.found))
+                return (
+                    f"Topic {name!r}, which this query reads, was deleted and made again: it has the id {now}, and had "
+                    f"{before}. The checkpoint's offsets are those of the old topic. Reading on from there would skip "
+                    "the first records of the new one."
+                )
+        return ""
+
+    def after_finish(self, sources: Sequence[str]) -> None:
+        """Reports nothing."""
+
+    def close(self) -> None:
+        """Ends the clients."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
+
+    def _ask(self, read: Sequence[str]) -> dict[str, _Ids]:
+        """Returns the ids of these offsets' topics, as far as some cluster gives one."""
+        found: dict[str, set[str]] = {}
+        silent: set[str] = set()
+        for number, options in enumerate(self._sources):
+            names = self._read_by(options, list(kafka_offsets(read)))
+            ids = self._ids(number, names)
+            silent.update(set(names) - ids.keys())
+            for name, topic_id in ids.items():
+                found.setdefault(name, set()).add(topic_id)
+        return {name: _Ids(frozenset(ids), is_whole=name not in silent) for name, ids in found.items()}
+
+    @staticmethod
+    def _read_by(options: Mapping[str, str], names: Sequence[str]) -> list[str]:
+        topics = _subscribed(options)
+        return [name for name in names if not topics or name in topics]
+
+    def _ends_of(self, number: int, read: Offsets) -> dict[Partition, int]:
+        """Returns the end offsets of these partitions, as far as the brokers tell them."""
+        places = {(name, partition) for name, partitions in read.items() for partition in partitions}
+        deadline_s = time.monotonic() + _LIMIT_S
+        metadata = self._describe(number, sorted(read), deadline_s)
+        if metadata is None:
+            return {}
+        leaders = {place: one for place, one in leaders_of(metadata).items() if place in places}
+        (ends,) = ask_leaders(self._clients[number], answered(leaders), end_offsets, deadline_s=deadline_s)
+        for why in [one for one in [*leaders.values(), *ends.values()] if isinstance(one, BrokerAnswer)][:1]:
+            logger.warning("The ends of topics %s cannot be asked for, and are not compared: %s", sorted(read), why)
+        return {place: one.offset for place, one in answered(ends).items()}
+
+    def _ids(self, number: int, names: Sequence[str]) -> dict[str, str]:
+        """Returns the topics' ids by name. A missing topic has none; Spark itself stops the query for it."""
+        metadata = self._describe(number, names, time.monotonic() + _LIMIT_S)
+        topics = [] if metadata is None else metadata.topics
+        # Topics of an old cluster have no id.
+        named = {one.name: one.topic_id for one in topics if one.error_code == NONE}
+        return {name: java_id(topic_id) for name, topic_id in named.items() if topic_id and topic_id.int}
+
+    def _describe(self, number: int, names: Sequence[str], deadline_s: float) -> Any:
+        """Returns the brokers' description of topics; None, with a warning once in a run, if they give none."""
+        if not names:
+            return None
+        try:
+            if number not in self._clients:
+                self._clients[number] = _client(self._sources[number])
+            metadata = self._clients[number].insist(metadata_request(*names), deadline_s=deadline_s)
+            why: object = metadata if isinstance(metadata, BrokerAnswer) else None
+        except ConfigurationError as error:
+            why = error
+        if why is None:
+            codes = {one.error_code for one in metadata.topics} - {NONE, _MISSING}
+            why = BrokerAnswer(codes.pop()) if codes else None
+        if why is None:
+            return metadata
+        if not self._has_warned:
+            logger.warning("The ids of topics %s cannot be asked for, and are not compared: %s", names, why)
+        self._has_warned = True
+        return None
+
+
+def java_id(topic_id: UUID) -> str:
+    """Returns a topic's id as Java's client writes it, and Kafka's own tools: base64 without the last two signs."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
