@@ -1,4 +1,4 @@
-"""The driver half of the sinks for tables: one write of the session for all rows of a batch."""
+"""The driver side of the sinks for tables: one write in the session for all rows of a batch."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _UNFINISHED = "unfinished"
 
 
 def never(*_: object) -> None:
-    """Takes the place of the user's function, which a table does not have."""
+    """Stands in for the user's function, which a table does not have."""
     raise NotImplementedError
 
 
 class TableApplication(Application):
-    """Writes files to a table, and checks afterwards which version has them.
+    """Writes files to a table, and then checks which version has them.
 
     Args:
         folder: The sink's folder.
         sink: The sink's name.
         table: The table.
-        identity: The `Table.identity` that it must have; None if that was not asked yet.
+        identity: The `Table.identity` that it must have; None if it has not been checked yet.
         merge: The settings of a merge; None to append.
     """
 
@@ -57,10 +57,10 @@ class TableApplication(Application):
         self._merge = merge
 
     def noted(self, entries: Sequence[Entry]) -> Finished | None:
-        """See `Application.noted`. The note is believed unless the table lacks the rows.
+        """See `Application.noted`. The note is trusted unless the table lacks the rows.
 
-        A table whose disk lost its newest version in a power cut does. Rows that still wait are then written again, and
-        others are lost.
+        A table lacks them if its disk lost its newest version in a power failure. Rows that are still waiting are then
+        rewritten; others are lost.
         """
         found = super().noted(entries)
         if found is None:
@@ -95,7 +95,7 @@ class TableApplication(Application):
         """Returns True if a version of the table carries the rows' label.
 
         Raises:
-            RefusedError: if the table has forgotten too much to tell, or is gone.
+            RefusedError: If the table has forgotten too much to tell, or is gone.
         """
         with _refusals(), _active(self._table.spark):
             self._check_identity(f"whether {token.id} was written to it cannot be seen")
@@ -112,11 +112,11 @@ class TableApplication(Application):
         return False
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:
-        """Writes once, and checks that a version has the rows: a table may skip a write silently.
+        """Writes once, and checks that a version has the rows, since a table may skip a write silently.
 
         Raises:
-            RefusedError: if the table does not take the rows, or skips them without having them; or if it is another
-                table now.
+            RefusedError: If the table rejects the rows, or skips them without having them, or if it is now another
+                table.
         """
         label = Label.of(unit.entries)
         urls = [self._folder.url(entry.name) for entry in unit.entries]
@@ -140,7 +140,7 @@ class TableApplication(Application):
             )
 
     def _check_identity(self, so: str) -> None:
-        # A write to a table that is gone makes Spark create it anew.
+        # Writing to a table that is gone would make Spark recreate it.
         found = self._table.identity()
         if self._identity not in (None, found):
             raise RefusedError(
@@ -150,16 +150,16 @@ class TableApplication(Application):
 
 
 def _read(table: Table, urls: Sequence[str], file: BinaryIO) -> DataFrame:
-    """Returns the rows in these files, of which one is open."""
+    """Returns the rows in these files, one of which is open."""
     columns = schema_in(file)
-    # To ask the table takes time, and only a struct may be of a type that files do not name.
+    # Querying the table takes time, and only a struct can have a type that files do not record.
     columns = with_own_types(columns, table.schema().fields) if is_nested(columns) else columns
     return read_rows(table.spark, urls, columns)
 
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Makes a session this thread's: Spark loads a catalog, such as Iceberg's, by the settings of that session."""
+    """Makes a session this thread's active one, whose settings Spark uses to load catalogs such as Iceberg's."""
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -174,7 +174,7 @@ def _active(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns errors that no repeat can mend into refusals. All others, such as an unreachable catalog, may pass."""
+    """Converts errors that a retry cannot fix to refusals. Others, such as an unreachable catalog, may be temporary."""
     try:
         yield
     except RefusedError:
@@ -186,7 +186,7 @@ def _refusals() -> Iterator[None]:
 
 
 class _FailedError(Exception):
-    """Raised for a write that failed, with Java's message and without its stack."""
+    """A write failed. Contains Java's message without the stack trace."""
 
 
 class TableCommitter(WriteAheadCommitter):
@@ -195,7 +195,7 @@ class TableCommitter(WriteAheadCommitter):
     Args:
         folder: The sink's folder.
         sink: The sink's name.
-        prefix: The sink's name as the names of its files begin with it.
+        prefix: The sink's name, as it appears in the names of its files.
         table: The table.
         identity: See `TableApplication`.
         merge: See `TableApplication`.
@@ -218,10 +218,10 @@ class TableCommitter(WriteAheadCommitter):
     def check_prepared(self, handles: Sequence[Handle]) -> str:
         """See `SinkCommitter.check_prepared`. Refuses what the table would refuse at the commit, when it is too late.
 
-        These are several rows of one key, and rows whose insertion by expressions breaks a rule of the table.
+        These are several rows with the same key, and rows that break a rule of the table when expressions insert them.
 
         Raises:
-            UnknownOutcomeError: if the rows or the table cannot be read now.
+            UnknownOutcomeError: If the rows or the table currently cannot be read.
         """
         names = [entry.name for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         merge, table = self._merge, self._table
@@ -245,7 +245,7 @@ class TableCommitter(WriteAheadCommitter):
             raise self._unreadable_table(error) from error
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
-        """Lists files, and what attempts to write them have left in the table."""
+        """Lists files, and what attempts to write them have left behind in the table."""
         wanted = {(self._prefix, owner.query, owner.token) for owner in owners}
         try:
             unfinished = self._table.unfinished()
@@ -261,7 +261,7 @@ class TableCommitter(WriteAheadCommitter):
         ]
 
     def abort(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-        """Deletes files, and what attempts have left in the table. See `SinkCommitter.abort`."""
+        """Deletes files, and what attempts have left behind in the table; see `SinkCommitter.abort`."""
         files = iter(super().abort([handle for handle in handles if _unfinished(handle) is None]))
         left = (_unfinished(handle) for handle in handles)
         return [next(files) if one is None else self._discard(one) for one in left]
@@ -276,7 +276,7 @@ class TableCommitter(WriteAheadCommitter):
         return Finished(outcome=Outcome.ABORTED)
 
     def list_traces(self, query: str, facts: Facts) -> Sequence[Trace]:  # noqa: ARG002 - names say whose they are
-        """See `SinkCommitter.list_traces`: reads them from the table's versions."""
+        """See `SinkCommitter.list_traces`. Reads them from the table's versions."""
         return [
             Trace(token=entry.name.token, committed=label.first, batch=entry.name.batch)
             for label, entry in self._entries().items()
@@ -284,7 +284,7 @@ class TableCommitter(WriteAheadCommitter):
         ]
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """See `SinkCommitter.missing`. Asks the table for the label of each call that is noted as done."""
+        """See `SinkCommitter.missing`. Looks in the table for the label of each call that is recorded as done."""
         found = [(handle, entry.name) for handle in handles if (entry := Entry.of_handle(handle)) is not None]
         try:
             calls = dict.fromkeys(tuple(call) for _, name in found if (call := self._call_with(name)))
@@ -311,7 +311,7 @@ class TableCommitter(WriteAheadCommitter):
 
 
 def _settings() -> CallSettings:
-    """Returns the settings of one write for all rows of a batch, which `TableApplication` makes itself."""
+    """Returns the settings of one write for all rows of a batch, which `TableApplication` carries out itself."""
     return CallSettings(
         apply=never, is_applied=None, applies=Applies.TRANSACTIONAL, per="batch", parallel=1, wait_s=WAIT_S
     )
@@ -326,7 +326,7 @@ _OF_PATTERNS, _ESCAPED = r"([\\*?\[\]{}])", r"\\\1"
 
 
 def schema_in(file: BinaryIO) -> StructType:
-    """Returns the columns of a file of rows, without the job that Spark would run to learn them."""
+    """Returns the columns of a file of rows, without the job that Spark would run to infer them."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(pq.read_schema(file), prefer_timestamp_ntz=True)
@@ -334,9 +334,9 @@ def schema_in(file: BinaryIO) -> StructType:
 
 def read_rows(spark: SparkSession, urls: Sequence[str], schema: StructType | str) -> DataFrame:
     """Returns the rows in these files."""
-    # No file may be skipped, whatever the session's settings for files that are missing or damaged.
+    # Files must never be skipped, whatever the session's settings for missing or damaged files.
     reader = spark.read.option("ignoreMissingFiles", False).option("ignoreCorruptFiles", False)
-    # Nor may a date be shifted, whatever the settings for files of Spark 2: these rows never had its calendar.
+    # Dates must never be shifted, whatever the settings for files of Spark 2: these rows never used its calendar.
     reader = reader.option("datetimeRebaseMode", "CORRECTED").option("int96RebaseMode", "CORRECTED")
-    # Spark takes paths for patterns.
+    # Spark interprets paths as patterns.
     return reader.schema(schema).parquet(*(re.sub(_OF_PATTERNS, _ESCAPED, url) for url in urls))

@@ -1,4 +1,4 @@
-"""Delta Lake: a batch is a version of the table, whose entry in the table's log labels its rows."""
+"""Delta Lake: a batch is a version of the table, whose entry in the table's log has the label of its rows."""
 
 from __future__ import annotations
 
@@ -33,31 +33,32 @@ if TYPE_CHECKING:
 
 
 class DeltaSink(TableSink):
-    """Appends each batch to a Delta table, or merges it into the table, in one version of it.
+    """Appends each batch to a Delta table, or merges it into the table, as one table version.
 
     Args:
-        path: The table's location; or give `table`.
+        path: The table's location. Give either this or `table`.
         table: The table's name in a catalog.
-        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches those of
-            the table whose key columns equal its own. A null equals nothing. In all expressions below ``source`` is a
-            row of the batch, and ``target`` a row of the table.
-        merge_where: A condition in addition to the key under which two rows match.
-        when_matched: What becomes of a row of the table that matches: ``update_all`` sets its columns to those of the
-            batch's row; a mapping of columns to expressions sets these; None leaves it.
-        when_not_matched: What becomes of a row of the batch that matches none: ``insert_all`` inserts it; a mapping of
-            columns to expressions inserts these; None drops it.
-        delete_when: A condition under which a row of the table that matches is deleted instead. If it reads only
-            ``source``, such rows of the batch are not inserted either.
-        update_when: A further condition of `when_matched`.
-        insert_when: A further condition of `when_not_matched`.
-        order_by: Columns whose greatest values decide which of several rows of one key counts. A row that is less than
-            the table's changes nothing there. Without it several rows of one key are refused.
-        evolve_schema: True if columns of the rows that the table does not have are added to it at the start.
-        folder: The folder in which rows wait, see `WriteAheadSink`.
+        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches the rows
+            of the table that have the same values in the key columns. Null matches nothing. In all expressions below,
+            ``source`` is a row of the batch, and ``target`` a row of the table.
+        merge_where: A condition, in addition to the key, under which two rows match.
+        when_matched: What happens to a matching row of the table. ``update_all`` sets its columns to those of the
+            batch's row; a mapping of columns to expressions sets these columns; None leaves it unchanged.
+        when_not_matched: What happens to a row of the batch that matches none. ``insert_all`` inserts it; a mapping of
+            columns to expressions inserts these columns; None drops it.
+        delete_when: A condition under which a matching row of the table is deleted instead. If it uses only ``source``,
+            such rows of the batch are not inserted either.
+        update_when: An additional condition for `when_matched`.
+        insert_when: An additional condition for `when_not_matched`.
+        order_by: If several rows have the same key, the one with the greatest values in these columns is used. A row
+            that is less than the table's changes nothing. Without this setting, several rows with the same key are
+            refused.
+        evolve_schema: True to add columns that the table lacks to the table at the start.
+        folder: The folder in which rows wait; see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
     Raises:
-        ConfigurationError: if a setting is wrong.
+        ConfigurationError: If a setting is wrong.
     """
 
     def __init__(
@@ -134,13 +135,13 @@ class _DeltaTable(Table):
         return str(self._metadata().id())
 
     def schema(self) -> StructType:
-        """See `Table.schema`. Reads the table's log: a reader is not told which columns Delta fills itself."""
+        """See `Table.schema`. Reads the table's log, since a reader does not learn which columns Delta fills in."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self._metadata().schema().json()))
 
     def rules(self, columns: Collection[str]) -> Rules:
-        """See `Table.rules`. Reads CHECK constraints, NOT NULL, lengths of texts, and the generated columns."""
+        """See `Table.rules`. Reads CHECK constraints, NOT NULL, string lengths, and generated columns."""
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
         from pyspark.sql.classic.column import Column
 
@@ -166,10 +167,10 @@ class _DeltaTable(Table):
         return Rules(fills=fills, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """See `Table.append`. Of two drivers that write the same at once, Delta refuses one.
+        """See `Table.append`. If two drivers write at the same time, Delta refuses one of them.
 
-        Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141): the caller
-        looks for the label afterwards.
+        Delta silently skips a version of an application id that it has already seen (delta-io/delta#1141), so the
+        caller looks for the label afterwards.
         """
         writer = self._widened(rows).write.format("delta").mode("append")
         writer = writer.option("txnAppId", _application(unit)).option("txnVersion", unit.name.batch)
@@ -180,17 +181,19 @@ class _DeltaTable(Table):
             writer.save(self._path)
 
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
-        """See `Table.merge`. Delta skips and refuses as for an append, and refuses what others have changed meanwhile.
+        """See `Table.merge`.
 
-        A MERGE takes from the session what an append takes as its options.
+        Delta skips and refuses as for an append, and also refuses what others have changed meanwhile.
+
+        A MERGE reads from the session what an append reads from its options.
         """
         conf = self.spark.conf
         conf.set(f"{_DELTA}.write.txnAppId", _application(unit))
         conf.set(f"{_DELTA}.write.txnVersion", str(unit.name.batch))
         conf.set(f"{_DELTA}.commitInfo.userMetadata", label.to_text())
-        # Delta would copy rows that might be others when they are read again. These are in files that stay as they are.
+        # Delta would copy rows that might differ when they are read again. These are in files that do not change.
         conf.set(f"{_DELTA}.merge.materializeSource", "none")
-        # It casts what may be null, and no cast leads to a field that must not be.
+        # Delta casts nullable values, but no cast leads to a field that must not be null.
         rows = never_null_inside(rows, self.schema().fields)
         made = self._handle().alias(TARGET).merge(rows.alias(SOURCE)._jdf, plan.on)
         for one in plan.clauses:
@@ -207,7 +210,7 @@ class _DeltaTable(Table):
         made.execute()
 
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
-        """See `Table.refusal`. Delta looks at most of this only when it commits."""
+        """See `Table.refusal`. Delta checks most of this only when it commits."""
         snapshot = self._snapshot()
         self._handle().deltaLog().protocolWrite(snapshot.protocol())
         if plan is None:
@@ -232,7 +235,7 @@ class _DeltaTable(Table):
         return self._name or f"delta.{quoted(self._path or '')}"
 
     def _widened(self, rows: DataFrame) -> DataFrame:
-        """Casts the rows to the table's types: Delta takes no others for columns of constraints or of expressions."""
+        """Casts the rows to the table's types: for columns in constraints or expressions, Delta accepts no others."""
         types = {one.name.lower(): one.dataType for one in self.schema()}
         columns = (
             as_stored(rows[quoted(one.name)], types.get(one.name.lower(), one.dataType)).alias(one.name)
@@ -246,9 +249,9 @@ class _DeltaTable(Table):
         return [label for row in told if (label := Label.of_text(row[0])) is not None]
 
     def has(self, label: Label) -> bool:
-        """See `Table.has`. Reads the newest entry of the table's log, since the table's history takes a job of Spark's.
+        """See `Table.has`. Reads the newest entry of the table's log, since the table's history would need a Spark job.
 
-        Where others have written since, or a catalog keeps the entry elsewhere, the history is asked.
+        If others have written since, or a catalog stores the entry elsewhere, the history is read.
         """
         return label == self._newest_label() or super().has(label)
 
@@ -262,7 +265,7 @@ class _DeltaTable(Table):
                 return Label.of_text(info.get("userMetadata"))
         return None
 
-    def remembers_since_ms(self, unit: Unit) -> int:  # noqa: ARG002 - the history is everybody's
+    def remembers_since_ms(self, unit: Unit) -> int:  # noqa: ARG002 - the history covers all writers
         oldest = self._frame(self._handle().history()).selectExpr(
             "min_by(struct(version, unix_millis(timestamp)), version)"
         )
@@ -292,7 +295,7 @@ class _DeltaTable(Table):
 
 
 def _application(unit: Unit) -> str:
-    # The id names the run, so that a restored log never meets the versions of another run; and the unit, since a slot
-    # of a batch may be written again with other rows, which are another unit.
+    # The id names the run, so that a restored log never meets the versions of another run, and the unit, since a slot
+    # of a batch may be written again with other rows, which form another unit.
     name = unit.name
     return f"{name.prefix}.{name.query}.{name.token.position}-{name.token.nonce}.{name.slot}.{unit.number}"

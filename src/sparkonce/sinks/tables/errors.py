@@ -1,4 +1,4 @@
-"""The meaning of the errors of Spark and of tables for rows that were not taken."""
+"""Classifies errors from Spark and from tables when rows were not accepted."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 from sparkonce.errors import one_line
 
 _FINAL_STATES = ("21", "22", "23", "42", "KD000")
-"""The classes of SQLSTATEs about the rows and the table: cardinality, data, constraints, names and rights, and Spark's
-own for data that do not fit the table. https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
+"""The SQLSTATE classes about the rows and the table.
+
+They are cardinality, data, constraints, names and permissions, and Spark's own for data that does not fit the table;
+see https://spark.apache.org/docs/latest/sql-error-conditions-sqlstates.html
 """
 
 _FINAL_CONDITIONS = frozenset({"_LEGACY_ERROR_TEMP_DELTA_0007"})
-"""Conditions without a SQLSTATE: Delta's for columns that are not the table's."""
+"""Conditions without a SQLSTATE: Delta's for columns that the table does not have."""
 
 
 def is_final(error: BaseException) -> bool:
-    """Returns True if writing the same rows again to the same table can only fail again."""
-    # The error's type does not tell: Spark raises AnalysisException also for a metastore that does not answer.
+    """Returns True if writing the same rows to the same table again can only fail again."""
+    # The error's class does not help: Spark also raises AnalysisException if a metastore does not respond.
     return any(
         str(state or "").startswith(_FINAL_STATES) or condition in _FINAL_CONDITIONS
         for state, condition in _states(error)
@@ -26,14 +28,14 @@ def is_final(error: BaseException) -> bool:
 
 
 def error_message(error: BaseException, lines: int = 1) -> str:
-    """Returns an error's message in one line; of an error of Java's without its stack."""
+    """Returns an error's message on one line, without the stack trace of a Java error."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
     return one_line(" ".join(text.strip().splitlines()[:lines])) or type(error).__name__
 
 
 def _states(error: BaseException) -> Iterator[tuple[Any, Any]]:
-    """Yields SQLSTATE and condition of the error, and of those that caused it in the JVM."""
+    """Yields the SQLSTATE and condition of the error, and of its causes in the JVM."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 

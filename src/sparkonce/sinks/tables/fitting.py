@@ -1,7 +1,7 @@
-"""Fits rows to a table: their types, and the table's rules for every row that is added.
+"""Adapts rows to a table: to its types, and to its rules for every row that is added.
 
-Types are compared by the names of fields at every depth, and by what may be null. Rows are checked against the rules
-before their batch is decided: afterwards the query could only stop.
+Types are compared by field names at every level, and by nullability. Rows are checked against the rules before their
+batch is decided, since afterwards the query could only stop.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TEXTS = ("StringType", "CharType", "VarcharType")
 
 
 def difference(actual: DataType, wanted: DataType, what: str) -> str:
-    """Returns why a table's type does not take all values of another type, apart from nulls; empty if it does.
+    """Returns why a table's type cannot hold all values of another type, apart from nulls; empty if it can.
 
     Args:
         actual: The type in the rows.
         wanted: The type in the table.
-        what: Names the column or field, for the reason.
+        what: The name of the column or field, for the reason.
     """
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -67,10 +67,10 @@ def _takes(wanted: DataType, actual: DataType) -> bool:
 
 
 def in_tables_order(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
-    """Returns rows whose structs have their fields in the table's order: a cast, and some writers, go by position.
+    """Returns rows whose structs have their fields in the table's order, since casts and some writers go by position.
 
     Args:
-        rows: The rows, of which no column differs from the table's, see `difference`.
+        rows: The rows. No column may differ from the table's; see `difference`.
         fields: The table's columns.
     """
     there = _by_name(fields)
@@ -112,12 +112,12 @@ def ordered(value: Column, actual: DataType, wanted: DataType) -> Column:
 
 
 def never_null_inside(rows: DataFrame, fields: Sequence[StructField]) -> DataFrame:
-    """Returns rows whose types say that nothing within a column is null where the table allows no null.
+    """Returns rows whose types declare nested values as non-null where the table does not allow nulls.
 
-    That it is so was seen when the rows were computed, see `not_null_inside`. Files do not say it.
+    This was checked when the rows were computed (see `not_null_inside`), but files do not record it.
 
     Args:
-        rows: The rows. Columns that are not in the table's order, or differ from it, stay as they are.
+        rows: The rows. Columns that are not in the table's order, or differ from it, are returned unchanged.
         fields: The table's columns.
     """
     there, made = _by_name(fields), {}
@@ -161,7 +161,7 @@ def _known_not_null(value: Column) -> Column:
 
 
 def nullable(kind: DataType) -> DataType:
-    """Returns a type whose elements, values and fields may all be null: a cast to it refuses no nullable value."""
+    """Returns a type whose elements, values and fields are all nullable: a cast to it accepts any nullable value."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
     if isinstance(kind, ArrayType):
@@ -174,14 +174,17 @@ def nullable(kind: DataType) -> DataType:
 
 
 def as_stored(value: Column, wanted: DataType) -> Column:
-    """Returns a value cast to a table's type. One of a user's own type is read as such, and nothing is cast to it."""
+    """Returns a value cast to a table's type.
+
+    A user-defined type is already read as such, and is never a cast's target.
+    """
     from pyspark.sql.types import UserDefinedType
 
     return value if isinstance(wanted, UserDefinedType) else value.cast(nullable(wanted))
 
 
 def with_own_types(schema: StructType, fields: Sequence[StructField]) -> StructType:
-    """Returns the columns of waiting rows, with the table's types where those are a user's own: files do not say so."""
+    """Returns the columns of waiting rows with the table's user-defined types, which files do not record."""
     from pyspark.sql.types import StructField, StructType, UserDefinedType
 
     own = {name: one.dataType for name, one in _by_name(fields).items() if isinstance(one.dataType, UserDefinedType)}
@@ -189,12 +192,12 @@ def with_own_types(schema: StructType, fields: Sequence[StructField]) -> StructT
 
 
 def is_nested(schema: StructType) -> bool:
-    """Returns True if a column consists of other values."""
+    """Returns True if a column has a nested type."""
     return any(_inside(one.dataType) for one in schema)
 
 
 def not_null_inside(field: StructField) -> Mapping[str, Column]:
-    """Returns the conditions under which nothing within a column is null that must not be, by their texts."""
+    """Returns the conditions under which nothing nested in a column is null that must not be, keyed by description."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return dict(_required(F.col(quoted(field.name)), field.dataType, quoted(field.name)))
@@ -246,11 +249,11 @@ def _by_name(fields: Sequence[StructField] | StructType) -> dict[str, StructFiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules of a table for every row that is added, beyond the types.
+    """The rules of a table for every row that is added, beyond its types.
 
     Attributes:
-        fills: The values of columns that are not given, by name, made of those that are; all others get null.
-        conditions: The conditions that a row must meet, by the table's name for each.
+        fills: The values of columns that are not given, by name, computed from those that are. All others are null.
+        conditions: The conditions that a row must meet, keyed by the table's name for each.
     """
 
     fills: Mapping[str, Column]
@@ -258,7 +261,7 @@ class Rules:
 
 
 def not_null(column: str) -> tuple[str, Column]:
-    """Returns the condition that a column, or a field within one, has a value; its name is quoted."""
+    """Returns the condition that a column, or a field within one, is not null. Its name must be quoted."""
     from pyspark.sql import functions
 
     return f"{column} must not be null", functions.col(column).isNotNull()
@@ -271,13 +274,13 @@ _GIVEN = "__sparkonce_given"
 def with_reason(
     rows: DataFrame, values: Mapping[str, Column], fields: Sequence[StructField], rules: Rules, where: str
 ) -> DataFrame:
-    """Returns rows with one more column, `REASON`: why the table would not take what is inserted for a row, or null.
+    """Adds a column `REASON` to rows: why the table would not accept what is inserted for a row, or null.
 
     Args:
-        rows: The rows, as the alias ``source``.
-        values: What is inserted, by the name of its column in lower case.
+        rows: The rows, with the alias ``source``.
+        values: The values that are inserted, by lower-case column name.
         fields: The table's columns.
-        rules: The table's rules, which fill other columns.
+        rules: The table's rules, which fill in other columns.
         where: The table's setting and its value, for messages.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
@@ -305,9 +308,9 @@ def with_reason(
 def refused_insert(
     merge: Merge, rows: DataFrame, table: DataFrame, fields: Sequence[StructField], rules: Rules, where: str
 ) -> str:
-    """Returns the reason why the table would not take a row that the expressions of `when_not_matched` insert.
+    """Returns why the table would not accept a row that the expressions of `when_not_matched` insert.
 
-    Only rows that match none of the table's now are inserted: so it is asked for matches, once a row breaks a rule.
+    Only rows without a match in the table are inserted, so matches are looked up once a row breaks a rule.
 
     Args:
         merge: The settings of the merge.

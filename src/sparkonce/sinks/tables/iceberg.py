@@ -29,43 +29,44 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparkonce")
 
 NOTE = "sparkonce."
-"""The prefix of the table's properties that are notes; the name of a commit's first transaction follows."""
+"""The prefix of the table properties that are notes. It is followed by the name of a commit's first transaction."""
 
 KEEP_NOTES = 20
-"""The number of notes that each query and sink keeps."""
+"""The number of notes that each query and sink retains."""
 
 _MAIN = "main"
 _ROWS = "sparkonce_rows"
 _DUPLICATE = "DuplicateWAPCommitException"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
-"""Iceberg's own keys of a snapshot's summary, which it compares when a staged snapshot is published."""
+"""Iceberg's own keys in a snapshot's summary, which it compares when a staged snapshot is published."""
 
 
 class IcebergSink(TableSink):
-    """Appends each batch to an Iceberg table, or merges it into the table, in one snapshot of it.
+    """Appends each batch to an Iceberg table, or merges it into the table, as one snapshot.
 
     Args:
-        table: The table's name in Spark's SQL: ``catalog.namespace.table``, or relative to the session's catalog.
-        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches those of
-            the table whose key columns equal its own. A null equals nothing. In all expressions below ``source`` is a
-            row of the batch, and ``target`` a row of the table.
-        merge_where: A condition in addition to the key under which two rows match.
-        when_matched: What becomes of a row of the table that matches: ``update_all`` sets its columns to those of the
-            batch's row; a mapping of columns to expressions sets these; None leaves it.
-        when_not_matched: What becomes of a row of the batch that matches none: ``insert_all`` inserts it; a mapping of
-            columns to expressions inserts these; None drops it.
-        delete_when: A condition under which a row of the table that matches is deleted instead. If it reads only
-            ``source``, such rows of the batch are not inserted either.
-        update_when: A further condition of `when_matched`.
-        insert_when: A further condition of `when_not_matched`.
-        order_by: Columns whose greatest values decide which of several rows of one key counts. A row that is less than
-            the table's changes nothing there. Without it several rows of one key are refused.
-        evolve_schema: True if columns of the rows that the table does not have are added to it at the start.
-        folder: The folder in which rows wait, see `WriteAheadSink`.
+        table: The table's name in Spark SQL: ``catalog.namespace.table``, or relative to the session's catalog.
+        merge_on: The key columns. If given, rows are merged into the table instead of appended: a row matches the rows
+            of the table that have the same values in the key columns. Null matches nothing. In all expressions below,
+            ``source`` is a row of the batch, and ``target`` a row of the table.
+        merge_where: A condition, in addition to the key, under which two rows match.
+        when_matched: What happens to a matching row of the table. ``update_all`` sets its columns to those of the
+            batch's row; a mapping of columns to expressions sets these columns; None leaves it unchanged.
+        when_not_matched: What happens to a row of the batch that matches none. ``insert_all`` inserts it; a mapping of
+            columns to expressions inserts these columns; None drops it.
+        delete_when: A condition under which a matching row of the table is deleted instead. If it uses only ``source``,
+            such rows of the batch are not inserted either.
+        update_when: An additional condition for `when_matched`.
+        insert_when: An additional condition for `when_not_matched`.
+        order_by: If several rows have the same key, the one with the greatest values in these columns is used. A row
+            that is less than the table's changes nothing. Without this setting, several rows with the same key are
+            refused.
+        evolve_schema: True to add columns that the table lacks to the table at the start.
+        folder: The folder in which rows wait; see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
     Raises:
-        ConfigurationError: if a setting is wrong.
+        ConfigurationError: If a setting is wrong.
     """
 
     def __init__(
@@ -114,10 +115,10 @@ class IcebergSink(TableSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """See `TableSink.preflight`. Checks also that the session does not stage its writes for somebody else.
+        """See `TableSink.preflight`. Also checks that the session is not set to stage writes elsewhere.
 
         Raises:
-            PreflightError: naming the setting.
+            PreflightError: If it is. The message names the setting.
         """
         facts = super().preflight(query, recorded)
         spark = driver_session(self.name)
@@ -147,7 +148,7 @@ class _IcebergTable(Table):
         return self.spark.table(self._name).schema
 
     def rules(self, columns: Collection[str]) -> Rules:
-        """See `Table.rules`. `TableSink.columns` has refused rows without a column that must have a value."""
+        """See `Table.rules`. `TableSink.columns` has already refused rows without a required column."""
         conditions: dict[str, Column] = {}
         for one in self.schema():
             if one.name.lower() in columns:
@@ -156,7 +157,7 @@ class _IcebergTable(Table):
         return Rules(fills={}, conditions=conditions)
 
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """See `Table.append`. Of two drivers that publish the same at the same moment, Iceberg refuses one.
+        """See `Table.append`. If two drivers publish at the same moment, Iceberg refuses one of them.
 
         The label is the snapshot's id for write-audit-publish, which Iceberg publishes once.
         """
@@ -169,7 +170,7 @@ class _IcebergTable(Table):
         self._stage(write, unit, label, False)
 
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
-        """See `Table.merge`. It is published only if nobody has committed since its branch began."""
+        """See `Table.merge`. It is published only if nobody has committed since its branch was created."""
 
         def write(branch: str) -> None:
             rows.createOrReplaceTempView(_ROWS)
@@ -210,22 +211,25 @@ class _IcebergTable(Table):
         branch = f"{unit.name}.{secrets.token_hex(4)}"
         self._load().manageSnapshots().createBranch(branch).commit()
         try:
-            self._load()  # the session keeps a table that does not have the branch
+            self._load()  # the session's cached table does not have the branch
             write(branch)
             self._publish(branch, unit, label, alone)
         except Exception as error:
-            if _DUPLICATE not in str(error):  # otherwise it is there: the caller looks
+            if _DUPLICATE not in str(error):  # otherwise it is already there, and the caller checks
                 self._drop_quietly(branch)
                 raise
         self._drop_quietly(branch)
-        self._forgotten(self._readers)  # a copy of a session has its own caches: others of this one read the table
+        self._forgotten(self._readers)  # a copied session has its own caches, and others in this session read the table
 
     def labels(self, newest: int | None = None) -> list[Label]:
-        """See `Table.labels`. Reads the notes, which outlive snapshots; for all labels also the table's snapshots."""
+        """See `Table.labels`.
+
+        Reads the notes, which outlive snapshots, and, for all labels, the table's snapshots as well.
+        """
         table = self._load()
         found = dict.fromkeys(_notes(table).values())
         if newest is None:
-            # Not those of a past that the table was rolled back from: without the notes it may be written again.
+            # Snapshots before a rollback do not count: without the notes, their rows may be written again.
             for snapshot_id in self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(table):
                 summary = table.snapshot(snapshot_id).summary()
                 label = Label.of_text(summary.get(_STAGED) or summary.get(_PUBLISHED))
@@ -234,7 +238,7 @@ class _IcebergTable(Table):
         return list(found)
 
     def remembers_since_ms(self, unit: Unit) -> int:
-        """See `Table.remembers_since_ms`. Each query keeps the notes with the newest begin."""
+        """See `Table.remembers_since_ms`. Each query retains the notes that were begun last."""
         begun_ms = [_begun_ms(label) for name, label in _notes(self._load()).items() if _kin(name, unit.name)]
         return min(begun_ms) + 1 if len(begun_ms) >= KEEP_NOTES else 0
 
@@ -242,7 +246,7 @@ class _IcebergTable(Table):
         return str(self._load().location())
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """See `Table.unfinished`. Lists the branches that attempts have left."""
+        """See `Table.unfinished`. Lists the branches that attempts have left behind."""
         names = {str(branch): str(branch).rpartition(".")[0] for branch in self._load().refs()}
         return {branch: name for branch, text in names.items() if (name := TransactionName.parse(text)) is not None}
 
@@ -252,7 +256,7 @@ class _IcebergTable(Table):
             table.manageSnapshots().removeBranch(unfinished).commit()
 
     def _filled(self, rows: DataFrame) -> DataFrame:
-        """Returns the rows, with nulls in columns that they lack: Iceberg wants all columns."""
+        """Returns the rows with nulls in the columns that they lack, since Iceberg requires all columns."""
         from pyspark.sql import functions
 
         given = {name.lower() for name in rows.columns}
@@ -260,12 +264,12 @@ class _IcebergTable(Table):
         return rows.select("*", *(functions.lit(None).cast(one.dataType).alias(one.name) for one in missing))
 
     def _publish(self, branch: str, unit: Unit, label: Label, alone: bool) -> None:
-        """Makes the rows the table's, with a note, in one commit.
+        """Adds the rows to the table, with a note, in one commit.
 
-        If others were faster Iceberg repeats it, or fails if it is to be published alone.
+        If others commit first, Iceberg retries or, for a commit that must be alone, fails.
         """
-        # Iceberg compares with the ids of snapshots that are still there and led to the current one. The notes, which
-        # are read first, also have those that are expired or rolled back.
+        # Iceberg compares with the ids of existing snapshots that led to the current one. The notes, which are read
+        # first, also have those that have expired or were rolled back.
         table = self._load()
         staged = table.snapshot(branch)
         if Label.of_text(staged.summary().get(_STAGED)) != label:
@@ -293,19 +297,19 @@ class _IcebergTable(Table):
         try:
             try:
                 self.discard(branch)
-            except Exception:  # noqa: BLE001 - somebody else of this session has loaded the table anew in between
+            except Exception:  # noqa: BLE001 - somebody else in this session has reloaded the table in between
                 self.discard(branch)
         except Exception as error:  # noqa: BLE001 - no reader sees it, and a sweep finds it
             log.warning("The branch %s of %s is left to a later sweep: %s", branch, self._name, error_message(error))
 
     def _load(self) -> Any:
-        """Loads the table anew."""
-        # A refresh of what Spark's catalog keeps would not do: a table of a Hadoop catalog that another session has
-        # dropped and recreated, and that has as many versions, would stay the old one.
+        """Reloads the table."""
+        # Refreshing the table in Spark's catalog would not be enough: if another session dropped and recreated a table
+        # of a Hadoop catalog, and it has as many versions, the old one would remain.
         return self._forgotten(self.spark).loadIcebergTable(self.spark._jsparkSession, self._name)
 
     def _forgotten(self, spark: SparkSession) -> Any:
-        """Makes a session's catalog forget the table as it was. Returns Iceberg's functions for Spark."""
+        """Makes a session's catalog drop its cached table. Returns Iceberg's functions for Spark."""
         functions = spark._jvm.org.apache.iceberg.spark.Spark3Util
         found = functions.catalogAndIdentifier(spark._jsparkSession, self._name)
         found.catalog().invalidateTable(found.identifier())
@@ -313,9 +317,9 @@ class _IcebergTable(Table):
 
 
 def _run_labelled(spark: SparkSession, statement: str, summary: Mapping[str, str]) -> None:
-    """Runs a statement whose snapshot gets these in its summary; SQL has no other way before Iceberg 1.11.
+    """Runs a statement whose snapshot gets these entries in its summary. SQL has no other way before Iceberg 1.11.
 
-    It takes a function of Java's. This one is the session's own method: one of Python's would have to be called back by
+    It takes a Java function. This one is the session's own method: a Python function would have to be called back by
     the thread that waits for it.
     """
     java = spark._jvm.java

@@ -1,8 +1,8 @@
-"""MERGE: what a batch does to the rows of a table that have the same keys, and what becomes of its other rows.
+"""MERGE: what a batch does to rows of a table that have the same keys, and what happens to its other rows.
 
-In all expressions ``source`` is a row of the batch, and ``target`` a row of the table. The settings of a merge are
+In all expressions, ``source`` is a row of the batch, and ``target`` a row of the table. The settings of a merge are
 checked against the columns of the table and of the rows without running anything. Before a batch is decided, its rows
-are searched for several of one key, since a merge takes one of each.
+are checked for duplicate keys, since a merge accepts one row per key.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _RANK = "__sparkonce_rank"
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One WHEN of a MERGE.
+    """A WHEN clause of a MERGE.
 
     Attributes:
-        kind: What becomes of the row.
-        condition: For which rows; None for all.
-        changes: The columns that are set, and the expression of each.
+        kind: What happens to the row.
+        condition: The condition on the row; None for all rows.
+        changes: The columns that are set, with their expressions.
     """
 
     kind: Literal["delete", "update", "insert"]
@@ -56,14 +56,14 @@ class Clause:
     changes: Mapping[str, str]
 
     def to_sql(self) -> str:
-        """Returns the clause in Spark's SQL."""
+        """Returns the clause in Spark SQL."""
         when = "WHEN NOT MATCHED" if self.kind == "insert" else "WHEN MATCHED"
         if self.condition is not None:
             when += f" AND {self.condition}"
         columns = {quoted(name): f"({text})" for name, text in self.changes.items()}
         if self.kind == "insert":
             names, values = ", ".join(columns), ", ".join(columns.values())
-            return f"{when} THEN INSERT ({names}) VALUES ({values})"  # noqa: S608 - expressions of the user's own
+            return f"{when} THEN INSERT ({names}) VALUES ({values})"  # noqa: S608 - the user's own expressions
         if self.kind == "update":
             return f"{when} THEN UPDATE SET {', '.join(f'{name} = {text}' for name, text in columns.items())}"
         return f"{when} THEN DELETE"
@@ -75,35 +75,35 @@ class MergePlan:
 
     Attributes:
         on: The condition under which two rows match.
-        clauses: In the order in which they are tried.
+        clauses: The clauses, in the order in which they are tried.
     """
 
     on: str
     clauses: Sequence[Clause]
 
     def columns(self, kind: Literal["update", "insert"]) -> tuple[str, ...]:
-        """Returns the columns that clauses of a kind set."""
+        """Returns the columns that clauses of this kind set."""
         return tuple(name for clause in self.clauses if clause.kind == kind for name in clause.changes)
 
     def to_sql(self, target: str, source: str) -> str:
-        """Returns the statement of Spark's SQL."""
+        """Returns the statement in Spark SQL."""
         into = f"MERGE INTO {target} AS {TARGET} USING {source} AS {SOURCE} ON {self.on}"
         return " ".join([into, *(clause.to_sql() for clause in self.clauses)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """The settings of a merge, see `DeltaSink`.
+    """The settings of a merge; see `DeltaSink`.
 
     Attributes:
         on: The key columns.
-        where: Which rows of the table count, in addition to the key.
-        matched: What becomes of a row that matches.
-        not_matched: What becomes of a row that matches none.
-        delete_when: Which rows that match are deleted.
-        update_when: Which rows that match are updated.
-        insert_when: Which rows that match none are inserted.
-        order_by: The columns by which the last of several rows of a key counts; none to refuse several.
+        where: Which rows of the table are considered, in addition to the key.
+        matched: What happens to a row that matches.
+        not_matched: What happens to a row that matches none.
+        delete_when: Which matching rows are deleted.
+        update_when: Which matching rows are updated.
+        insert_when: Which rows without a match are inserted.
+        order_by: The columns that determine the last row of a key, which is used; empty to refuse several rows.
     """
 
     on: tuple[str, ...]
@@ -128,10 +128,10 @@ class Merge:
         insert_when: str | None,
         order_by: Sequence[str],
     ) -> Merge | None:
-        """Returns the settings as they were given; None for a sink that appends.
+        """Returns the given settings; None for a sink that appends.
 
         Raises:
-            ConfigurationError: if one is wrong, or is given without `merge_on`.
+            ConfigurationError: If one is wrong, or is given without `merge_on`.
         """
         conditions = {
             "merge_where": merge_where,
@@ -191,12 +191,12 @@ class Merge:
 
     @property
     def takes_all(self) -> bool:
-        """Returns True if the rows' columns go to the table's columns of the same name."""
+        """True if the rows' columns go to the table's columns of the same name."""
         return self.matched == UPDATE_ALL or self.not_matched == INSERT_ALL
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """All conditions that were given, by their setting."""
+        """All conditions that were given, by setting."""
         given = {
             "merge_where": self.where,
             "delete_when": self.delete_when,
@@ -207,12 +207,12 @@ class Merge:
 
     @property
     def changes(self) -> Mapping[str, Mapping[str, str]]:
-        """The expressions for columns, by their setting."""
+        """The expressions for columns, by setting."""
         given = {"when_matched": self.matched, "when_not_matched": self.not_matched}
         return {setting: changes for setting, changes in given.items() if isinstance(changes, Mapping)}
 
     def read_by(self, spark: SparkSession) -> frozenset[str]:
-        """Returns the rows' columns that an expression reads, in lower case: the table need not have them."""
+        """Returns the rows' columns that an expression uses, in lower case. The table does not need to have them."""
         expressions = [*self.conditions.values(), *(text for some in self.changes.values() for text in some.values())]
         names = (name for text in expressions for name in names_in(spark, text))
         return frozenset(name[1] for name in names if len(name) > 1 and name[0] == SOURCE)
@@ -221,7 +221,7 @@ class Merge:
         """Returns the merge for rows with these columns, into a table with those.
 
         Raises:
-            RefusedError: if the table does not have a column that the rows bring.
+            RefusedError: If the rows have a column that the table lacks.
         """
         names = {name.lower(): name for name in given}
         there = {one.name.lower() for one in fields}
@@ -232,7 +232,7 @@ class Merge:
         }
         newer = None
         if self.order_by:
-            # Structs are compared column by column, and a null is less than any value.
+            # Structs are compared column by column, and null is less than any value.
             sides = (", ".join(f"{side}.{quoted(name)}" for name in self.order_by) for side in (SOURCE, TARGET))
             newer = " >= ".join(f"struct({columns})" for columns in sides)
         clauses = []
@@ -248,9 +248,9 @@ class Merge:
         return MergePlan(_both(keys, self.where) or "", clauses)
 
     def inserts(self, spark: SparkSession) -> str | None:
-        """Returns the condition under which a row that matches none is inserted; None for every row.
+        """Returns the condition under which a row without a match is inserted; None for every row.
 
-        A row that is to delete by its own columns is not inserted.
+        A row that is a deletion according to its own columns is not inserted.
         """
         deletes = None
         if self.delete_when is not None and all(name[0] == SOURCE for name in names_in(spark, self.delete_when)):
@@ -258,9 +258,9 @@ class Merge:
         return _both(deletes, self.insert_when)
 
     def last(self, rows: DataFrame) -> DataFrame:
-        """Returns the rows that count: the last one of each key, if they are ordered.
+        """Returns the rows that are used: the last one for each key, if they are ordered.
 
-        Those that are equal in the columns of the order are told apart by all others: the answer is always the same.
+        Ties are broken by all other columns, so the result is deterministic.
         """
         if not self.order_by:
             return rows
@@ -276,7 +276,7 @@ class Merge:
 
 
 def has_key(on: Sequence[str]) -> Column:
-    """Returns the condition that a row may match: a null in its key equals nothing."""
+    """Returns the condition under which a row can match: a null in its key matches nothing."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return reduce(lambda one, other: one & other, (F.col(quoted(name)).isNotNull() for name in on))
@@ -284,7 +284,7 @@ def has_key(on: Sequence[str]) -> Column:
 
 def _changes(setting: str, value: object, word: str) -> Mapping[str, str] | None:
     if value is None or value == word:
-        return value  # type: ignore[return-value] # the word is a text
+        return value  # the word is a string
     if isinstance(value, str):
         one_of(setting, value, (word,))
     example = f"{word!r}, None, or expressions by column: {{'total': 'target.total + source.amount'}}"
@@ -305,7 +305,7 @@ def names_in(spark: SparkSession, text: str) -> list[list[str]]:
     """Returns the parts of each name in an expression, in lower case.
 
     Raises:
-        ParseException: if it is not one of Spark's SQL.
+        ParseException: If it is not a Spark SQL expression.
     """
     leaves = spark._jsparkSession.sessionState().sqlParser().parseExpression(text).collectLeaves()
     found = [leaf for leaf in items(leaves) if leaf.getClass().getSimpleName() == "UnresolvedAttribute"]
@@ -326,7 +326,7 @@ def check_merge(merge: Merge, table: DataFrame, fields: list[StructField], rows:
         where: The table's setting and its value, for messages.
 
     Raises:
-        SchemaError: naming the setting.
+        SchemaError: If a setting is wrong. The message names it.
     """
     there = {one.name.lower(): one for one in fields}
     _check_names(merge, {name.lower() for name in rows.columns}, set(there), where)
@@ -344,10 +344,10 @@ def check_merge(merge: Merge, table: DataFrame, fields: list[StructField], rows:
 
 
 def check_syntax(merge: Merge, spark: SparkSession) -> None:
-    """Checks that every expression is one.
+    """Checks the syntax of every expression.
 
     Raises:
-        SchemaError: naming the setting.
+        SchemaError: If one is invalid. The message names the setting.
     """
     given = [*merge.conditions.items()]
     given += [(f"{setting}[{name!r}]", text) for setting, some in merge.changes.items() for name, text in some.items()]
@@ -368,7 +368,7 @@ def _check_names(merge: Merge, given: set[str], there: set[str], where: str) -> 
 
 
 def _check_condition(setting: str, text: str, frame: DataFrame) -> None:
-    # In a WHERE, as in a MERGE, there are no aggregates, windows or generators.
+    # Like a MERGE, a WHERE does not allow aggregates, windows or generators.
     _check_plan(setting, text, _analysed(setting, text, lambda: frame.where(text)))
 
 
@@ -411,18 +411,18 @@ def _analysed(setting: str, text: str, make: Callable[[], _T]) -> _T:
 
 
 _MOST_IN_DRIVER = 1_000_000
-"""The most rows whose keys the driver compares on its own: in less time than Spark starts its jobs in."""
+"""Up to this many rows, the driver compares the keys itself, which is faster than starting Spark jobs."""
 
 _COUNT = "__sparkonce_count"
 
 
 def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], DataFrame]) -> str:
-    """Returns the reason to refuse rows of which several have one key; empty if none have.
+    """Returns why rows must be refused because several have the same key; empty if none have.
 
     Args:
         on: The key columns.
         files: The files of the rows, in Parquet.
-        rows: Reads these files by Spark, which counts where there are many rows or keys of rare types.
+        rows: Reads these files with Spark, which counts if there are many rows, or keys of unusual types.
     """
     read = [pq.ParquetFile(file) for file in files]
     few = sum(one.metadata.num_rows for one in read) <= _MOST_IN_DRIVER
@@ -442,18 +442,18 @@ def repeated(on: Sequence[str], files: Sequence[BinaryIO], rows: Callable[[], Da
 
 
 def _columns(on: Sequence[str], schema: pa.Schema) -> list[str]:
-    """Returns the names of the key columns as the rows have them: Spark makes no difference of case."""
+    """Returns the key columns as they are spelled in the rows: Spark ignores case."""
     names = {name.lower(): name for name in schema.names}
     return [names[name.lower()] for name in on]
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Returns True if Arrow and Spark agree on which values of a type are equal: they do not on zeros of two signs."""
+    """Returns True if Arrow and Spark agree on equality for a type. They do not for zeros of different signs."""
     return not pa.types.is_nested(kind) and not pa.types.is_floating(kind)
 
 
 def _in_driver(keys: pa.Table) -> list[str] | None:
-    """Returns the values of a key that several rows have, and their number, all as text."""
+    """Returns the values of a key that several rows have, and the number of rows, all as strings."""
     names = [str(number) for number in range(keys.num_columns)]
     counted = keys.rename_columns(names).drop_null().group_by(names).aggregate([([], "count_all")])
     found = counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1)
@@ -464,7 +464,7 @@ def _by_spark(on: Sequence[str], rows: DataFrame) -> list[str] | None:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     counted = rows.where(has_key(on)).groupBy(*map(quoted, on)).agg(F.count("*").alias(_COUNT))
-    # As text: Python has no date after the year 9999.
+    # As strings, since Python has no dates after the year 9999.
     texts = [F.col(one).cast("string") for one in (*map(quoted, on), _COUNT)]
     found = counted.where(F.col(_COUNT) > 1).limit(1).select(*texts).collect()
     return [str(value) for value in found[0]] if found else None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 FILLED_BY_TABLE = frozenset({"delta.generationExpression", "CURRENT_DEFAULT", "delta.identity.start"})
-"""The metadata of a column that the table itself fills."""
+"""The metadata of a column that the table itself fills in."""
 
 _MARK = "__sparkonce_mark"
 
@@ -36,13 +36,13 @@ SEEN_BY_ALL = "the folder in which rows wait is seen by the driver and all execu
 
 
 class TableSink(WriteAheadSink, abc.ABC):
-    """Appends each batch to a table, or merges it into the table, in one version of it.
+    """Appends each batch to a table, or merges it into the table, as one table version.
 
     Args:
         where: The table's setting and its value, for messages.
         merge: The settings of a merge; None to append.
-        evolve_schema: True if columns that the table does not have are added to it at the start.
-        folder: The folder in which rows wait until the decision, see `WriteAheadSink`; all executors read it.
+        evolve_schema: True to add columns that the table lacks to the table at the start.
+        folder: The folder in which rows wait until the decision; see `WriteAheadSink`. All executors read it.
         name: Unique within the query, and the same after a restart.
     """
 
@@ -66,7 +66,7 @@ class TableSink(WriteAheadSink, abc.ABC):
     @property
     @abc.abstractmethod
     def needs(self) -> tuple[str, str]:
-        """The module whose jar the session needs, and a class of it."""
+        """The module whose jar the session needs, and one of its classes."""
 
     @abc.abstractmethod
     def table(self, spark: SparkSession) -> Table:
@@ -74,7 +74,7 @@ class TableSink(WriteAheadSink, abc.ABC):
 
     @abc.abstractmethod
     def table_conditions(self) -> Sequence[str]:
-        """Names how long the table remembers, and what readers do."""
+        """Returns the conditions on how long the table remembers, and on what readers do."""
 
     def conditions(self) -> Sequence[str]:
         """See `TwoPhaseCommitSink.conditions`."""
@@ -86,11 +86,11 @@ class TableSink(WriteAheadSink, abc.ABC):
         return True
 
     def columns(self, schema: pa.Schema) -> Sequence[str]:
-        """Returns all columns, once they fit the table's, and the table's other columns may be null.
+        """Returns all columns, provided that they fit the table's, and that the table's other columns are nullable.
 
         Raises:
-            SchemaError: naming the column that does not.
-            PreflightError: if the table cannot be read.
+            SchemaError: If a column does not fit. The message names it.
+            PreflightError: If the table cannot be read.
         """
         names = super().columns(schema)
         for column in schema:
@@ -100,14 +100,14 @@ class TableSink(WriteAheadSink, abc.ABC):
                     "wait for their commit.",
                     next_step="Write it as a string, to_json(…), into a string column.",
                 )
-        if _active_session() is None:  # a worker, where they were checked before
+        if _active_session() is None:  # a worker, for which the driver has checked them
             return names
         self._ask(lambda table: self._fit(table, schema))
         return names
 
     @property
     def takes_dead_letters(self) -> bool:
-        """False: a table may refuse a row after the decision."""
+        """False: a table may reject a row after the decision."""
         return False
 
     def _fit(self, table: Table, schema: pa.Schema) -> None:
@@ -133,7 +133,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             self._new = self._missing(table, columns, there)
         compared = by_name.keys() & there.keys()
         if merge is not None and not takes_all:
-            # Rows of one key are told apart by the rows' type, and meet the table by the table's.
+            # Rows with the same key are compared by the rows' types, and matched with the table by the table's.
             compared &= {one.lower() for one in (*merge.on, *merge.order_by)}
         for name in compared:
             column = by_name[name]
@@ -164,7 +164,7 @@ class TableSink(WriteAheadSink, abc.ABC):
             self._checked = checked
 
     def _check_commit(self, table: Table, rows: DataFrame, fields: list[StructField]) -> None:
-        """Analyzes the very write of the commit, with no rows: what fails then would fail for a decided batch."""
+        """Analyzes the actual write of the commit, with no rows: what fails now would fail for a decided batch."""
         from pyspark.errors import AnalysisException
 
         plan, merge = None, self.merge
@@ -182,10 +182,10 @@ class TableSink(WriteAheadSink, abc.ABC):
             )
 
     def _missing(self, table: Table, columns: StructType, there: Collection[str]) -> tuple[StructField, ...]:
-        """Returns the columns of the rows that are to be added to the table.
+        """Returns the columns of the rows that must be added to the table.
 
         Raises:
-            SchemaError: if they are not to be.
+            SchemaError: If they must not be added.
         """
         read = self.merge.read_by(table.spark) if self.merge is not None else frozenset[str]()
         new = [one for one in columns if one.name.lower() not in {*there, *read}]
@@ -197,14 +197,14 @@ class TableSink(WriteAheadSink, abc.ABC):
         return tuple(new)
 
     def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:
-        """Returns the same rows, whose computation fails for a row that the table would refuse after the decision.
+        """Returns the same rows, with a computation that fails for rows that the table would refuse after the decision.
 
         Args:
             rows: The rows.
-            mark: The name of a column that says instead why the table would refuse a row; null for the others.
+            mark: The name of a column that gets the reason instead, or null for rows that are not refused.
 
         Raises:
-            PreflightError: if the table cannot be read, or is another table now.
+            PreflightError: If the table cannot be read, or is now another table.
         """
         from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
@@ -232,7 +232,7 @@ class TableSink(WriteAheadSink, abc.ABC):
         return judged.where(passed).drop(_MARK)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the table is there, and that it is the one in the log."""
+        """Checks that the table exists, and that it is the one in the log."""
         found = self._ask(lambda table: table.identity())
         self._check_identity(found, (recorded or {}).get("table"))
         if self._new:
@@ -264,7 +264,7 @@ class TableSink(WriteAheadSink, abc.ABC):
     def committer(self) -> SinkCommitter:
         """See `TwoPhaseCommitSink.committer`."""
         table = self.table(driver_session(self.name))
-        if self.merge is not None:  # it takes some of its settings from the session
+        if self.merge is not None:  # it reads some of its settings from the session
             table = table.in_copy()
         return TableCommitter(self.folder(), self.name, self._prefix, table, self._identity, self.merge)
 
@@ -273,7 +273,7 @@ def driver_session(sink: str) -> SparkSession:
     """Returns the session of this process.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: If there is none.
     """
     spark = _active_session()
     if spark is None:
@@ -295,9 +295,9 @@ def _active_session() -> SparkSession | None:
 
 
 def _has_variant(field: pa.Field) -> bool:
-    """Returns True for a variant, at any depth: its Arrow fields may be null, and Spark's Parquet reader refuses that.
+    """Returns True for a variant, at any level: its Arrow fields may be null, and Spark's Parquet reader refuses that.
 
-    PySpark marks the field of the metadata (``to_arrow_type`` in ``pyspark.sql.pandas.types``).
+    PySpark marks the metadata field (``to_arrow_type`` in ``pyspark.sql.pandas.types``).
     """
     inside = [field.type.field(at) for at in range(field.type.num_fields)]
     return b"variant" in (field.metadata or {}) or any(map(_has_variant, inside))

@@ -1,4 +1,4 @@
-"""A table, by what differs between Delta and Iceberg, and the label of its versions."""
+"""What differs between Delta and Iceberg tables, and the label of table versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK_BACK = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A version's note about the files whose rows came with it.
+    """A version's note about the files whose rows it contains.
 
     Attributes:
         first: The fields of the first file's handle.
@@ -60,13 +60,13 @@ class Label:
         return Entry.of_fields(dict(self.first))
 
     def to_text(self) -> str:
-        """Returns the label as a table keeps it."""
+        """Serializes the label for the table."""
         told = {"first": dict(self.first), "members": self.members, "digest": self.digest}
         return json.dumps({_NAME: told}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def of_text(cls, text: str | None) -> Label | None:
-        """Reads a label, or returns None if the text is somebody else's."""
+        """Parses a label. Returns None if the text is not a label of ours."""
         try:
             told = json.loads(text or "")[_NAME]
             return cls(first=transaction_fields(told["first"]), members=told["members"], digest=told["digest"])
@@ -75,7 +75,7 @@ class Label:
 
 
 class Table(abc.ABC):
-    """A table, by what differs between Delta and Iceberg. Every method runs on the driver.
+    """A table, with what differs between Delta and Iceberg. Every method runs on the driver.
 
     Args:
         spark: The session that reads and writes it.
@@ -85,14 +85,14 @@ class Table(abc.ABC):
         self.spark = spark
 
     def in_copy(self) -> Self:
-        """Returns the table with a copy of its session, whose settings nobody else has."""
+        """Returns the table with a copy of its session, whose settings are not shared."""
         made = copy(self)
         made.spark = type(self.spark)(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
         return made
 
     @abc.abstractmethod
     def identity(self) -> str:
-        """Returns the identity that tells this table from another under the same name."""
+        """Returns an identity that distinguishes this table from another one with the same name."""
 
     @abc.abstractmethod
     def schema(self) -> StructType:
@@ -100,58 +100,58 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def rules(self, columns: Collection[str]) -> Rules:
-        """Returns its rules for every row, if these columns are given, in lower case."""
+        """Returns its rules for every row, given that these columns (in lower case) are present."""
 
     @abc.abstractmethod
     def append(self, rows: DataFrame, unit: Unit, label: Label) -> None:
-        """Adds rows in one version that carries the label, unless one does already."""
+        """Adds rows in one version that carries the label, unless a version already does."""
 
     @abc.abstractmethod
     def merge(self, rows: DataFrame, plan: MergePlan, unit: Unit, label: Label) -> None:
-        """Merges rows in one version that carries the label, unless one does already.
+        """Merges rows in one version that carries the label, unless a version already does.
 
-        Fails if others have changed what it read: it is then computed again, from the beginning.
+        Fails if others have changed what it read. It is then computed again from the beginning.
         """
 
     @abc.abstractmethod
     def refusal(self, rows: DataFrame, plan: MergePlan | None) -> str:
-        """Analyzes `append`, or `merge` if there is a plan, without running it. Rows of their own are not needed.
+        """Analyzes `append`, or `merge` if there is a plan, without running it. The rows may be empty.
 
         Returns:
-            The reason why the table would refuse any rows; empty if it would not.
+            Why the table would refuse any rows; empty if it would not.
 
         Raises:
-            AnalysisException: if Spark refuses the plan.
+            AnalysisException: If Spark refuses the plan.
         """
 
     @abc.abstractmethod
     def frame(self) -> DataFrame:
-        """Returns the table to be read."""
+        """Returns the table as a DataFrame."""
 
     @property
     @abc.abstractmethod
     def sql_name(self) -> str:
-        """The table's name in Spark's SQL."""
+        """The table's name in Spark SQL."""
 
     def add_columns(self, fields: Sequence[StructField]) -> None:
-        """Adds columns, which are null in the rows that there are. So what is within them may be null, too."""
+        """Adds columns, which are null in existing rows, so anything nested in them must also be nullable."""
         types = self.spark._jvm.org.apache.spark.sql.types.DataType
         columns = (f"{quoted(one.name)} {types.fromJson(nullable(one.dataType).json()).sql()}" for one in fields)
         self.spark.sql(f"ALTER TABLE {self.sql_name} ADD COLUMNS ({', '.join(columns)})")
 
     @abc.abstractmethod
     def labels(self, newest: int | None = None) -> list[Label]:
-        """Returns the labels of the versions that the table remembers, or of the newest few."""
+        """Returns the labels of all versions that the table remembers, or of only the newest few."""
 
     def has(self, label: Label) -> bool:
-        """Returns True if a version carries the label. Looks at the newest ones first."""
+        """Returns True if a version carries the label. Checks the newest ones first."""
         return label in self.labels(newest=_LOOK_BACK) or label in self.labels()
 
     @abc.abstractmethod
     def remembers_since_ms(self, unit: Unit) -> int:
-        """Returns since when, by their begin, all written rows of the unit's query have a label; 0 if they all do.
+        """Returns since when all written rows of the unit's query have a label; 0 if all rows ever written have one.
 
-        The time is in milliseconds since the epoch.
+        The time is when the rows were begun, in milliseconds since the epoch.
         """
 
     def location(self) -> str:
@@ -162,15 +162,15 @@ class Table(abc.ABC):
         """Makes a table on a local disk durable, which neither Delta nor Iceberg does.
 
         Raises:
-            OSError: if its newest version may not be durable.
+            OSError: If its newest version may not be durable.
         """
         where = urlsplit(self.location())
         if where.scheme in ("", "file") and where.path and (folder := Path(unquote(where.path))).is_dir():
             sync_file_system(folder)
 
     def unfinished(self) -> Mapping[str, TransactionName]:
-        """Returns what attempts without a version have left in the table, and the transaction of each."""
+        """Returns what attempts that produced no version have left in the table, with the transaction of each."""
         return {}
 
     def discard(self, unfinished: str) -> None:  # noqa: B027 - for tables in which nothing is left
-        """Removes one of these, if it is still there. An attempt that is still under way fails, and is retried."""
+        """Removes one of these, if it still exists. An attempt in progress then fails, and is retried."""
