@@ -1,4 +1,4 @@
-"""The command line of the verifier, checked and made into the options of `run`."""
+"""Validates the verifier's command line and turns it into the options of `run`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Recorded = TypeVar("Recorded", Workload, RunLimits)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The command line, see ``sparkonce verify --help``. None is what was not given.
+    """The command line; see ``sparkonce verify --help``. None means that an option was not given.
 
     Attributes:
-        a_seed: What the seed is where none was given.
+        a_seed: The seed to use if none was given.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ def options_of(asked: Asked) -> Options:
     """Returns the options of `run`.
 
     Raises:
-        ConfigurationError: naming the option that cannot be used.
+        ConfigurationError: If an option cannot be used. The message names it.
     """
     folder = asked.folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -95,12 +95,12 @@ def options_of(asked: Asked) -> Options:
 
 
 def _first(*values: Any) -> Any:
-    """Returns the first value that is given."""
+    """Returns the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
 def _replayed(asked: Asked) -> Mapping[str, Any]:
-    """Returns the settings of the history to be replayed; none if there is no such history."""
+    """Returns the settings in the history to be replayed; empty if there is none."""
     if asked.replay is None:
         return {}
     given = {
@@ -132,7 +132,7 @@ def _began(history: History) -> Mapping[str, Any]:
 
 
 def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Recorded | None:
-    """Returns a value of the history to be replayed, None if it has none of this name."""
+    """Returns a value from the history to be replayed; None if it has none of this name."""
     if name not in began:
         return None
     try:
@@ -145,7 +145,7 @@ def _recorded(name: str, kind: type[Recorded], began: Mapping[str, Any]) -> Reco
 
 
 def _places(asked: Asked, began: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the address of each system by name, empty for one of our own."""
+    """Returns the address of each system by name; empty for one that we start."""
     for text in asked.systems:
         parse(text)
     places: dict[str, str] = {}
@@ -175,7 +175,7 @@ def _told(name: str, place: str) -> str:
 
 
 def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSystem:
-    """Returns the Kafka of the source, which ``--bootstrap``, ``--system kafka=…`` and ``--kafka-config`` may name."""
+    """Returns the Kafka of the source, which ``--bootstrap``, ``--system kafka=…`` and ``--kafka-config`` can set."""
     place = next((text.partition("=")[2].strip() for text in asked.systems if text.startswith("kafka=")), None)
     named = {
         "--bootstrap": asked.bootstrap,
@@ -211,7 +211,7 @@ def _source(asked: Asked, began: Mapping[str, Any], partitions: int) -> KafkaSys
 
 
 def _store(asked: Asked, began: Mapping[str, Any]) -> CheckpointStore | None:
-    """Returns the store of the checkpoint, None for a disk of our own."""
+    """Returns the store of the checkpoint; None for a local disk."""
     location = asked.checkpoint or began.get("checkpoint")
     if not location:
         if asked.conf:

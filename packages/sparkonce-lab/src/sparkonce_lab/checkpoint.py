@@ -1,4 +1,4 @@
-"""The place of checkpoint and decision log: a disk of our own, or a store of the user's. And what is kept of them."""
+"""Where checkpoint and decision log are: on a local disk, or in a store of the user's. Also archives their contents."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PACKAGES = "spark.jars.packages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a query's checkpoint.
+    """The location of a query's checkpoint.
 
     Attributes:
-        files: The checkpoint's.
+        files: The checkpoint's files.
         disk: Its disk, if that can be filled.
     """
 
@@ -40,25 +40,25 @@ class Place:
 
 
 def open_place(location: str, conf: Mapping[str, str]) -> CheckpointFiles:
-    """Returns the files of a folder, reached by Spark's settings as Spark reaches it.
+    """Opens the files of a folder, using Spark's settings as Spark would.
 
     Args:
         location: A path or a URL.
-        conf: Spark's settings of its store.
+        conf: Spark's settings for the store.
 
     Raises:
-        ConfigurationError: if it is no location of a checkpoint, or a setting has no counterpart.
+        ConfigurationError: If a checkpoint cannot be there, or a setting has no counterpart.
     """
     hadoop = {name.removeprefix(_HADOOP): value for name, value in conf.items() if name.startswith(_HADOOP)}
     return open_location(location, hadoop)
 
 
 def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Returns Spark's settings with the classes of a store's connector, of which S3A is fetched.
+    """Returns Spark's settings with the classes of a store's connector. S3A is downloaded.
 
     Raises:
-        ConfigurationError: if no setting names another one.
-        PreflightError: if S3A cannot be fetched.
+        ConfigurationError: If no setting names any other connector.
+        PreflightError: If S3A cannot be downloaded.
     """
     scheme = location.partition(":")[0]
     if scheme not in OBJECT_STORES or _PACKAGES in conf or _CLASS_PATHS[0] in conf:
@@ -72,10 +72,10 @@ def with_connector(location: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_place(files: CheckpointFiles) -> None:
-    """Checks that files can be put in the user's store.
+    """Checks that files can be put into the user's store.
 
     Raises:
-        ConfigurationError: if not.
+        ConfigurationError: If they cannot.
     """
     try:
         files.check()
@@ -87,19 +87,20 @@ def check_place(files: CheckpointFiles) -> None:
 
 
 def new_folder(location: str, purpose: str) -> str:
-    """Returns the location of a folder in another one, with a name that nobody has."""
+    """Returns the location of a new folder, with a unique name, inside another one."""
     return f"{location.rstrip('/')}/sparkonce-{purpose}-{secrets.token_hex(5)}"
 
 
 @contextmanager
 def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
-    """Makes a disk for checkpoint and log, in a new folder.
+    """Creates a disk for checkpoint and log, in a new folder.
 
-    What they tell of batches stays in the folder when the disk is gone: decisions, offsets, commits; not the state.
+    What they contain about batches (decisions, offsets and commits, but not the state) remains in the folder when the
+    disk is gone.
 
     Args:
-        folder: Is made.
-        say: Takes what could not be kept.
+        folder: The new folder.
+        say: Called with a message about what could not be saved.
     """
     disk = SmallDisk(folder, _MEGABYTES)
     files = LocalFiles(folder / QUERY)
@@ -118,17 +119,17 @@ def checkpoint_disk(folder: Path, say: Callable[[str], None]) -> Iterator[Place]
 
 @contextmanager
 def checkpoint_away(files: CheckpointFiles, folder: Path, say: Callable[[str], None]) -> Iterator[Place]:
-    """Checks a store of the user's, and keeps in a new folder what checkpoint and log tell of batches in the end.
+    """Checks a store of the user's, and at the end saves what checkpoint and log contain about batches in a new folder.
 
-    The checkpoint stays where it is.
+    The checkpoint itself is not removed.
 
     Args:
-        files: The checkpoint's, which is missing.
-        folder: Is made.
-        say: Takes what could not be kept, and where the checkpoint is.
+        files: The files of the checkpoint, which must not exist yet.
+        folder: The new folder.
+        say: Called with a message about what could not be saved, and about where the checkpoint is.
 
     Raises:
-        ConfigurationError: if no file can be put there.
+        ConfigurationError: If no file can be put there.
     """
     check_place(files)
     try:
@@ -147,10 +148,10 @@ def _keep(files: CheckpointFiles, to: Path, say: Callable[[str], None]) -> None:
 
 
 def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:
-    """Copies what a checkpoint tells of its batches into a new folder.
+    """Copies what a checkpoint contains about its batches into a new folder.
 
     Raises:
-        OSError: if something could not be copied. All that could be is.
+        OSError: If something could not be copied. Everything else is.
     """
     to.mkdir()
     failed = [why for folder in _KEPT for why in _copy(checkpoint, folder, to)]
@@ -159,7 +160,7 @@ def keep_logs(checkpoint: CheckpointFiles, to: Path) -> None:
 
 
 def _copy(checkpoint: CheckpointFiles, folder: str, to: Path) -> Iterator[str]:
-    """Copies the files of a subfolder. Yields why one could not be."""
+    """Copies the files of a subfolder. Yields the reason for each one that could not be copied."""
     try:
         paths = [f"{folder}/{name}".lstrip("/") for name in checkpoint.names(folder)]
     except OSError as error:
@@ -172,7 +173,7 @@ def _copy(checkpoint: CheckpointFiles, folder: str, to: Path) -> Iterator[str]:
 
 
 def _copied(checkpoint: CheckpointFiles, path: str, to: Path) -> str:
-    """Copies a file. Returns why it could not be, or an empty string."""
+    """Copies a file. Returns the reason if it could not be copied; otherwise empty."""
     try:
         to.write_bytes(checkpoint.read(path) or b"")
     except OSError as error:

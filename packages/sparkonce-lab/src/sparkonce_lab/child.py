@@ -1,4 +1,4 @@
-"""The query's process as the verifier sees it: one driver with its JVM, executors and Python workers."""
+"""The query's process from the verifier's side: one driver with its JVM, executors and Python workers."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class Driver(Child):
     Args:
         number: From 1, in the order of starts.
         config: The `QueryConfig`, as a line of JSON.
-        log: Takes what it prints.
-        temporary: For temporary files; is made.
-        module: The query.
-        clock: Its own, if it is to be set.
+        log: Receives its output.
+        temporary: The folder for temporary files. It is created.
+        module: The query's module.
+        clock: Its own clock, if that is to be set.
 
     Attributes:
         number: From 1.
         clock: As given.
-        phase: The name of the last phase that it told.
-        batch: The batch of that phase, -1 before the first.
-        finished: The last batch that it has finished, -1 before the first.
-        phases: How many phases it has told.
-        held: The phase that it is held at, or empty.
+        phase: The name of the last phase that it reported.
+        batch: The batch of that phase; -1 before the first.
+        finished: The last batch that it finished; -1 before the first.
+        phases: The number of phases that it has reported.
+        held: The phase at which it is held, or empty.
         error: The name of the error that stopped its query, or empty.
-        state_rows: How many rows of state it had in the end, if it stopped in order.
-        asked_to_stop: Whether it was asked to stop.
-        end_noted: Whether its end has been noted.
+        state_rows: The number of state rows at the end, if it stopped normally.
+        asked_to_stop: True if it was asked to stop.
+        end_noted: True if its end has been recorded.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Driver(Child):
         self.send(config)
 
     def news(self) -> Iterator[Event]:
-        """Yields the events since the last call, and updates the attributes by them."""
+        """Yields the events since the last call, and updates the attributes accordingly."""
         for event in self.events():
             match event["event"]:
                 case "phase":
@@ -93,36 +93,36 @@ class Driver(Child):
             yield event
 
     def command(self, **command: Any) -> None:
-        """Tells it what to do, see `sparkonce_lab.query`. Nothing happens if it is gone."""
+        """Sends it a command; see `sparkonce_lab.query`. Does nothing if it is gone."""
         self.send(json.dumps(command))
 
     def hold_at(self, phase: str) -> None:
-        """Holds it where the phase of this name begins the next time."""
+        """Holds it the next time the phase with this name begins."""
         self.command(hold=phase)
 
     def go(self) -> None:
-        """Releases it, and holds it at no later phase."""
+        """Releases it, and does not hold it at any later phase."""
         self.held = ""
         self.command(go=True)
 
     def ask_to_stop(self) -> None:
-        """Closes its standard input: it stops in order, if it can."""
+        """Closes its standard input, upon which it stops normally if it can."""
         self.asked_to_stop = True
         super().ask_to_stop()
 
     def executors(self) -> list[int]:
-        """Process ids of executors in JVMs of their own."""
+        """The process ids of executors in separate JVMs."""
         return [pid for pid, words in self._commands() if any("CoarseGrainedExecutorBackend" in word for word in words)]
 
     def workers(self) -> list[int]:
-        """Process ids of Python workers: children of PySpark's daemon."""
+        """The process ids of Python workers, which are children of PySpark's daemon."""
         daemons = {pid for pid, words in self._commands() if _DAEMON in words}
         parents = {pid: _parent(pid) for pid in daemons}
-        # A daemon's children have its command line; a daemon's own parent is a JVM.
+        # A daemon's children have its command line, and a daemon's own parent is a JVM.
         return [pid for pid, parent in parents.items() if parent in daemons]
 
     def usage(self) -> list[Usage]:
-        """Measures its processes, where the system allows it."""
+        """Measures its processes, where the operating system allows it."""
         workers = set(self.workers())
         found = []
         for pid, words in self._commands():

@@ -1,4 +1,4 @@
-"""A clock that can be set for one driver, in Python and in its JVM, where libfaketime is installed."""
+"""A clock that can be set for one driver, in Python and in its JVM, if libfaketime is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MONOTONIC_GOES_ON = "FAKETIME_DONT_FAKE_MONOTONIC"
 
 
 def find_faketime() -> Path | None:
-    """Finds the library, None if it is not installed (Debian: ``apt install libfaketime``)."""
+    """Finds the library. Returns None if it is not installed (Debian: ``apt install libfaketime``)."""
     for folder in _FOLDERS:
         for found in (Path(folder, _LIBRARY), *sorted(Path(folder).glob(f"*/{_LIBRARY}"))):
             if found.exists():
@@ -26,10 +26,10 @@ def find_faketime() -> Path | None:
 
 
 def adapt_python() -> None:
-    """Makes this process work where its clock is a `FakeClock`; does nothing elsewhere.
+    """Makes this process work if its clock is a `FakeClock`; otherwise does nothing.
 
-    `time.sleep` (from 3.11 on) asks clock_nanosleep for an instant of the monotonic clock, of which libfaketime up to
-    0.9.10 makes one before 1970, if that clock is to go on (wolfcw/libfaketime#426).
+    `time.sleep` (since 3.11) asks clock_nanosleep for a time on the monotonic clock. If that clock is not faked,
+    libfaketime up to 0.9.10 turns it into a time before 1970 (wolfcw/libfaketime#426).
     """
 
     def sleep(seconds: float | SupportsIndex) -> None:
@@ -40,10 +40,10 @@ def adapt_python() -> None:
 
 
 def let_java_start() -> None:
-    """Prepares such a process for a JVM that is started from it.
+    """Prepares such a process for starting a JVM.
 
-    Where the monotonic clock is to go on, every wait of a JVM ends at once with libfaketime 0.9.10, and it comes to
-    nothing. So in a JVM both clocks jump, as they may in a machine that was suspended.
+    With libfaketime 0.9.10, if the monotonic clock is not faked, every wait in a JVM ends immediately, and nothing
+    works. In a JVM, both clocks therefore jump, as they may on a machine that was suspended.
     """
     os.environ.pop(_MONOTONIC_GOES_ON, None)
 
@@ -51,19 +51,20 @@ def let_java_start() -> None:
 def only_the_drivers() -> Mapping[str, str]:
     """Returns Spark's settings for a query in such a process: Python workers and executors keep the true clock.
 
-    In them it could not be told from what libfaketime 0.9.10 does: librdkafka asks the faked clock until when to wait,
-    and waits by glibc's ``cnd_timedwait``, which is not faked. After a jump by an hour each wait took an hour more.
+    There, a problem could not be distinguished from what libfaketime 0.9.10 does: librdkafka computes the end of a wait
+    with the faked clock, but waits with glibc's ``cnd_timedwait``, which is not faked. After a jump of an hour, each
+    wait took an hour longer.
     """
     return {"spark.executorEnv.LD_PRELOAD": ""} if _FILE in os.environ else {}
 
 
 class FakeClock:
-    """A driver's time that jumps: wall-clock time in Python, and in its JVM all of it.
+    """A driver's clock that jumps: the wall clock in Python, and all clocks in its JVM.
 
     Args:
         library: See `find_faketime`.
-        file: Says by how much; is written.
-        seconds: By how much it is wrong from the start.
+        file: The file that contains the offset. It is written.
+        seconds: The offset from the start on.
     """
 
     def __init__(self, library: Path, file: Path, seconds: int = 0) -> None:
@@ -72,7 +73,10 @@ class FakeClock:
         self.jump(seconds)
 
     def env(self) -> Mapping[str, str]:
-        """Returns the environment of the Python process whose clock it is. libfaketime's README has the names."""
+        """Returns the environment of the Python process with this clock.
+
+        The names are documented in libfaketime's README.
+        """
         return {
             "LD_PRELOAD": str(self._library),
             _FILE: str(self._file),
@@ -81,7 +85,7 @@ class FakeClock:
         }
 
     def jump(self, seconds: int) -> None:
-        """Sets it so many seconds before or behind the true one, seen within `SEEN_WITHIN_S`."""
+        """Sets it this many seconds ahead of the true time (or behind it). Takes effect within `SEEN_WITHIN_S`."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         new.replace(self._file)

@@ -1,4 +1,4 @@
-"""Keeps a query running through all of its drivers, brings it to where it is to be struck, and writes all down."""
+"""Keeps a query running across all of its drivers, brings it to where it is to be struck, and records everything."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from sparkonce_lab.watch import note_sizes
 _POLL_S = 0.01
 _STOP_S = 150.0
 _LOOK_S = 0.5
-"""The time for which a driver is held before it is struck: readers look several times a second."""
+"""How long a driver is held before it is struck. Readers poll several times a second."""
 _SAMPLE_S = 5.0
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0)
 _ARMED_S = 20.0
-"""A phase that has not come after so long is not waited for any longer: the fault happens wherever the driver is."""
+"""How long to wait for a phase. After that, the fault is injected wherever the driver is."""
 
 
 class StuckError(RunFailedError):
-    """Something did not happen before its deadline: a finding, not a failure of the verifier."""
+    """Something did not happen before its deadline, which is a finding, not a failure of the verifier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """The longest waits, in seconds, and the most attempts.
+    """The longest waits, in seconds, and the maximum number of attempts.
 
     Attributes:
         start_s: For a driver's first batch.
         recover_s: For the first finished batch after a fault is over.
-        end_s: For a driver that is deposed to end by itself.
-        falls: How many drivers in a row may end by themselves before one has finished a batch.
+        end_s: For a superseded driver to end on its own.
+        falls: How many drivers in a row may end on their own before one has finished a batch.
     """
 
     start_s: float = 120.0
@@ -87,7 +87,7 @@ class Conductor:
         self.recorder = recorder
         self.driver: Driver | None = None
         self.finished = 0
-        """How many batches were finished, by all drivers."""
+        """The number of batches finished by all drivers."""
         self._checkpoint = checkpoint
         self._module = module
         self._folder = folder
@@ -101,17 +101,17 @@ class Conductor:
 
     @property
     def started(self) -> int:
-        """The number of drivers that were started, which is the newest one's."""
+        """The number of drivers that were started, which is the newest one's number."""
         return len(self._drivers)
 
     # --- drivers ------------------------------------------------------------------------------------------------------
 
     def start(self, *, clock_s: int | None = None, **changed: Any) -> Driver:
-        """Starts a driver, beside those that run.
+        """Starts a driver, in addition to those that are running.
 
         Args:
-            clock_s: By how many seconds its clock is wrong from the start; None if it needs none of its own.
-            changed: Changes the configuration from now on.
+            clock_s: The offset of its clock from the start on, in seconds; None if it needs no clock of its own.
+            changed: Changes to the configuration from now on.
         """
         self._clock_s = clock_s
         self.config = replace(self.config, **changed)
@@ -135,8 +135,8 @@ class Conductor:
         """Kills a driver with all its processes, or those that are left (SIGKILL).
 
         Args:
-            driver: Which.
-            asked: Whether it is to end. One that has ended unasked is judged.
+            driver: The driver.
+            asked: True if it is supposed to end. One that has ended on its own is judged.
         """
         driver.kill()
         self.hear(driver)
@@ -145,7 +145,7 @@ class Conductor:
             self.recorder.note(EventKind.ENDED, driver=driver.number, code=driver.exit_code(), asked=asked)
 
     def stop(self) -> Driver | None:
-        """Stops the running driver in order, or by force if it does not stop. Returns it."""
+        """Stops the running driver normally or, if it does not stop, by force. Returns it."""
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.ask_to_stop()
@@ -157,7 +157,7 @@ class Conductor:
         return driver
 
     def end(self) -> None:
-        """Ends every process that is left. Raises what went wrong last, once all was tried."""
+        """Ends every process that is left. Once all attempts are made, raises the last error."""
         with ExitStack() as stack:
             for driver in self._drivers:
                 if not driver.end_noted:
@@ -167,14 +167,14 @@ class Conductor:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def wait(self, holds: Callable[[], bool], limit_s: float, *, keep_running: bool = True) -> bool:
-        """Waits, and meanwhile hears the drivers and starts a new one if the newest has ended by itself.
+        """Waits, reading the drivers' events meanwhile, and starting a new driver if the newest has ended on its own.
 
         Returns:
-            Whether it held in time.
+            True if the condition held in time.
         """
         give_up_at = time.monotonic() + limit_s
         while True:
-            # First: what has come about is known before what came of it is heard.
+            # Check first: the condition must be recorded before its consequences are read.
             if holds():
                 return True
             self.pump(keep_running)
@@ -187,10 +187,10 @@ class Conductor:
     def need(
         self, holds: Callable[[], bool], limit_s: float, what: str, step: int = 0, *, keep_running: bool = True
     ) -> None:
-        """Waits for what must come, as `wait` does.
+        """Waits like `wait`, for something that must happen.
 
         Raises:
-            StuckError: if it does not, or if one driver after the other ends before it has.
+            StuckError: If it does not, or if one driver after another ends before it has.
         """
         came = False
 
@@ -207,17 +207,17 @@ class Conductor:
             raise StuckError(f"{why}: {what}", next_step=f"Read the logs in {self._folder}.")
 
     def pause(self, seconds: float) -> None:
-        """Lets time go by, and the query run."""
+        """Lets time pass while the query is running."""
         self.wait(lambda: False, seconds)
 
     def pump(self, keep_running: bool = True) -> None:
-        """Looks at every driver once."""
+        """Checks every driver once."""
         self._look()
         for driver in self._drivers:
             if not driver.end_noted:
                 self.hear(driver)
                 if driver.exit_code() is not None:
-                    self.kill(driver, asked=False)  # what is left of it, and the note that it has ended
+                    self.kill(driver, asked=False)  # kill what is left of it, and record its end
         if keep_running and self.driver is not None and self.driver.exit_code() is not None:
             self._restart()
         if time.monotonic() - self._sampled_at > _SAMPLE_S:
@@ -225,7 +225,7 @@ class Conductor:
             self._sample()
 
     def hear(self, driver: Driver) -> None:
-        """Writes down what a driver has told."""
+        """Records what a driver has reported."""
         for event in driver.news():
             fields: Mapping[str, Any] = {"driver": driver.number, **fields_of(event)}
             match event["event"]:
@@ -276,7 +276,7 @@ class Conductor:
         """Brings the query to where a step is to happen.
 
         Returns:
-            The driver that is there, or as near as it came.
+            The driver that is there, or as close as it got.
         """
         phase = Phase[step.phase]
         if phase not in FIRST_BATCH or not self._unrecovered:
@@ -296,16 +296,16 @@ class Conductor:
         return self.driver
 
     def expect(self, following: Step | None) -> None:
-        """Holds the next driver, from its start on, if the following step aims at its first batch."""
+        """Holds the next driver from its start on, if the next step aims at its first batch."""
         aims = following is not None and following.delay_ms == 0 and Phase[following.phase] in FIRST_BATCH
         self._hold = Phase[following.phase] if aims and following is not None else None
 
     def settle(self, step: int) -> None:
-        """Waits until everything that has happened is recovered from."""
+        """Waits until the query has recovered from everything so far."""
         self.need(lambda: not self._unrecovered, self.limits.recover_s, "a batch is finished after the fault", step)
 
     def note_fault(self, step: Step, driver: Driver) -> None:
-        """Writes down where a fault hits. Called directly before it happens."""
+        """Records where a fault hits. Called directly before it is injected."""
         self.recorder.note(
             EventKind.FAULT,
             step=step.number,
@@ -320,16 +320,16 @@ class Conductor:
         )
 
     def note_over(self, step: Step) -> None:
-        """Writes down that it is over. From now on a finished batch means that it is recovered from."""
+        """Records that it is over. From now on, a finished batch means recovery."""
         self.recorder.note(EventKind.OVER, step=step.number)
         self._unrecovered.append(step)
 
     def note_skipped(self, step: Step, why: str) -> None:
-        """Writes down that it could not happen."""
+        """Records that it could not be injected."""
         self.recorder.note(EventKind.SKIPPED, step=step.number, fault=step.fault.value, why=why)
 
     def _bring_to_hold(self, phase: Phase) -> None:
-        """Holds the driver at the phase, or gives up holding it once it has been at work for long."""
+        """Holds the driver at the phase, or gives up after it has been active for long."""
         self._hold = phase
         told: Driver | None = None
 
@@ -337,7 +337,7 @@ class Conductor:
             nonlocal told
             if self.driver is not None and self.driver is not told:
                 told = self.driver
-                told.hold_at(phase.name)  # one that is started from now on knows it from its configuration
+                told.hold_at(phase.name)  # a driver that is started later has it in its configuration
             return self.driver is not None and self.driver.held == phase.name
 
         if self._wait_at_work(is_held):
@@ -350,7 +350,10 @@ class Conductor:
         self.wait(lambda: False, delay_s, keep_running=False)
 
     def _wait_at_work(self, holds: Callable[[], bool]) -> bool:
-        """Waits until it holds, and for so long only as a driver is at work: how long one starts does not count."""
+        """Waits until the condition holds, counting only time in which a driver is active.
+
+        Its start-up time does not count.
+        """
         held = False
 
         def holds_or_begun() -> bool:
@@ -362,7 +365,7 @@ class Conductor:
         return held or self.wait(holds, _ARMED_S)
 
     def _comes_to(self, phase: Phase) -> Callable[[], bool]:
-        """Returns a function that tells whether the newest driver has come to a phase since this call."""
+        """Returns a function that returns True once the newest driver has reached a phase since this call."""
         before = (self.driver, self.driver.phases if self.driver else 0)
 
         def comes() -> bool:
@@ -373,7 +376,7 @@ class Conductor:
 
 
 def of_next_driver(steps: Sequence[Step]) -> frozenset[Fault]:
-    """Returns the faults that are meant for the driver that is started now: up to the one that ends it."""
+    """Returns the faults that are meant for the driver being started: all up to the one that ends it."""
     found = []
     for step in steps:
         found.append(step.fault)

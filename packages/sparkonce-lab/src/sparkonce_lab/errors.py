@@ -1,4 +1,4 @@
-"""The error that `sparkonce_lab` raises of its own."""
+"""The error that `sparkonce_lab` itself raises."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from sparkonce.errors import SparkonceError
 
 
 class RunFailedError(SparkonceError):
-    """A run of demo or verifier could not be carried through. It says nothing about the guarantee."""
+    """A run of the demo or the verifier could not be completed, which says nothing about the guarantee."""

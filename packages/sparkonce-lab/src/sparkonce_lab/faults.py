@@ -36,12 +36,12 @@ class Fault(str, Enum):
 
     @property
     def of_a_system(self) -> bool:
-        """Tells whether it strikes a server or the connections to it, which a schedule must name."""
+        """True if it strikes a server or the connections to it, which a schedule must then name."""
         return self not in OF_THE_QUERY
 
 
 STORE = "checkpoint"
-"""The name by which schedules call the store of the checkpoint, as they name systems."""
+"""The name of the checkpoint's store in schedules, where systems are named."""
 
 OF_THE_QUERY = frozenset(
     {
@@ -59,12 +59,12 @@ OF_THE_QUERY = frozenset(
 """Faults of the query's own processes and folder."""
 
 OF_REQUESTS = frozenset({Fault.REPLY_LOST, Fault.REQUEST_LATE})
-"""Faults of one request, which a schedule must name."""
+"""Faults of a single request, which a schedule must name."""
 
 ENDS_THE_DRIVER = frozenset(
     {Fault.DRIVER_KILLED, Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS, Fault.OTHER_PARALLELISM, Fault.EXPIRED}
 )
-"""The faults after which another driver continues."""
+"""The faults after which another driver takes over."""
 
 _WORDS = {
     Fault.DRIVER_KILLED: "SIGKILL of the driver, its JVM and its workers; then a new driver",

@@ -1,4 +1,4 @@
-"""A sink in another one's place: everything is passed on, and a test changes what it wants to watch or to break."""
+"""A sink that wraps another one: everything is forwarded, and a test overrides what it wants to watch or break."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ForwardingSink(TwoPhaseCommitSink):
-    """Passes every call on to another sink, whose name and guarantee it has.
+    """Forwards every call to another sink, whose name and guarantee it has.
 
     Args:
-        real: The other one.
+        real: The other sink.
     """
 
     def __init__(self, real: TwoPhaseCommitSink) -> None:
@@ -109,10 +109,10 @@ class ForwardingSink(TwoPhaseCommitSink):
 
 
 class ForwardingWriter(SinkWriter):
-    """Passes every call on to another writer.
+    """Forwards every call to another writer.
 
     Args:
-        real: The other one.
+        real: The other writer.
     """
 
     def __init__(self, real: SinkWriter) -> None:
@@ -144,10 +144,10 @@ class ForwardingWriter(SinkWriter):
 
 
 class ForwardingCommitter(SinkCommitter):
-    """Passes every call on to another committer.
+    """Forwards every call to another committer.
 
     Args:
-        real: The other one.
+        real: The other committer.
     """
 
     def __init__(self, real: SinkCommitter) -> None:

@@ -1,7 +1,7 @@
-"""Judges a history: pure functions of it, without files, servers or clocks.
+"""Judges a history with pure functions, without files, servers or clocks.
 
-- ``rows`` compares the rows that must be there with those that readers found.
-- ``events`` judges everything else that the history tells.
+- ``rows`` compares the rows that must exist with those that readers found.
+- ``events`` judges everything else in the history.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from sparkonce_lab.verdicts import Verdict
 
 _OF_ROWS = frozenset({Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED, Anomaly.STATE_DIFFERS})
-"""The anomalies found by comparing a system's rows with others."""
+"""The anomalies that are found by comparing a system's rows with others."""
 
 
 def judge(history: History) -> tuple[Verdict, ...]:
-    """Collects the verdicts of all checkers, for each system and then of the whole run.
+    """Collects the verdicts of all checkers, first for each system and then for the whole run.
 
-    A verdict is blank where nothing could be looked at: rows of a system that could not be read, and missing things
-    (see `sparkonce_lab.verdicts.NEEDS_THE_END`) in a run that did not come to its end.
+    A verdict is blank if nothing could be examined: rows of a system that could not be read, or missing items (see
+    `sparkonce_lab.verdicts.NEEDS_THE_END`) in a run that did not finish.
     """
     verdicts: list[Verdict] = []
     expected = plain(history.expected)
@@ -41,7 +41,7 @@ def judge(history: History) -> tuple[Verdict, ...]:
         verdicts += events.check_early(history, system, found)
         verdicts += events.check_lingering(history, system)
         if undisturbed is not None and calm is not None:
-            # What equals the expected rows differs from others as these do.
+            # Rows that equal the expected ones differ from others in the same way.
             other = rows.difference(undisturbed, found) if calm.count else difference
             verdicts += rows.check_undisturbed(system, undisturbed, found, other)
         if system in history.observed:

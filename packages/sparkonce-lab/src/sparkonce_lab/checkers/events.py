@@ -1,7 +1,7 @@
-"""Judges what happened: what readers saw, what was left open, why queries stopped, and what grew without end.
+"""Judges what happened: what readers saw, what was left open, why queries stopped, and what kept growing.
 
-A query may stop while something is broken, if it says what: a new driver continues. It must never lose rows knowingly,
-take its own log or checkpoint for another's, or stop when nothing is wrong.
+A query may stop while something is broken, if its error says what: a new driver continues. It must never knowingly lose
+rows, mistake its own log or checkpoint for another's, or stop when nothing is wrong.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Struck:
     """A fault that happened.
 
     Attributes:
-        number: The step's.
-        fault: What.
+        number: The step's number.
+        fault: The fault.
         system: The name of the system that it struck; empty for the query.
-        driver: The number of the driver that it met.
-        since: Place of `EventKind.FAULT` in the history.
-        until: Place of `EventKind.RECOVERED` of this step or of a later one; None if it was never recovered from.
+        driver: The number of the driver that was running.
+        since: The position of `EventKind.FAULT` in the history.
+        until: The position of `EventKind.RECOVERED` for this step or a later one; None if there was no recovery.
     """
 
     number: int
@@ -43,12 +43,12 @@ class Struck:
     until: int | None
 
     def is_over(self, place: int) -> bool:
-        """Returns True if it was recovered from before a position in the history."""
+        """Returns True if the recovery came before a position in the history."""
         return self.until is not None and self.until < place
 
 
 def steps_of(history: History) -> list[Struck]:
-    """Lists every fault, in its order."""
+    """Lists every fault, in order."""
     recovered = [(at, event["step"]) for at, event in enumerate(history.events) if event.kind is EventKind.RECOVERED]
     return [
         Struck(
@@ -67,7 +67,7 @@ def steps_of(history: History) -> list[Struck]:
 def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verdict]:
     """Finds EARLY: a reader saw a batch before it was decided, or in the end found one that was never decided.
 
-    The newest decision is the newest that a reader found in the log, or that a driver has said is committed.
+    The newest decision is the newest one that a reader found in the log, or that a driver has reported as committed.
     """
     seen = [event for event in history.of(EventKind.SEEN) if event["system"] == system]
     examples = [
@@ -84,7 +84,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
             for batch in sorted(beyond)
         ]
     newest = pc.max(found["batch"]).as_py() if len(found) else None
-    # A reader that has not seen what is there in the end was blind for a while: it may have missed more.
+    # A reader that never saw what exists in the end was blind for a while, and may have missed more.
     saw_all = newest is None or max((event["batch"] for event in seen), default=-1) >= newest
     yield Verdict(
         anomaly=Anomaly.EARLY,
@@ -96,7 +96,7 @@ def check_early(history: History, system: str, found: pa.Table) -> Iterator[Verd
 
 
 def check_lingering(history: History, system: str) -> Iterator[Verdict]:
-    """Finds LINGERING: what the last look at the system found open."""
+    """Finds LINGERING: transactions that were open in the system at the last check."""
     looks = [event for event in history.of(EventKind.OPEN) if event["system"] == system]
     names = [str(name) for name in looks[-1]["names"]] if looks else []
     yield Verdict(
@@ -109,11 +109,11 @@ def check_lingering(history: History, system: str) -> Iterator[Verdict]:
 
 
 def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
-    """Finds STATE_DIFFERS of the whole run: the undisturbed query made other rows, or kept other state.
+    """Finds STATE_DIFFERS for the whole run: the undisturbed query produced other rows, or ended with other state.
 
     Args:
         history: The run.
-        calm: What distinguishes the undisturbed query's rows from the expected ones; None if none was run.
+        calm: How the undisturbed query's rows differ from the expected ones; None if none was run.
     """
     states = list(history.of(EventKind.STATE))
     examples = [
@@ -125,7 +125,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
     if calm is not None and history.undisturbed is not None:
         count += calm.count
         examples += [f"the undisturbed query's rows: {line}" for line in told(calm, history.undisturbed)]
-    # Rows alone, or state alone, would be half of the question.
+    # Rows alone, or state alone, would be half of the answer.
     looked_at = 0 if calm is None or not states else len(states) + len(history.expected)
     yield Verdict(
         anomaly=Anomaly.STATE_DIFFERS,
@@ -137,7 +137,7 @@ def check_state(history: History, calm: Difference | None) -> Iterator[Verdict]:
 
 
 def check_stuck(history: History) -> Iterator[Verdict]:
-    """Finds STUCK: a deadline passed, the run never came to its end, or a fault was never recovered from."""
+    """Finds STUCK: a deadline passed, the run never finished, or a fault was never recovered from."""
     examples = [f"step {event['step']}: {event['what']}" for event in history.of(EventKind.STUCK)]
     if history.first(EventKind.FINISHED) is not None:
         examples += [
@@ -157,7 +157,7 @@ def check_stuck(history: History) -> Iterator[Verdict]:
 
 
 _RIVALS = frozenset({Fault.DRIVER_PAUSED, Fault.TWO_DRIVERS})
-"""Two drivers at once: one of them must stop, whichever error it meets first."""
+"""Two drivers run at the same time. One of them must stop, with whichever error it meets first."""
 _SERVERS = frozenset({Fault.SERVER_KILLED, Fault.SERVER_PAUSED, Fault.COORDINATOR_MOVED, Fault.TARGET_DISK_FULL})
 _CONNECTIONS = frozenset(
     {
@@ -174,23 +174,26 @@ _OUTAGES = _SERVERS | _CONNECTIONS
 _WORKERS = frozenset({Fault.EXECUTOR_KILLED, Fault.WORKER_KILLED})
 _LOG_DISK = frozenset({Fault.LOG_DISK_FULL})
 _CLOCK = frozenset({Fault.CLOCK_JUMPED})
-"""Servers refuse what is dated otherwise than they are: S3 a signature, Kafka by log.message.timestamp.after.max.ms."""
+"""Servers reject wrong timestamps: S3 in a signature, Kafka by log.message.timestamp.after.max.ms."""
 _OF_SPARK = _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK
-"""Spark's own error: its source asks the broker, its log and state are on the checkpoint's disk, where it also sees
-another driver's files; its jobs fail with their workers."""
+"""Spark's own error.
+
+Its source queries the broker, its log and state are on the checkpoint's disk, where it also sees another driver's
+files, and its jobs fail with their workers.
+"""
 EXPLAINED_BY = {
     # Another run has claimed the query, or is ahead.
     "SupersededError": _RIVALS,
     "StaleBatchError": _RIVALS,
     # Nothing is visible, and the next run writes the batch again. A rival's sweep aborts what is prepared here.
     "PrepareError": _RIVALS | _OUTAGES | _WORKERS | _LOG_DISK | _CLOCK,
-    # The batch took longer than its transactions may live: a server did not answer, or the driver was stopped.
+    # The batch outlived its transactions because a server did not respond, or the driver was paused.
     "TransactionTooOldError": _RIVALS | _OUTAGES,
-    # A deadline has passed. A paused driver's has, too, when it wakes up.
+    # A deadline has passed. For a paused driver, this is also the case when it resumes.
     "UnknownOutcomeError": _RIVALS | _OUTAGES | _LOG_DISK | _CLOCK,
-    # A driver that starts during an outage cannot ask the server.
+    # A driver that starts during an outage cannot query the server.
     "PreflightError": _OUTAGES | _CLOCK,
-    # A record or a floor could not be written. Not its subclasses: what was written must be readable.
+    # A record or a floor could not be written. Subclasses are not included: what was written must be readable.
     "LogError": _LOG_DISK,
     "StreamingQueryException": _OF_SPARK,
     "Py4JJavaError": _OF_SPARK,
@@ -215,15 +218,15 @@ _COPIES = ("s3", "s3a")
 _SPARKS_OWN = frozenset({"StreamingQueryException", "Py4JJavaError", "SparkException"})
 _NOTHING_SAID = "SparkException"
 _CRASHED = "signal"
-"""Ended by a signal that we did not send, or as if all were done: nothing explains that."""
+"""Ended by a signal that we did not send, or as if all were done, which nothing explains."""
 _OURS = re.compile(r"\bsparkonce\.errors\.(\w+)")
 
 
 def check_stops(history: History) -> Iterator[Verdict]:
-    """Finds STOPPED: a query stopped by itself, or a driver ended unasked and said nothing.
+    """Finds STOPPED: a query stopped on its own, or a driver exited without being asked to and without an error.
 
-    A fault explains its errors from `EventKind.FAULT` to `EventKind.RECOVERED`. Two drivers at once explain them of
-    each of the two for as long as there is another driver, or there has been a newer one.
+    A fault explains its errors from `EventKind.FAULT` to `EventKind.RECOVERED`. Two concurrent drivers explain the
+    errors of both for as long as there is another driver, or there has been a newer one.
     """
     steps = steps_of(history)
     stops = list(_stops(history))
@@ -246,11 +249,11 @@ def check_stops(history: History) -> Iterator[Verdict]:
 
 
 def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
-    """Yields place, event, the name of the error, and a description of each stop."""
+    """Yields the position, event, error name and description of each stop."""
     told: set[int] = set()
     for place, event in enumerate(history.events):
         if event.kind is EventKind.STOPPED and event["driver"] not in told:
-            told.add(event["driver"])  # Spark tells the same error again, wrapped
+            told.add(event["driver"])  # Spark reports the same error again, wrapped
             yield place, event, _error(event), f"{event['error']}: {event['message']}"
         elif (
             event.kind is EventKind.ENDED
@@ -262,13 +265,13 @@ def _stops(history: History) -> Iterator[tuple[int, Event, str, str]]:
 
 
 def _error(event: Event) -> str:
-    """Returns the error's name. Where Spark has wrapped ours, it is the last of ours that the traces name."""
+    """Returns the error's name. If Spark has wrapped one of ours, it is the last of ours in the stack traces."""
     inside = _OURS.findall(str(event["message"])) if event["error"] in _SPARKS_OWN else []
     return str((inside or [event["error"]])[-1])
 
 
 def _explains(step: Struck, error: str, what: str, copies: bool) -> bool:
-    """Returns True if a fault may lead to an error, no matter when."""
+    """Returns True if a fault may lead to an error, regardless of timing."""
     if step.system == STORE and error in _OF_THE_STORE:
         return step.fault in _OUTAGES - OF_REQUESTS and _OF_THE_STORE[error].search(what) is not None
     if error == "CheckpointMismatchError":
@@ -287,7 +290,8 @@ def _is_explained(events: Sequence[Event], steps: Sequence[Struck], place: int, 
 def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) -> bool:
     """Returns True if the driver was one of the two, and not the only one left at that point of the history.
 
-    The second one takes long to start, and a zombie to find out: either may be after a batch was finished.
+    The second driver takes long to start, and a zombie takes long to notice, so either may happen after a batch was
+    finished.
     """
     next_fault = next(
         (at for at, event in enumerate(events) if at > step.since and event.kind is EventKind.FAULT), len(events)
@@ -302,22 +306,22 @@ def _is_rival(events: Sequence[Event], step: Struck, place: int, driver: int) ->
 LOG_FOLDER = "log"
 """The decision log's name in `EventKind.FOLDER`."""
 WARM_UP_MS = 120_000
-"""The first time of a process, which is not judged: caches fill, code is compiled, pools open."""
+"""The warm-up time of a process, which is not judged: caches fill, code is compiled, pools open."""
 FEWEST_SAMPLES = 20
 SHORTEST_MS = 600_000
-"""The shortest observation of a process that tells anything about growth."""
+"""The shortest observation of a process that allows a conclusion about growth."""
 _HANDLES = (1.20, 20.0)
 _OF_A_JVM = {"rss_mib": (1.25, 100.0), "handles": _HANDLES}
 _OF_PYTHON = {"rss_mib": (1.10, 20.0), "handles": _HANDLES}
-"""Growing is what has become more than so many times as large, and larger by more than that. A JVM keeps garbage."""
+"""Memory counts as growing if it exceeds both this factor and this difference. A JVM retains garbage."""
 _FLOORS = 2
-"""Files of floors: the highest, and one that is about to be deleted."""
+"""Files of floors: the highest one, and one that is about to be deleted."""
 _FILES_PER_DRIVER = 2
-"""A claim, and a temporary file that a killed driver has left: they are deleted after an hour."""
+"""A claim, and a temporary file left by a killed driver, which is deleted after an hour."""
 
 
 def check_growth(history: History) -> Iterator[Verdict]:
-    """Finds GROWING. Processes that were not seen for long, and a log that is not yet tidied, are not judged."""
+    """Finds GROWING. Processes that were observed only briefly, and a log that is not yet tidied, are not judged."""
     looked_at, examples = 0, []
     series: dict[tuple[int, str, int], list[Event]] = {}
     for event in history.of(EventKind.RESOURCES):
@@ -349,7 +353,7 @@ def check_growth(history: History) -> Iterator[Verdict]:
 
 
 def most_log_files(history: History) -> int:
-    """Returns the most files that the decision log may have: those that the coordinator keeps, and this run's."""
+    """Returns the most files that the decision log may have: those that the coordinator retains, and this run's."""
     drivers = sum(1 for _ in history.of(EventKind.START))
     healed = sum(1 for event in history.of(EventKind.BATCH) if event["healed"])
     decisions = KEEP_BATCHES + TIDY_EVERY_BATCHES + 1

@@ -1,6 +1,6 @@
-"""Compares rows with rows, every one as often as it must be and nothing else, and judges their places.
+"""Compares rows: each must occur exactly as often as expected, with nothing else, and in the right location.
 
-Tables are compared in a form that is quick to compare, see `plain`. A row's place is its batch, and in Kafka its
+Tables are compared in a form that is fast to compare; see `plain`. A row's location is its batch and, in Kafka, its
 partition and offset.
 """
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
     Batches = dict[int, tuple[int, int]]
-    """By batch: how many rows, and a fingerprint of them that does not depend on their order."""
+    """For each batch, the number of rows, and their fingerprint, which does not depend on their order."""
 
 
 ROW, SUM, UNEXPECTED = 0, 1, 2
-"""Codes of the kinds in a plain table."""
+"""Codes for the kinds in a plain table."""
 KEYS = ["kind", "key", "number", "amount", "rows"]
 """The columns that identify a row."""
 
@@ -34,7 +34,7 @@ KEYS = ["kind", "key", "number", "amount", "rows"]
 def plain(table: pa.Table) -> pa.Table:
     """Returns the table without nulls, with codes instead of the names of kinds.
 
-    A row that has a null, or another kind than ``row`` and ``sum``, is unexpected.
+    A row that contains a null, or has a kind other than ``row`` and ``sum``, is unexpected.
     """
     readable = reduce(pc.and_, (pc.is_valid(table[name]) for name in KEYS))
     kind = pc.fill_null(pc.index_in(table["kind"], pa.array(["row", "sum"])), UNEXPECTED)
@@ -46,7 +46,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 
 def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
-    """Describes the places of a row in a plain table: batch, and partition and offset if it has them."""
+    """Describes the locations of a row in a plain table: batch and, if available, partition and offset."""
     if "batch" not in found.column_names:
         return ""
     standing = found.filter(reduce(pc.and_, (pc.equal(found[name], row[name]) for name in KEYS)))
@@ -56,7 +56,7 @@ def places(found: pa.Table, row: Mapping[str, Any], most: int = 4) -> str:
 
 
 def place(row: Mapping[str, Any]) -> str:
-    """Describes a place: ``batch 3, partition 0 offset 17``."""
+    """Describes a location: ``batch 3, partition 0 offset 17``."""
     batch = f"batch {row['batch']}" if row["batch"] >= 0 else "no batch"
     return f"{batch}, partition {row['partition']} offset {row['offset']}" if row["offset"] >= 0 else batch
 
@@ -73,12 +73,12 @@ def words(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The difference of two multisets: tables of `KEYS` and ``times``.
+    """The difference of two multisets, as tables of `KEYS` and ``times``.
 
     Attributes:
-        missing: How many times too few.
-        doubled: How many times too many, of what must be there.
-        unexpected: How many times what must not be there at all.
+        missing: Rows that occur too rarely, and by how much.
+        doubled: Expected rows that occur too often, and by how much.
+        unexpected: Rows that must not occur at all, and how often they do.
     """
 
     missing: pa.Table
@@ -109,15 +109,15 @@ def difference(wanted: pa.Table, found: pa.Table) -> Difference:
 
 
 def total(times: pa.Table) -> int:
-    """Counts the rows that a table of a `Difference` stands for."""
+    """Counts the rows that a table of a `Difference` represents."""
     return int(pc.sum(times["times"]).as_py() or 0)
 
 
 def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
     """Judges MISSING, DOUBLED and UNEXPECTED.
 
-    A row is doubled by each occurrence beyond the first; an unexpected row counts with each.
-    A sum with a wrong amount is unexpected, and the right one is missing.
+    Each occurrence of a row beyond the first counts as doubled; each occurrence of an unexpected row counts. A sum with
+    a wrong amount is unexpected, and the correct one is missing.
     """
     for anomaly, times, looked_at in (
         (Anomaly.MISSING, unlike.missing, len(expected)),
@@ -134,7 +134,7 @@ def check_rows(system: str, expected: pa.Table, found: pa.Table, unlike: Differe
 
 
 def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlike: Difference) -> Iterator[Verdict]:
-    """Finds STATE_DIFFERS: the system has other rows than an undisturbed query made."""
+    """Finds STATE_DIFFERS: the system has other rows than an undisturbed query produced."""
     yield Verdict(
         anomaly=Anomaly.STATE_DIFFERS,
         system=system,
@@ -145,7 +145,7 @@ def check_undisturbed(system: str, undisturbed: pa.Table, found: pa.Table, unlik
 
 
 def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
-    """Examples of all that differs."""
+    """Returns examples of everything that differs."""
     lines = [
         f"{name}: {line}"
         for name, times in (("missing", unlike.missing), ("doubled", unlike.doubled), ("unexpected", unlike.unexpected))
@@ -155,7 +155,7 @@ def told(unlike: Difference, found: pa.Table) -> tuple[str, ...]:
 
 
 def _examples(times: pa.Table, found: pa.Table) -> tuple[str, ...]:
-    """Describes the first rows by kind, key and number, with their places."""
+    """Describes the first rows by kind, key and number, with their locations."""
     if not len(times):
         return ()
     first = pc.select_k_unstable(times, k=MOST_EXAMPLES, sort_keys=[(name, "ascending") for name in KEYS])
@@ -174,10 +174,10 @@ def _marked(table: pa.Table, **marks: int) -> pa.Table:
 
 
 def check_order(system: str, found: pa.Table) -> Iterator[Verdict]:
-    """Finds OUT_OF_ORDER: the offsets of a key do not rise with its numbers, or it is in several partitions.
+    """Finds OUT_OF_ORDER: the offsets of a key do not increase with its numbers, or it is in several partitions.
 
-    Of rows with the same key and number in one partition only the first is looked at: a repetition is DOUBLED, or
-    UNEXPECTED if its amount differs, and not counted again here.
+    Among rows with the same key and number in one partition, only the first is considered: a repetition is DOUBLED, or
+    UNEXPECTED if its amount differs, and is not counted again here.
     """
     placed = found.filter(pc.and_(pc.equal(found["kind"], ROW), pc.greater_equal(found["offset"], 0)))
     if not len(placed):
@@ -228,9 +228,9 @@ def batches_of(found: pa.Table) -> Batches:
 
 
 def check_torn(batches: Mapping[str, Batches]) -> Iterator[Verdict]:
-    """Finds TORN: a batch has not the same rows in every system. Judges nothing if there is one system.
+    """Finds TORN: a batch does not have the same rows in every system. With one system, nothing is judged.
 
-    A row that is missing, doubled or unexpected in one system only tears its batch, too.
+    A row that is missing, doubled or unexpected in one system only also tears its batch.
     """
     if len(batches) < 2:
         return
@@ -253,7 +253,7 @@ def _has(batch: tuple[int, int] | None) -> str:
 
 
 def _hashes(columns: list[Ints]) -> npt.NDArray[np.uint64]:
-    """Returns 64 bits of each row, mixed as splitmix64 does. Sums of them wrap around on purpose."""
+    """Returns 64 bits for each row, mixed as in splitmix64. Sums of them wrap around on purpose."""
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for values in columns:
         mixed += values.astype(np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)

@@ -1,6 +1,6 @@
-"""``sparkonce broker``: a real Kafka on this machine, for trying out.
+"""``sparkonce broker``: a real Kafka on this machine, for trying things out.
 
-Typer reads the annotations when the command runs, so their types are imported here for real.
+Typer reads the annotations when the command runs, so their types must be imported at runtime.
 """
 
 import shlex
@@ -38,9 +38,9 @@ def up(
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Starts brokers in the background and waits until they serve clients.
+    """Start brokers in the background, and wait until they serve clients.
 
-    The first time, Kafka is fetched (about 45 MB). Running brokers are left as they are.
+    The first time, Kafka is downloaded (about 45 MB). Running brokers are left unchanged.
     """
     from rich.console import Console
 
@@ -83,7 +83,7 @@ def down(
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Ends the brokers that ``up`` started in this folder. Data stays, unless told otherwise."""
+    """Stop the brokers that ``up`` started in this folder. Their data is kept unless you pass --delete."""
     from sparkonce_lab.rig.kafka import detached
 
     place = folder or detached.default_folder()
@@ -101,7 +101,7 @@ def down(
 
 @app.command()
 def status(folder: Folder = None, form: FormatOption = OutputFormat.TABLE, as_json: AsJson = False) -> None:
-    """Says what runs in this folder. Exits with 1 unless every broker does."""
+    """Show what is running in this folder. Exits with 1 unless every broker is running."""
     from sparkonce_lab.rig.kafka import detached
 
     place = folder or detached.default_folder()

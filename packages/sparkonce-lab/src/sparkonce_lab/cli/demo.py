@@ -36,10 +36,10 @@ def demo(
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Kills a real query on a real broker in the middle of its commits, and counts the rows.
+    """Kill a real query on a real broker in the middle of its commits, and count the rows.
 
-    Takes two minutes. Exits with 0 only if sparkonce lost and doubled nothing and every kill hit its point. With JSON
-    or YAML what happens goes to standard error.
+    Takes two minutes. Exits with 0 only if sparkonce lost and duplicated nothing and every kill hit its point. With
+    JSON or YAML, progress goes to standard error.
     """
     given = read_conf(conf)
     if given and checkpoint is None:

@@ -1,4 +1,4 @@
-"""``sparkonce verify``: the proof on the user's own servers, or on servers of its own."""
+"""``sparkonce verify``: the proof on the user's servers, or on servers that it starts."""
 
 import json
 import secrets
@@ -94,11 +94,11 @@ def verify(
     form: FormatOption = OutputFormat.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Kills, cuts, pauses and fills up a real query and its servers, and proves that no row is lost or doubled.
+    """Kill, disconnect, pause and fill up a real query and its servers, and prove that no row is lost or duplicated.
 
-    Exits with 0 if everything was looked at and nothing was found, with 1 if something was found, and with 2 if it
-    could not be told: not all was carried out, looked at, or possible. DIR/report.html tells what happened. With JSON
-    or YAML what happens goes to standard error.
+    Exits with 0 if everything was checked and nothing was found, with 1 if something was found, and with 2 if the
+    result is inconclusive: not everything was carried out, checked, or possible. See DIR/report.html for what happened.
+    With JSON or YAML, progress goes to standard error.
     """
     from rich.console import Console
 
@@ -157,7 +157,7 @@ def verify(
 
 @contextmanager
 def _could_not_tell(console: Any) -> Iterator[None]:
-    """Exits with another code than 1, which stands for a violation."""
+    """Makes sure that failures do not exit with 1, which stands for a violation."""
     try:
         yield
     except SparkonceError as error:

@@ -1,8 +1,8 @@
-"""``sparkonce demo``: a real query on a real broker, killed in the middle of its commits, and counted.
+"""``sparkonce demo``: a real query on a real broker, killed in the middle of its commits, with its rows counted.
 
-It is made of the verifier's parts: workload, feeder, query, driver and checkers are those of `sparkonce_lab`. Its own:
+It consists of the verifier's parts: workload, feeder, query, driver and checkers are those of `sparkonce_lab`. It adds:
 
-- ``query`` is the verifier's query with Kafka alone, or with Spark's own sink; ``halfway`` adds a point to hold it at.
-- ``scenario`` feeds the query, kills it, starts it again, and counts, with sparkonce and with Spark's own sink.
-- ``result`` holds the counts, and asks broker and log whether a kill happened at its point; ``console`` shows them.
+- ``query``: the verifier's query with only Kafka, or with Spark's own sink; ``halfway`` adds a point to hold it at
+- ``scenario``: feeds the query, kills it, restarts it, and counts, with sparkonce and with Spark's own sink
+- ``result``: the counts, and a check with broker and log that a kill hit its point; ``console`` shows them
 """

@@ -1,4 +1,4 @@
-"""Shows the demo while it runs, and its table at the end."""
+"""Shows the demo while it is running, and its table at the end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Shown = Callable[[Variant], str]
 
 
 class Console:
-    """Prints lines with their time, above a status line if this is a terminal.
+    """Prints timestamped lines, above a status line if this is a terminal.
 
     Args:
-        console: Receives them.
+        console: The console to print to.
     """
 
     def __init__(self, console: RichConsole) -> None:
@@ -32,11 +32,11 @@ class Console:
 
     @property
     def seconds(self) -> float:
-        """The time since the beginning."""
+        """The time since the beginning, in seconds."""
         return time.monotonic() - self._began
 
     def title(self, text: str) -> None:
-        """Begins a part."""
+        """Begins a section."""
         self._console.print()
         self._console.rule(f"[bold]{escape(text)}", align="left", style="dim")
 
@@ -47,7 +47,7 @@ class Console:
         self._print(f"{head} {body}")
 
     def detail(self, text: str) -> None:
-        """Prints a line that belongs to the one before."""
+        """Prints a line that belongs to the previous one."""
         self._print(f"[dim]{'':19} {escape(text)}[/]")
 
     def status(self, text: str) -> None:
@@ -56,13 +56,13 @@ class Console:
             self._status.update(escape(text))
 
     def close(self) -> None:
-        """Ends the status line."""
+        """Removes the status line."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
     def _print(self, markup: str) -> None:
-        # Files and pipes get each line whole; a terminal gets what fits into one row, so that it stays readable.
+        # Files and pipes get whole lines. A terminal gets what fits into one row, so that it remains readable.
         one_row = self._console.is_terminal
         self._console.print(
             markup, highlight=False, soft_wrap=not one_row, no_wrap=one_row, overflow="ellipsis" if one_row else None

@@ -1,6 +1,6 @@
-"""A sink whose driver can be held between the two halves of a batch's commits.
+"""A sink whose driver can be held halfway through a batch's commits.
 
-In a module of its own: Spark pickles sinks to its workers by reference, and these import little.
+It has its own module because Spark pickles sinks to its workers by reference, and this module imports little.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from sparkonce.sink import SinkCommitter
 from sparkonce_lab.forwarding import ForwardingCommitter, ForwardingSink
 
 HALFWAY = "HALFWAY"
-"""The point's name, beside those of the phases."""
+"""The point's name, used alongside those of the phases."""
 
 
 class HalfwaySink(ForwardingSink):
-    """Another sink, whose committer stops half-way where it is to be held there.
+    """Another sink, whose committer stops halfway if it is to be held there.
 
     Attributes:
-        is_held: Tells whether it is to be held. Of the class, since only the driver has it and not the workers.
+        is_held: Returns True if it is to be held. A class attribute, since only the driver has it, not the workers.
         wait: Waits there.
     """
 
@@ -28,7 +28,7 @@ class HalfwaySink(ForwardingSink):
     wait: ClassVar[Callable[[], None]]
 
     def committer(self) -> SinkCommitter:
-        """Returns the real committer, in a wrapper."""
+        """Returns the real committer, wrapped."""
         return _HalfwayCommitter(self._real.committer())
 
 

@@ -1,6 +1,6 @@
-"""The verifier's query as the demo runs it: the sums alone, to Kafka, by sparkonce or by Spark's own sink.
+"""The verifier's query as used in the demo: only the sums, to Kafka, with sparkonce or with Spark's own sink.
 
-A separate process (``python -m sparkonce_lab.demo.query``), see `sparkonce_lab.query`.
+It runs in a separate process (``python -m sparkonce_lab.demo.query``); see `sparkonce_lab.query`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_BATCH = -1
 
 
 def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
-    """Starts the query. ``plain_to`` names the topic that Spark's own sink writes to."""
+    """Starts the query. ``plain_to`` is the topic that Spark's own sink writes to."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     rows = sums(source_rows(spark, config), config)

@@ -1,4 +1,4 @@
-"""The demo's findings: how far a killed query had come, which nobody asks the query itself, and the rows, counted."""
+"""The demo's findings: how far a killed query got, according to everything but the query itself, and the row counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkonce_lab.kafka import describe_transactions, list_transactions
 
 
 class CrashPoint(Enum):
-    """The point at which a driver is killed. The value is the name of the phase or point where it is held."""
+    """Where a driver is killed. The value is the name of the phase or point where it is held."""
 
     PREPARED = Phase.DECIDING.name
     DECIDED = Phase.FINISHING.name
@@ -26,7 +26,7 @@ class CrashPoint(Enum):
 
     @property
     def words(self) -> str:
-        """The same for people."""
+        """The point in words."""
         return _WORDS[self]
 
 
@@ -39,11 +39,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The progress of a batch of sparkonce when its driver died.
+    """How far a batch had progressed when its driver died.
 
     Attributes:
         batch: Spark's batch id.
-        decided: Whether the log holds its decision.
+        decided: True if the log has its decision.
         ended: How many of its transactions the broker has ended.
         open: How many of them the broker has open; for an undecided batch, how many are open at all.
     """
@@ -63,13 +63,13 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """The same for people."""
+        """The progress in words."""
         log = "decided" if self.decided else "not decided"
         return f"log: {log}; broker: {self.open} transactions open, {self.ended} committed"
 
 
 def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standing:
-    """Asks the decision log and the broker how far a batch has come."""
+    """Finds out from the decision log and the broker how far a batch has progressed."""
     decision = DecisionLog(FilesLogStore(checkpoint)).read(LogView()).decision(batch)
     if decision is None:
         left = list_transactions(bootstrap, states=["Ongoing"])
@@ -82,17 +82,17 @@ def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """The rows that a reader saw, compared with those that must come out.
+    """The rows that a reader saw, compared with the expected ones.
 
     Attributes:
-        orders: Orders in the source.
-        expected: Rows that must come out: one for each window and customer with orders.
-        seen: Rows that came out.
-        missing: Expected rows that never came.
-        doubled: Rows that came again, counted each time.
-        wrong: Rows with a wrong sum or number of orders, or for a window without orders.
+        orders: The number of orders in the source.
+        expected: The number of expected rows, one for each window and customer with orders.
+        seen: The number of rows in the output.
+        missing: The number of expected rows that are missing.
+        doubled: The number of repeated rows, counting every repetition.
+        wrong: The number of rows with a wrong sum or number of orders, or for a window without orders.
         amount_expected: The sum of all orders, in cents.
-        amount_seen: The sum of all rows seen, in cents.
+        amount_seen: The sum of all output rows, in cents.
     """
 
     orders: int
@@ -106,16 +106,16 @@ class Count:
 
     @property
     def exactly_once(self) -> bool:
-        """Tells whether every row came once and was right."""
+        """True if every row occurred once, with the correct values."""
         return self.missing == self.doubled == self.wrong == 0 < self.seen
 
 
 def compare(expected: pa.Table, seen: pa.Table) -> Count:
-    """Compares the output with what must come out.
+    """Compares the output with what is expected.
 
     Args:
-        expected: The sums, see `sparkonce_lab.history.ROWS`.
-        seen: The output, see `sparkonce_lab.history.OBSERVED`.
+        expected: The sums; see `sparkonce_lab.history.ROWS`.
+        seen: The output; see `sparkonce_lab.history.OBSERVED`.
     """
     unlike = difference(plain(expected), plain(seen))
     return Count(
@@ -141,8 +141,8 @@ class Kill:
     Attributes:
         point: Where it was meant to be.
         batch: Spark's batch id.
-        proved: Whether broker, log and checkpoint say that it was there.
-        standing: Their words.
+        proved: True if broker, log and checkpoint confirm that it was there.
+        standing: The evidence in words.
     """
 
     point: str
@@ -156,13 +156,13 @@ class Variant:
     """One query, killed and counted.
 
     Attributes:
-        title: Names its sink.
-        kills: In their order.
-        count: The rows that a read_committed reader saw in the end, from offset 0.
-        seen_live: Rows that the reader beside the query saw.
-        seen_uncommitted: Those of them that are not in the topic's committed rows.
-        left_open: Transactions that the broker still had open in the end.
-        aborted_rows: Rows that a read_uncommitted reader sees in addition.
+        title: The name of its sink.
+        kills: The kills, in order.
+        count: The rows that a read_committed reader saw at the end, starting at offset 0.
+        seen_live: The rows that the concurrent reader saw.
+        seen_uncommitted: Those of them that are not among the topic's committed rows.
+        left_open: The transactions that the broker still had open at the end.
+        aborted_rows: The additional rows that a read_uncommitted reader sees.
         seconds: Its duration.
     """
 
@@ -177,18 +177,18 @@ class Variant:
 
     @property
     def proved(self) -> bool:
-        """Tells whether every kill happened at its point."""
+        """True if every kill hit its point."""
         return bool(self.kills) and all(kill.proved for kill in self.kills)
 
     @property
     def exactly_once(self) -> bool:
-        """Tells whether each row was seen once, right, and only after it was committed."""
+        """True if each row was seen once, correctly, and only after it was committed."""
         return self.count.exactly_once and not self.seen_uncommitted and not self.left_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The whole demo: with sparkonce, and with Spark's own sink where that was asked for."""
+    """The whole demo: with sparkonce and, if requested, with Spark's own sink."""
 
     with_sparkonce: Variant
     without: Variant | None
@@ -196,5 +196,5 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Tells whether sparkonce kept its promise, and every kill happened at its point."""
+        """True if sparkonce kept its promise, and every kill hit its point."""
         return self.with_sparkonce.proved and self.with_sparkonce.exactly_once

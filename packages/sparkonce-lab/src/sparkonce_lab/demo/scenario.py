@@ -1,6 +1,6 @@
-"""The whole demo: orders flow, a query is killed and started again on its checkpoint, and its output is counted.
+"""The whole demo: orders flow, a query is killed and restarted on its checkpoint, and its output is counted.
 
-Once with sparkonce, and once with Spark's own Kafka sink: each way knows how to kill its query.
+This is done once with sparkonce, and once with Spark's own Kafka sink. Each scenario knows how to kill its query.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from sparkonce_lab.systems.observed import of_texts
 from sparkonce_lab.workload import Feeder, Workload
 
 WHOLE_BATCHES = 2
-"""The batches that a start finishes before it is killed: the one that it recovers and one more."""
+"""How many batches a start finishes before it is killed: the one that it recovers, and one more."""
 CUSTOMERS = 100
 STEP_S = 120.0
-"""Longest time for any one step. A start of Spark and a few batches take a tenth of it."""
+"""The longest time for any one step. Starting Spark and running a few batches take a tenth of it."""
 _STOP_S = 30.0
 _QUERY_STOPS_WITHIN_S = 25.0
 _QUIET_S = 0.5
@@ -49,22 +49,22 @@ _CATCH_UP_S = 10.0
 
 
 def new_workload(rows_per_second: int, seed: int) -> Workload:
-    """Makes the orders: a customer, an amount in cents and an event time each, for windows of one second."""
+    """Generates the orders, each with a customer, an amount in cents and an event time, for windows of one second."""
     return Workload(seed=seed, keys=CUSTOMERS, skew=0.0, rows_per_second=rows_per_second, window_ms=1_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The broker, the orders, and the rest that every scenario needs.
+    """The broker, the orders, and everything else that every scenario needs.
 
     Attributes:
-        bootstrap: ``bootstrap.servers`` of a broker that nothing else uses.
-        folder: For checkpoint, logs and temporary files.
-        jars: Of Spark's Kafka source.
+        bootstrap: The ``bootstrap.servers`` of a broker that nothing else uses.
+        folder: The folder for checkpoint, logs and temporary files.
+        jars: The jars of Spark's Kafka source.
         workload: The orders.
         console: Shows what happens.
-        checkpoints: Where the checkpoints are; in the folder if it is empty.
-        conf: Spark's settings of their store.
+        checkpoints: Where the checkpoints are; empty for inside the folder.
+        conf: Spark's settings for their store.
     """
 
     bootstrap: str
@@ -77,7 +77,7 @@ class Context:
 
 
 class _DemoReader(LiveReader):
-    """Keeps every record of the output, and counts those that come again."""
+    """Collects every record of the output, and counts repetitions."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         super().__init__(bootstrap, topic, partitions)
@@ -97,7 +97,7 @@ class Scenario(ABC):
     """One query, killed and counted. A subclass knows how to kill it.
 
     Args:
-        context: The broker, the orders, and the rest.
+        context: The broker, the orders, and everything else.
     """
 
     sink: str
@@ -119,20 +119,20 @@ class Scenario(ABC):
 
     @abstractmethod
     def kills(self) -> list[Kill]:
-        """Starts and kills the query as often as it is to be killed."""
+        """Starts and kills the query as often as required."""
 
     @abstractmethod
     def config(self) -> QueryConfig:
         """Returns the query's configuration."""
 
     def take(self, event: Event) -> None:  # noqa: B027 - optional
-        """Hears one event of the query."""
+        """Handles one event of the query."""
 
     def play(self) -> Variant:
         """Carries it out and counts.
 
         Raises:
-            RunFailedError: if it cannot be carried through.
+            RunFailedError: If it cannot be completed.
         """
         began = time.monotonic()
         self.folder.mkdir(parents=True)
@@ -167,15 +167,15 @@ class Scenario(ABC):
         return driver
 
     def until(self, holds: Callable[[], bool], what: str, driver: Driver) -> None:
-        """Waits for something, and meanwhile looks after everything that moves.
+        """Waits for something, serving everything else meanwhile.
 
         Args:
-            holds: Tells whether it has come.
-            what: The same in words.
+            holds: Returns True once it has happened.
+            what: A description of it.
             driver: The query.
 
         Raises:
-            RunFailedError: if it does not come in time, or something failed.
+            RunFailedError: If it does not happen in time, or something failed.
         """
         give_up_at = time.monotonic() + STEP_S
         while True:
@@ -204,11 +204,11 @@ class Scenario(ABC):
         self.console.status(f"{self.doing} · {self._feeder.written:,} orders · read_committed reader: {self.seen()}")
 
     def seen(self) -> str:
-        """Describes what the reader beside the query has seen so far."""
+        """Describes what the concurrent reader has seen so far."""
         return f"{len(self._reader.seen):,} rows, {self._reader.doubled:,} doubled"
 
     def common_config(self) -> dict[str, Any]:
-        """Returns what all scenarios have in their configurations."""
+        """Returns the settings that all scenarios share."""
         return {
             "source": {"bootstrap.servers": self.context.bootstrap},
             "topic": self.source,
@@ -229,7 +229,7 @@ class Scenario(ABC):
             enough = self.checkpoint.finished() + WHOLE_BATCHES
             self.until(lambda: self.checkpoint.finished() >= enough, "two batches after the last start", driver)
             self._feeder.stop()
-            # Spark asks one partition after the other for its end: no order may come after a closing one.
+            # Spark fetches the end offsets of the partitions one by one: no order may arrive after a closing one.
             time.sleep(_QUIET_S)
             self._feeder.close_windows()
             self.console.say("orders", f"stopped after {self._feeder.written:,}; the last windows are closed")
@@ -286,14 +286,14 @@ def _sums(rows: pa.Table) -> pa.Table:
 
 
 FEWEST_TRANSACTIONS = 2
-"""A batch with fewer open transactions has no half-way point, and shows little."""
+"""A batch with fewer open transactions has no halfway point, and shows little."""
 _ANSWERS_WITHIN_S = 10.0
 _WATCH_S = 0.005
 _MISSES_AT_MOST = 3
 
 
 class WithSparkonce(Scenario):
-    """Killed at each point of the protocol once."""
+    """Killed once at each point of the protocol."""
 
     sink = "sparkonce"
     title = "with sparkonce"
@@ -314,7 +314,7 @@ class WithSparkonce(Scenario):
         return [self._kill(number, point) for number, point in enumerate(CrashPoint, start=1)]
 
     def take(self, event: Event) -> None:
-        """Shows how the newest start recovered from the one before."""
+        """Shows how the newest start recovered from the previous one."""
         if event["event"] == "phase":
             self.doing = f"batch {event['batch']}: {Phase[event['phase']].value}"
         elif event["event"] == "log":
@@ -364,8 +364,8 @@ class WithSparkonce(Scenario):
 class WithSparksOwn(Scenario):
     """Killed as soon as the topic has rows of a batch that Spark has not recorded as done.
 
-    Spark's own sink knows no prepare and no decision, so there is one gap to hit and not three: from the first row
-    written to ``commits/N`` in the checkpoint. Each kill hits it.
+    Spark's own sink has no prepare and no decision, so there is only one gap to hit instead of three: from the first
+    row written to ``commits/N`` in the checkpoint. Every kill hits it.
     """
 
     sink = "spark"
@@ -414,7 +414,7 @@ class WithSparksOwn(Scenario):
         )
 
     def _wait_for_unrecorded_rows(self, driver: Driver) -> tuple[int, int]:
-        """Watches checkpoint and topic closely. Returns a batch, and the topic's growth since it began."""
+        """Polls checkpoint and topic closely. Returns a batch, and the topic's growth since it began."""
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient({"bootstrap.servers": self.context.bootstrap, "log_level": 3})
@@ -436,7 +436,7 @@ class WithSparksOwn(Scenario):
         )
 
     def _end(self, admin: Any) -> int:
-        """Adds up the ends of all partitions."""
+        """Adds up the end offsets of all partitions."""
         from confluent_kafka import TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
@@ -460,17 +460,19 @@ def run(
     Args:
         console: Shows what happens.
         rows_per_second: The rate of the orders.
-        seed: Makes the same orders again.
-        keep: A new or empty folder that keeps broker, checkpoints and logs; None for a temporary one.
-        compare: Whether the query with Spark's own Kafka sink is killed as well.
-        checkpoint: A folder of the user's, in which a new one is made for checkpoints; None for a temporary one here.
-        conf: Spark's settings of its store.
+        seed: The same seed generates the same orders.
+        keep: A new or empty folder in which broker, checkpoints and logs are kept; None for a temporary one.
+        compare: True to kill a query with Spark's own Kafka sink as well.
+        checkpoint: A folder of the user's in which a new one is created for checkpoints; None for a temporary local
+            one.
+        conf: Spark's settings for its store.
 
     Raises:
-        ConfigurationError: if Java or PySpark is missing, the folder to keep is not empty, or no checkpoint can be put.
-        PreflightError: if the broker's or Spark's jars cannot be fetched.
-        RunFailedError: if the demo cannot be carried through.
-        ChildError: if the query's process ends by itself, or cannot be ended.
+        ConfigurationError: If Java or PySpark is missing, the folder to keep is not empty, or no checkpoint can be
+            written.
+        PreflightError: If the broker's or Spark's jars cannot be downloaded.
+        RunFailedError: If the demo cannot be completed.
+        ChildError: If the query's process exits on its own, or cannot be ended.
     """
     began = time.monotonic()
     with end_on_signals(), _folder(keep) as folder:
@@ -502,7 +504,7 @@ def run(
                 without = WithSparksOwn(context).play() if compare else None
             finally:
                 if keep is None:
-                    cluster.brokers[0].kill()  # its data are deleted anyway
+                    cluster.brokers[0].kill()  # its data is deleted anyway
     return Result(with_sparkonce=with_sparkonce, without=without, seconds=time.monotonic() - began)
 
 
