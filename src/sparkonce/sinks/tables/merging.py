@@ -284,7 +284,7 @@ def has_key(on: Sequence[str]) -> Column:
 
 def _changes(setting: str, value: object, word: str) -> Mapping[str, str] | None:
     if value is None or value == word:
-        return value  # the word is a string
+        return value  # type: ignore[return-value] # the word is a string
     if isinstance(value, str):
         one_of(setting, value, (word,))
     example = f"{word!r}, None, or expressions by column: {{'total': 'target.total + source.amount'}}"
