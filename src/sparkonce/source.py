@@ -14,6 +14,7 @@ checkpoint, `CheckpointFiles` with the results of its ``put``, and `SparkCheckpo
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,6 +49,8 @@ __all__ = [
     "must",
     "note",
 ]
+
+logger = logging.getLogger("sparkonce")
 
 GROUP = "sparkonce.sources"
 """The group of entry points."""
@@ -153,13 +156,14 @@ def registered(form: str) -> Source | None:
 
 
 def all_registered() -> Iterator[tuple[str, Source]]:
-    """Yields the formats and sources that packages have registered, loading them one by one.
-
-    Raises:
-        ConfigurationError: If one cannot be loaded.
-    """
+    """Yields the formats and sources that packages have registered, and logs those that cannot be loaded."""
     for form in _entries():
-        yield form, _loaded(form)
+        try:
+            loaded = _loaded(form)
+        except ConfigurationError as error:  # noqa: PERF203 - the query may not even read this source
+            logger.warning("%s", error)
+        else:
+            yield form, loaded
 
 
 @cache

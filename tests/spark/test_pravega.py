@@ -602,7 +602,7 @@ def test_explain_knows_the_source_and_tells_no_password(spark: SparkSession, tmp
     cluster = Pravega("tcp://host:9090", user="etl", password="hush-hush")  # noqa: S106 - of nobody
     rows = read_pravega(spark, cluster, scope="shop", stream="orders")
     (source,) = [part for part in explain(rows.select("value"), FilesSink(tmp_path)).parts if part.role is Role.SOURCE]
-    assert (source.name, source.level) == ("pravega: shop/orders", Guarantee.EXACTLY_ONCE)
+    assert (source.name, source.level) == ("pravega_stream: shop/orders", Guarantee.EXACTLY_ONCE)
     assert "hush-hush" not in rows._jdf.queryExecution().toString()
 
 

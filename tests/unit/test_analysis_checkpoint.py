@@ -43,7 +43,11 @@ def checkpoint(folder: Path, *offsets: str) -> Path:
             "rabbitmq_stream",
             "orders, b",
         ),
-        ('{"stream":"shop/orders","cut":{"0":5,"4294967298":0},"made":{"0":1795647840578}}', "pravega", "shop/orders"),
+        (
+            '{"stream":"shop/orders","cut":{"0":5,"4294967298":0},"made":{"0":1795647840578}}',
+            "pravega_stream",
+            "shop/orders",
+        ),
         ('{"shardId":"1"}', "", "its offset holds shardId"),
         ("17", "", "source 0, its offset is 17"),
         ("-", "", "source 0, its offset is -"),

@@ -119,8 +119,8 @@ def test_what_was_not_seen_is_not_judged(missing: str) -> None:
         ("iceberg", {}, EXACTLY, "snapshots are expired"),
         ("iceberg", {"streaming_skip_overwrite_snapshots": "true"}, AT_MOST, "skipped with all"),
         ("iceberg", {"streaming_skip_delete_snapshots": "true"}, EXACTLY, "stay in the output"),
-        ("pravega", {}, EXACTLY, "its retention policy"),
-        ("pravega", {"accept_lost": "H4sI"}, AT_MOST, "no accept_lost"),
+        ("pravega_stream", {}, EXACTLY, "its retention policy"),
+        ("pravega_stream", {"accept_lost": "H4sI"}, AT_MOST, "no accept_lost"),
         ("rabbitmq_queue", {"identify": "message_id"}, EXACTLY, "each message has an id of its own"),
         ("rabbitmq_queue", {"identify": "digest"}, EXACTLY, "no two messages are alike"),
         ("rabbitmq_queue", {"acknowledge": "stored"}, EXACTLY, "the checkpoint is not lost"),
@@ -138,7 +138,7 @@ def test_sources(form: str, options: dict[str, str], level: Guarantee, says: str
     assert bool(found.changes) is (level is not EXACTLY)
 
 
-@pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg", "pravega", "rabbitmq_stream"])
+@pytest.mark.parametrize("form", ["kafka", "json", "delta", "iceberg", "pravega_stream", "rabbitmq_stream"])
 def test_options_that_cannot_be_seen_are_conditions(form: str) -> None:
     found = judge(replace(BEST, sources=(facts_of(form, None),))).part(Role.SOURCE)
     assert found.level is EXACTLY

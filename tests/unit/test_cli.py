@@ -92,7 +92,18 @@ def test_a_command_whose_package_is_not_installed_says_what_brings_it(monkeypatc
         done = CliRunner().invoke(app, line)
         assert (done.exit_code, f"The command '{line[0]}' is in a package" in done.stderr) == (1, True)
         assert "Next: pip install 'sparkonce[verify]'" in done.stderr
-    assert CliRunner().invoke(app, ["demos"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("verfy", "'verify'"), ("demos", "'demo'"), ("explian", "'explain'"), ("brocker", "'broker'")]
+)
+def test_a_misspelled_command_is_suggested_whoever_brings_it(typo: str, meant: str) -> None:
+    done = CliRunner().invoke(app, [typo])
+    assert (done.exit_code, f"No such command '{typo}'. Did you mean {meant}?" in done.stderr) == (2, True)
+
+    done = CliRunner().invoke(app, ["qqqq"])
+    assert (done.exit_code, "No such command 'qqqq'." in done.stderr) == (2, True)
+    assert "Did you mean" not in done.stderr
 
 
 def test_a_project_is_written_and_nothing_is_written_over(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sparkonce.analysis.facts import EngineFacts, Pipeline, SinkFacts
 from sparkonce.analysis.findings import Role
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.source import Source, SourceFacts, all_registered, registered
+from sparkonce.source import Source, SourceFacts, registered
 from sparkonce.sources.offsets import rows_read
 from sparkonce.storage.local import LocalFiles
 
@@ -68,8 +68,21 @@ def test_a_source_that_cannot_be_used_is_named(register: Register, value: str, m
     register(broken=value)
     with pytest.raises(ConfigurationError, match=message):
         registered("broken")
-    with pytest.raises(ConfigurationError, match=message):
-        list(all_registered())
+
+
+def test_one_broken_package_does_not_hide_the_other_sources(
+    register: Register, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(broken="not.there:Source", lines=LINES)
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id":"c4568601-81bc-4954-a0c3-3f9dd4a338f4"}')
+    (tmp_path / "offsets" / "0").write_text('v1\n{"conf":{}}\n{"file": "/a", "line": 7}\n{"of": "nobody"}')
+
+    found = checkpoint_facts(LocalFiles(tmp_path)).sources
+
+    assert [(source.format, source.where) for source in found] == [("lines", "/a"), ("", "its offset holds of")]
+    assert "The source of format broken cannot be loaded from not.there:Source: ModuleNotFoundError" in caplog.text
+    assert "Correct the package's entry point in the group sparkonce.sources" in caplog.text
 
 
 def test_a_batch_is_counted_by_the_source_whose_offsets_it_has() -> None:

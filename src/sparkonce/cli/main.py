@@ -4,6 +4,7 @@ Commands import heavy modules inside their functions, so that help is fast. A pa
 point in the group ``sparkonce.commands``: its name is the command's name, and its value is a `typer.Typer`.
 """
 
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,12 @@ class _Commands(TyperGroup):
             command.name = cmd_name
             return command
         return _missing(cmd_name) if cmd_name in _EXTRAS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = self.list_commands(ctx)  # Typer itself suggests only commands that it was given
+        if args[0] not in known and (close := get_close_matches(args[0], known)) and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, close))}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -206,7 +206,7 @@ class SparkWork:
                 continue
             checked = sink.checked(df, column := _MARK.format(number) if letters else "")
             if checked is not df:
-                df, mark = checked, column if column in checked.columns else ""
+                df, mark = checked, column if column and column in checked.columns else ""
             fingerprint = _FINGERPRINT.format(number)
             hashed.append((fingerprint, columns))
             marks += [mark] if mark else []

@@ -21,8 +21,8 @@ from sparkonce_pravega.cluster import Pravega
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FORMAT = "pravega"
-"""The short name of the format, by which `sparkonce.source` knows it, too."""
+FORMAT = "pravega_stream"
+"""The short name of the format and of the entry point. Pravega's own connector for Spark has the name ``pravega``."""
 
 _SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"

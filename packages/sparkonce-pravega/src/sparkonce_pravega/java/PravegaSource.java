@@ -20,7 +20,7 @@ public class PravegaSource implements TableProvider, DataSourceRegister {
     static final StructType SCHEMA = StructType.fromDDL("value binary, segment bigint, offset bigint");
 
     public String shortName() {
-        return "pravega";
+        return "pravega_stream";
     }
 
     public StructType inferSchema(CaseInsensitiveStringMap options) {
