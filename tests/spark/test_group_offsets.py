@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
-from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 from pyspark.sql import SparkSession
 
@@ -21,8 +21,9 @@ from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError
 from sparkonce.protocol.state import Phase
+from sparkonce.sinks.kafka.connection import KafkaConnection
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
-from sparkonce.sources.group_client import GroupClient
+from sparkonce.sinks.kafka.transaction_client import TransactionClient
 from sparkonce_lab.kafka import describe_transactions
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -212,16 +213,21 @@ def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
 ) -> None:
     """What is still under way would open the transaction anew after its commit: healing would then double the batch."""
     offsets = group.offsets(in_transaction_of="kafka")
-    send = GroupClient._send
     with pytest.raises(CrashError):
         stream.run(group_offsets=offsets, listener=crash_at(Phase.IDLE, 0))
 
-    def lose_the_reply(client: GroupClient, request: Any, node: int | None, deadline_s: float) -> Any:
-        response = send(client, request, node, deadline_s)
-        return BrokerAnswer(None, "the reply was lost") if isinstance(request, silent) else response
+    gather = KafkaConnection.gather
+
+    async def lose_the_reply(connection: KafkaConnection, requests: Any, deadline_s: float) -> Any:
+        responses = await gather(connection, requests, deadline_s)
+        return (
+            [BrokerAnswer(None, "the reply was lost")]
+            if [one for one, _ in requests if isinstance(one, silent)]
+            else responses
+        )
 
     with monkeypatch.context() as patched:
-        patched.setattr(GroupClient, "_send", lose_the_reply)
+        patched.setattr(KafkaConnection, "gather", lose_the_reply)
         with pytest.raises(PrepareError, match=r"may be in its transaction or not.*the reply was lost"):
             stream.run(group_offsets=offsets)
     assert group.read() == 400
@@ -237,26 +243,23 @@ def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request itself arrives late: when the batch is given up, and when it was written again."""
-    late: list[tuple[GroupClient, Any]] = []
-    send = GroupClient._send
+    late: list[Any] = []
+    gather = KafkaConnection.gather
 
-    def hold_back(client: GroupClient, request: Any, node: int | None, deadline_s: float) -> Any:
-        if isinstance(request, AddOffsetsToTxnRequest):
-            late.append((client, request))
-            return BrokerAnswer(None, "the request was held back")
-        return send(client, request, node, deadline_s)
+    async def hold_back(connection: KafkaConnection, requests: Any, deadline_s: float) -> Any:
+        if requests and isinstance(request := requests[0][0], AddOffsetsToTxnRequest):
+            late.append(request)
+            return [BrokerAnswer(None, "the request was held back")]
+        return await gather(connection, requests, deadline_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(GroupClient, "_send", hold_back)
+        patched.setattr(KafkaConnection, "gather", hold_back)
         with pytest.raises(PrepareError, match="held back"):
             stream.run(group_offsets=group.offsets(in_transaction_of="kafka"))
     stream.run(group_offsets=group.offsets(in_transaction_of="kafka"))
-    ((client, request),) = late
-    key = request.transactional_id
-    node = client._coordinator(CoordinatorType.TRANSACTION, key, time.monotonic() + LIMIT_S)
-    assert isinstance(node, int)
-    answer = client._answer(request, node, lambda one: int(one.error_code), time.monotonic() + LIMIT_S)
-    client.close()
+    (request,) = late
+    with closing(TransactionClient({"bootstrap_servers": [stream.bootstrap]})) as client:
+        (answer,) = client.ask_coordinators([(request.transactional_id, request)], time.monotonic() + LIMIT_S)
     assert answer.code in {47, 90}, "INVALID_PRODUCER_EPOCH or PRODUCER_FENCED"
     assert stream.transactions("Ongoing") == {}
     assert stream.keys() == IDS

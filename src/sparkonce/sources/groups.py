@@ -16,7 +16,7 @@ from sparkonce.sink import Facts
 from sparkonce.sources.offsets import kafka_offsets
 
 if TYPE_CHECKING:
-    from sparkonce.sources.group_client import GroupClient
+    from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
 logger = logging.getLogger("sparkonce")
 
@@ -74,7 +74,7 @@ class GroupReporter:
 
     def __init__(self, offsets: GroupOffsets) -> None:
         self._offsets = offsets
-        self._opened: GroupClient | None = None
+        self._opened: TransactionClient | None = None
         self._joined = False
         self._left_s = offsets.deadline_s
 
@@ -90,10 +90,14 @@ class GroupReporter:
         sink = self._offsets.in_transaction_of
         if sink is None:
             return
-        found = self._client().cluster_id(deadline_s=time.monotonic() + self._offsets.deadline_s)
-        if not isinstance(found, str):
-            logger.warning("The cluster of the group %r cannot be asked: %s.", self._offsets.group, found.reason)
-        elif found != facts[sink].get("cluster_id"):
+        from sparkonce.sinks.kafka.outcomes import BrokerAnswer
+        from sparkonce.sinks.kafka.transaction_client import metadata_request
+
+        deadline_s = time.monotonic() + self._offsets.deadline_s
+        metadata = self._client().insist(metadata_request(), deadline_s=deadline_s)
+        if isinstance(metadata, BrokerAnswer):
+            logger.warning("The cluster of the group %r cannot be asked: %s.", self._offsets.group, metadata.reason)
+        elif (found := metadata.cluster_id) != facts[sink].get("cluster_id"):
             raise ConfigurationError(
                 f"in_transaction_of={sink!r}: the group {self._offsets.group!r} is on cluster {found!r}, and the sink "
                 f"on {facts[sink].get('cluster_id')!r}. A transaction cannot span two.",
@@ -113,11 +117,11 @@ class GroupReporter:
         if chosen is None or not offsets:
             return ""
         from sparkonce.sinks.kafka.committer import transaction_of
+        from sparkonce.sources.group_client import commit_offsets_in
 
         with self._time() as deadline_s:
-            reply = self._client().commit_in(
-                transaction_of(chosen), self._offsets.group, offsets, deadline_s=deadline_s
-            )
+            transaction = transaction_of(chosen)
+            reply = commit_offsets_in(self._client(), transaction, self._offsets.group, offsets, deadline_s=deadline_s)
         if reply.may_arrive:
             return f"offsets of the group {self._offsets.group!r} may be in its transaction or not: {reply.reason}"
         self._joined = not reply.reason
@@ -130,8 +134,10 @@ class GroupReporter:
         joined, self._joined = self._joined, False
         offsets = kafka_offsets(sources, self._offsets.topics)
         if not joined and offsets:
+            from sparkonce.sources.group_client import commit_offsets
+
             with self._time() as deadline_s:
-                reason = self._client().commit(self._offsets.group, offsets, deadline_s=deadline_s)
+                reason = commit_offsets(self._client(), self._offsets.group, offsets, deadline_s=deadline_s)
             if reason:
                 self._warn("could not be committed; the next batch's include them", reason)
         self._left_s = self._offsets.deadline_s
@@ -149,12 +155,12 @@ class GroupReporter:
         if opened is not None:
             opened.close()
 
-    def _client(self) -> GroupClient:
+    def _client(self) -> TransactionClient:
         if self._opened is None:
             from sparkonce.sinks.kafka.settings import admin_settings
-            from sparkonce.sources.group_client import GroupClient
+            from sparkonce.sinks.kafka.transaction_client import TransactionClient
 
-            self._opened = GroupClient(admin_settings(self._offsets.settings))
+            self._opened = TransactionClient(admin_settings(self._offsets.settings), connections=1)
         return self._opened
 
     def _warn(self, what: str, reason: str) -> None:

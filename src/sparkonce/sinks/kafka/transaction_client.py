@@ -1,7 +1,8 @@
-"""Requests to transaction coordinators and partition leaders that librdkafka does not offer.
+"""Requests to coordinators and partition leaders that librdkafka does not offer.
 
 They are sent with kafka-python's protocol classes. `TransactionClient` asks coordinators about transactions and ends
-them. `ask_leaders` asks the leaders of a topic's partitions for offsets and producers.
+them; through it `sparkonce.sources.group_client` commits the offsets of groups. `ask_leaders` asks the leaders of a
+topic's partitions for offsets and producers.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ _DESCRIBED_AT_ONCE = 1000
 _SOME = -1
 """Stands for all brokers while none has named them."""
 
+_TRANSACTION = CoordinatorType.TRANSACTION
+_DOING = {
+    _TRANSACTION: "find out about or end transactions",
+    CoordinatorType.GROUP: "find out about a group or commit its offsets",
+}
+
 _EPOCH_KEPT = {"max_version": 4}
 _EPOCH_RAISED = {"min_version": 5, "max_version": 5}
 """Versions of EndTxn: from v5 on the broker raises the producer's epoch (KIP-890)."""
@@ -61,7 +68,7 @@ _FIRST_PAUSE_S = 0.25
 
 
 class TransactionClient:
-    """Sends requests to transaction coordinators, all of a call at once. Deadlines are by `time.monotonic`.
+    """Sends requests to coordinators, all of a call at once. Deadlines are by `time.monotonic`.
 
     A request that gets a retriable answer or none is repeated until the deadline; the other answers are kept. Only an
     abort is sent once, because the transaction has to be described again before the next one.
@@ -79,7 +86,7 @@ class TransactionClient:
     def __init__(self, settings: Mapping[str, Any], connections: int = CONNECTIONS) -> None:
         self._connection = KafkaConnection(settings)
         self._connections = connections
-        self._coordinators: dict[str, int] = {}
+        self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
         self._looked_up_by: object = None
         self.waiting = Waiting()
 
@@ -93,9 +100,8 @@ class TransactionClient:
         """
         versions = _EPOCH_KEPT if commit else _EPOCH_RAISED
         is_open = is_unanswered if commit else _is_never_sent
-        return self._ask_coordinators(
-            transactions, lambda one: _end_txn(one, commit, **versions), deadline_s, is_open=is_open
-        )
+        requests = [(one.transactional_id, _end_txn(one, commit, **versions)) for one in transactions]
+        return self.ask_coordinators(requests, deadline_s, is_open=is_open)
 
     def fence(self, transactions: Mapping[KafkaTransaction, int], *, deadline_s: float) -> list[BrokerAnswer]:
         """Aborts by initialising the ids again (InitProducerId v3+), for clusters below transaction version 2.
@@ -107,33 +113,35 @@ class TransactionClient:
             transactions: The transactions, each with the timeout in milliseconds that its id keeps.
             deadline_s: When to stop waiting.
         """
-
-        def request(transaction: KafkaTransaction) -> Request:
-            return InitProducerIdRequest(
-                transactional_id=transaction.transactional_id,
-                transaction_timeout_ms=transactions[transaction],
-                producer_id=transaction.producer_id,
-                producer_epoch=transaction.epoch,
-                min_version=3,
-                max_version=5,
+        requests = [
+            (
+                transaction.transactional_id,
+                InitProducerIdRequest(
+                    transactional_id=transaction.transactional_id,
+                    transaction_timeout_ms=timeout_ms,
+                    producer_id=transaction.producer_id,
+                    producer_epoch=transaction.epoch,
+                    min_version=3,
+                    max_version=5,
+                ),
             )
-
-        return self._ask_coordinators(list(transactions), request, deadline_s, is_open=_is_never_sent)
+            for transaction, timeout_ms in transactions.items()
+        ]
+        return self.ask_coordinators(requests, deadline_s, is_open=_is_never_sent)
 
     def describe_transactions(
         self, transactions: Sequence[KafkaTransaction], *, deadline_s: float
     ) -> list[Description | BrokerAnswer]:
         """Returns the coordinators' view of each transactional id, or a `BrokerAnswer` where there is none."""
-
-        def request(transaction: KafkaTransaction) -> Request:
-            return DescribeTransactionsRequest(transactional_ids=[transaction.transactional_id])
-
-        views = self._ask_coordinators(
-            transactions, request, deadline_s, read=lambda response: _description(response.transaction_states[0])
+        names = [one.transactional_id for one in transactions]
+        views = self.ask_coordinators(
+            [(name, DescribeTransactionsRequest(transactional_ids=[name])) for name in names],
+            deadline_s,
+            read=lambda response: _description(response.transaction_states[0]),
         )
         found = [_of_this_id(view, one) for view, one in zip(views, transactions, strict=True)]
         return [
-            replace(view, coordinator=self._coordinators.get(one.transactional_id, -1))
+            replace(view, coordinator=self._coordinators.get((_TRANSACTION, one.transactional_id), -1))
             if isinstance(view, Description)
             else view
             for view, one in zip(found, transactions, strict=True)
@@ -262,11 +270,8 @@ class TransactionClient:
 
     def probe(self, transaction: KafkaTransaction, *, deadline_s: float) -> BrokerAnswer:
         """Tries the permission: aborts, by EndTxn v4, a transaction of an id that does not exist."""
-
-        def request(one: KafkaTransaction) -> Request:
-            return _end_txn(one, False, **_EPOCH_KEPT)
-
-        (answer,) = self._ask_coordinators([transaction], request, deadline_s)
+        request = _end_txn(transaction, False, **_EPOCH_KEPT)
+        (answer,) = self.ask_coordinators([(transaction.transactional_id, request)], deadline_s)
         return BrokerAnswer(answer.code, answer.reason)
 
     def request(self, request: Request, *, deadline_s: float, node_id: int | None = None) -> Response:
@@ -313,29 +318,30 @@ class TransactionClient:
         """Closes every connection. A later call opens them again."""
         self._connection.close()
 
-    def _ask_coordinators(
+    def ask_coordinators(
         self,
-        transactions: Sequence[KafkaTransaction],
-        request: Callable[[KafkaTransaction], Request],
+        requests: Sequence[tuple[str, Request]],
         deadline_s: float,
+        *,
+        kind: CoordinatorType = _TRANSACTION,
         read: Callable[[Response], Any] | None = None,
         is_open: Callable[[BrokerAnswer], bool] = is_unanswered,
     ) -> list[Any]:
-        """Sends one request for each transaction to its coordinator, and repeats it after an answer that `is_open`.
+        """Sends each request to the coordinator of its transactional id or group, and again while its answer `is_open`.
 
         Args:
-            transactions: The transactions.
-            request: Makes the request.
+            requests: Each with the id or group.
             deadline_s: When to stop asking.
+            kind: What is coordinated.
             read: Turns a response without error into a result.
-            is_open: Tells whether to ask again after this answer.
+            is_open: Returns True if the request is to be repeated after this answer.
         """
-        results: list[Any] = [None] * len(transactions)
-        waiting: Sequence[int] = range(len(transactions))
-        again = self.waiting.until(deadline_s, "find out about or end transactions")
+        results: list[Any] = [None] * len(requests)
+        waiting: Sequence[int] = range(len(requests))
+        again = self.waiting.until(deadline_s, _DOING[kind])
         while True:
-            asked = [transactions[index] for index in waiting]
-            found = self._connection.call(partial(self._ask_once, asked, request, deadline_s, read), deadline_s)
+            asked = [requests[index] for index in waiting]
+            found = self._connection.call(partial(self._ask_once, asked, deadline_s, kind, read), deadline_s)
             for turn, index in enumerate(waiting):
                 results[index] = found if isinstance(found, BrokerAnswer) else found[turn]
             waiting = [
@@ -346,63 +352,58 @@ class TransactionClient:
 
     async def _ask_once(
         self,
-        transactions: Sequence[KafkaTransaction],
-        request: Callable[[KafkaTransaction], Request],
+        requests: Sequence[tuple[str, Request]],
         deadline_s: float,
+        kind: CoordinatorType,
         read: Callable[[Response], Any] | None,
     ) -> list[Any]:
-        nodes = await self._find_coordinators([one.transactional_id for one in transactions], deadline_s)
-        results: list[Any] = [nodes[one.transactional_id] for one in transactions]
+        nodes = await self._find_coordinators(kind, [name for name, _ in requests], deadline_s)
+        results: list[Any] = [nodes[name] for name, _ in requests]
         known = [index for index, node in enumerate(results) if not isinstance(node, BrokerAnswer)]
-        requests = [
-            (request(transactions[index]), f"coordinator-{results[index]}.{turn % self._connections}")
+        sent = [
+            (requests[index][1], f"coordinator-{results[index]}.{turn % self._connections}")
             for turn, index in enumerate(known)
         ]
-        responses = await self._connection.gather(requests, deadline_s)
-        for index, response in zip(known, responses, strict=True):
-            results[index] = self._result(transactions[index], response, read)
+        for index, response in zip(known, await self._connection.gather(sent, deadline_s), strict=True):
+            result = _answer(response) if read is None or isinstance(response, BrokerAnswer) else read(response)
+            results[index] = result
+            if isinstance(result, BrokerAnswer) and (result.code is None or result.code in MOVED):
+                self._coordinators.pop((kind, requests[index][0]), None)
         return results
 
-    def _result(
-        self,
-        transaction: KafkaTransaction,
-        response: Response,
-        read: Callable[[Response], Any] | None,
-    ) -> Any:
-        result = _answer(response) if read is None or isinstance(response, BrokerAnswer) else read(response)
-        if isinstance(result, BrokerAnswer) and (result.code is None or result.code in MOVED):
-            self._coordinators.pop(transaction.transactional_id, None)
-        return result
-
-    async def _find_coordinators(self, names: Sequence[str], deadline_s: float) -> dict[str, int | BrokerAnswer]:
-        """Returns the coordinator of each id, remembered or looked up in one round trip for all (KIP-699)."""
+    async def _find_coordinators(
+        self, kind: CoordinatorType, names: Sequence[str], deadline_s: float
+    ) -> dict[str, int | BrokerAnswer]:
+        """Returns the coordinator of each name, remembered or looked up in one round trip for all (KIP-699)."""
         if self._looked_up_by is not self._connection.manager or len(self._coordinators) > REMEMBERED:
             self._coordinators.clear()
             self._looked_up_by = self._connection.manager
-        unknown = [name for name in dict.fromkeys(names) if name not in self._coordinators]
+        unknown = [name for name in dict.fromkeys(names) if (kind, name) not in self._coordinators]
         failed: dict[str, BrokerAnswer] = {}
         if unknown:
-            request = FindCoordinatorRequest(
-                key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=unknown, min_version=4
-            )
+            request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4)
             response = (await self._connection.gather([(request, None)], deadline_s))[0]
             if isinstance(response, BrokerAnswer):
                 # The look-up got no answer, so the request that needs it was never sent.
                 failed = dict.fromkeys(unknown, replace(response, never_sent=True))
             else:
-                failed = {found.key: _answer(found) for found in response.coordinators if not self._remember(found)}
+                found = response.coordinators
+                failed = {one.key: _answer(one) for one in found if not self._remember(kind, one)}
         unmentioned = BrokerAnswer(None, "FindCoordinator did not mention it", never_sent=True)
-        return {name: failed[name] if name in failed else self._coordinators.get(name, unmentioned) for name in names}
+        return {
+            name: failed[name] if name in failed else self._coordinators.get((kind, name), unmentioned)
+            for name in names
+        }
 
-    def _remember(self, found: Any) -> bool:
+    def _remember(self, kind: CoordinatorType, found: Any) -> bool:
         if found.error_code != NONE:
             return False
-        self._coordinators[found.key] = found.node_id
+        self._coordinators[kind, found.key] = found.node_id
         for number in range(self._connections):
             # kafka-python keeps one connection for each node id, and turns this one into "coordinator-<id>".
             own_id = f"{found.node_id}.{number}"
             node = SimpleNamespace(error_code=NONE, node_id=own_id, host=found.host, port=found.port)
-            self._connection.manager.cluster.add_coordinator(node, CoordinatorType.TRANSACTION, f"connection {number}")
+            self._connection.manager.cluster.add_coordinator(node, kind, f"connection {number}")
         return True
 
 
