@@ -1,7 +1,7 @@
-"""The record of a run: events in the order in which they were seen, and the rows that every reader found in the end.
+"""The record of a run: events in the order in which they were observed, and the rows that readers found at the end.
 
-A folder holds it: ``history.jsonl`` with one event a line, ``expected.parquet``, ``undisturbed.parquet``, and one
-``observed-<system>.parquet`` for each system. Checkers and report read nothing else.
+It is a folder with ``history.jsonl`` (one event per line), ``expected.parquet``, ``undisturbed.parquet``, and one
+``observed-<system>.parquet`` per system. Checkers and report read nothing else.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ ROWS = pa.schema(
         ("rows", pa.int64()),
     ]
 )
-"""Rows as they must be.
+"""Expected rows.
 
 ``kind`` is ``row``, with the key's sequence number and the row's amount; or ``sum``, with the start of a window of
-event time in milliseconds, the sum of the key's amounts in it, and how many rows they are of (1 for a ``row``)."""
+event time in milliseconds, the sum of the key's amounts in it, and the number of rows that it sums up (1 for a
+``row``).
+"""
 
 OBSERVED = pa.schema([*ROWS, ("batch", pa.int64()), ("partition", pa.int32()), ("offset", pa.int64())])
-"""Rows as a reader of a system found them: with the batch that wrote them, and where the system keeps an order (Kafka)
-with partition and offset, -1 elsewhere. What cannot be read as a row has the kind ``strange``, and the anomaly
-`sparkonce_lab.verdicts.Anomaly.UNEXPECTED`."""
+"""Rows as a reader of a system found them, with the batch that wrote them.
+
+They also have the partition and offset if the system preserves an order (Kafka); otherwise these are -1. Anything that
+cannot be read as a row has the kind ``strange``, and is an `sparkonce_lab.verdicts.Anomaly.UNEXPECTED`.
+"""
 
 
 class EventKind(str, Enum):
-    """The kinds of events. In brackets: their fields.
+    """The kinds of events, with their fields in brackets.
 
-    Times are ``Event.at_ms``. A driver is known by its number, from 1 in the order of their starts.
+    Times are in ``Event.at_ms``. Drivers are numbered from 1 in the order of their starts.
     """
 
     BEGAN = "began"
@@ -56,34 +60,40 @@ class EventKind(str, Enum):
     START = "start"
     """[driver, pid, slots, master]: a driver was started."""
     PHASE = "phase"
-    """[driver, phase, batch]: a driver came to a phase (its name) of a batch; nothing of it was done yet."""
+    """[driver, phase, batch]: a driver entered a phase (by name) of a batch, and has not done anything in it yet."""
     BATCH = "batch"
     """[driver, batch, rows, transactions, recovered, healed, seconds]: a driver says that a batch is committed.
     ``rows`` is by system, ``seconds`` by phase."""
     LOG = "log"
-    """[driver, level, message]: a warning, or worse, of the product's own."""
+    """[driver, level, message]: a warning or error logged by the product."""
     STOPPED = "stopped"
-    """[driver, error, message]: a query stopped by itself; ``error`` is the name of the error's class."""
+    """[driver, error, message]: a query stopped on its own; ``error`` is the name of the error's class."""
     ENDED = "ended"
-    """[driver, code, asked]: its process has ended; a negative code is a signal. ``asked``: whether it was to end."""
+    """[driver, code, asked]: its process has ended; a negative code is a signal.
+
+    ``asked``: True if it was supposed to end.
+    """
     FAULT = "fault"
     """[step, fault, system, request, driver, phase, batch, aimed, held]: a fault happened, and where the driver was.
     ``aimed`` is the phase that the schedule names, ``held`` whether the driver was held there."""
     OVER = "over"
     """[step]: the outage, pause or slowness is over."""
     RECOVERED = "recovered"
-    """[step, driver, batch]: the first batch that was finished after it was over."""
+    """[step, driver, batch]: the first batch that was finished after the fault was over."""
     SKIPPED = "skipped"
-    """[step, fault, why]: it could not be injected."""
+    """[step, fault, why]: the fault could not be injected."""
     SEEN = "seen"
     """[system, batch, decided]: a reader saw rows of a batch for the first time, and then read the log: the newest
     batch that was decided."""
     FED = "fed"
-    """[rows]: how many rows the source has."""
+    """[rows]: the number of rows in the source."""
     RESOURCES = "resources"
-    """[driver, role, pid, rss_mib, handles]: of one process of a driver: ``driver``, ``jvm``, ``worker``."""
+    """[driver, role, pid, rss_mib, handles]: resources of one of a driver's processes:
+
+    ``driver``, ``jvm``, ``worker``.
+    """
     FOLDER = "folder"
-    """[name, files, bytes]: how large the decision log or the checkpoint is."""
+    """[name, files, bytes]: the size of the decision log or the checkpoint."""
     OPEN = "open"
     """[system, names]: what a system holds, after the last recovery, that is neither committed nor aborted."""
     STATE = "state"
@@ -92,9 +102,9 @@ class EventKind(str, Enum):
     STUCK = "stuck"
     """[step, what]: something did not happen before its deadline. The run was ended."""
     UNREAD = "unread"
-    """[what, why]: could not be read in the end, or could not be had to compare with."""
+    """[what, why]: something could not be read at the end, or was not available for comparison."""
     FINISHED = "finished"
-    """[]: all was carried out, and read but for what is `UNREAD`."""
+    """[]: everything was carried out, and read except for what is `UNREAD`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Event:
 
     Attributes:
         at_ms: Milliseconds since the run began.
-        kind: What it tells.
+        kind: What was observed.
         fields: See `EventKind`.
     """
 
@@ -115,12 +125,12 @@ class Event:
         return self.fields[name]
 
     def to_json(self) -> str:
-        """Returns one line of JSON."""
+        """Serializes it as a line of JSON."""
         return json.dumps({"at_ms": self.at_ms, "kind": self.kind.value, **self.fields})
 
     @classmethod
     def of_json(cls, line: str) -> Event:
-        """Reads what `to_json` wrote; tuples are lists then. Raises `ValueError` or `KeyError` for anything else."""
+        """Reads the output of `to_json`, with lists for tuples. Raises `ValueError` or `KeyError` for anything else."""
         fields = json.loads(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("at_ms"), int):
             raise ValueError(f"no event with a time: {line}")
@@ -132,10 +142,11 @@ class History:
     """A whole run.
 
     Attributes:
-        events: In the order in which they were seen.
-        expected: What every system must hold, see `ROWS`.
-        observed: What it holds, by system, see `OBSERVED`.
-        undisturbed: The rows that an undisturbed query has made of the same source, see `ROWS`; None if none was run.
+        events: The events, in the order in which they were observed.
+        expected: What every system must contain; see `ROWS`.
+        observed: What each system contains; see `OBSERVED`.
+        undisturbed: The rows that an undisturbed query produced from the same source (see `ROWS`); None if none was
+            run.
     """
 
     events: Sequence[Event]
@@ -144,7 +155,7 @@ class History:
     undisturbed: pa.Table | None = None
 
     def of(self, *kinds: EventKind) -> Iterator[Event]:
-        """Yields the events of some kinds, in their order."""
+        """Yields the events of these kinds, in order."""
         return (event for event in self.events if event.kind in kinds)
 
     def first(self, kind: EventKind) -> Event | None:
@@ -153,21 +164,21 @@ class History:
 
     @property
     def came_to_its_end(self) -> bool:
-        """Tells whether the query was given all the time that it needed: nothing got stuck, and nothing broke off.
+        """True if the query had all the time that it needed: nothing got stuck, and nothing was cut short.
 
-        In another run a row that is not there may only not have been written yet.
+        In any other run, a missing row may just not have been written yet.
         """
         return self.first(EventKind.FINISHED) is not None and self.first(EventKind.STUCK) is None
 
 
 class Recorder:
-    """Writes a history down while it happens. Its methods may be called from several threads.
+    """Records a history while it happens. Thread-safe.
 
     Args:
-        folder: A new one, or one without a history.
+        folder: A new folder, or one without a history.
 
     Raises:
-        ConfigurationError: if there is a history in it.
+        ConfigurationError: If it contains a history.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -181,7 +192,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def note(self, kind: EventKind, **fields: Any) -> Event:
-        """Writes one event down."""
+        """Records one event."""
         with self._lock:
             event = Event(int((time.monotonic() - self._began) * 1000), kind, fields)
             self._file.write(event.to_json() + "\n")
@@ -189,7 +200,7 @@ class Recorder:
             return event
 
     def keep(self, name: str, table: pa.Table) -> None:
-        """Writes a table, whole or not at all: ``expected``, ``undisturbed`` or ``observed-<system>``."""
+        """Writes a table atomically: ``expected``, ``undisturbed`` or ``observed-<system>``."""
         temporary = self.folder / f".{name}.tmp"
         pq.write_table(table, temporary, compression="zstd")
         temporary.replace(self.folder / f"{name}.parquet")
@@ -200,10 +211,10 @@ class Recorder:
 
 
 def load(folder: Path) -> History:
-    """Reads a history, also one whose recorder was killed: a last line that is torn is left out.
+    """Loads a history. A torn last line, left by a killed recorder, is ignored.
 
     Raises:
-        ConfigurationError: if the folder does not hold one, or something of it cannot be read.
+        ConfigurationError: If the folder contains no history, or some of it cannot be read.
     """
     expected = folder / "expected.parquet"
     undisturbed = folder / "undisturbed.parquet"
@@ -225,7 +236,8 @@ def load(folder: Path) -> History:
 def _events(text: str) -> list[Event]:
     *whole, rest = text.split("\n")
     events = [Event.of_json(line) for line in whole]
-    with suppress(ValueError):  # no line ends there: its writer was killed, and it is torn unless it can be read
+    # no newline at the end: its writer was killed, and the line is torn unless it can be read
+    with suppress(ValueError):
         events += [Event.of_json(rest)] if rest else []
     return events
 

@@ -1,7 +1,7 @@
-"""Asks a Kafka server, instead of the code under test, for the records of a topic and for open transactions.
+"""Queries a Kafka server for the records of a topic and for open transactions, independently of the code under test.
 
-Every function opens its own clients, has a deadline, and raises ``TimeoutError`` when that has passed. `KafkaReader`
-continues from where it was, and `LiveReader` reads all the time in a thread of its own.
+Every function opens its own clients, has a deadline, and raises ``TimeoutError`` when it has passed. `KafkaReader`
+continues from where it was, and `LiveReader` reads continuously in its own thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_S = 0.05
 _CHUNK = 50_000
 
 _LOG_LEVEL = 5
-"""Warnings and worse: at 6, librdkafka tells of events that were left when a client was closed."""
+"""Warnings and errors only: at 6, librdkafka logs events that were left when a client was closed."""
 
 
 class Record(NamedTuple):
@@ -46,13 +46,13 @@ class Transaction(NamedTuple):
 
     Attributes:
         transactional_id: The id.
-        state: In Kafka's words: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead.
-        producer_id: Given by the broker to the id.
-        producer_epoch: Of the newest initialisation or ended transaction.
+        state: Kafka's state: Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead.
+        producer_id: Assigned to the id by the broker.
+        producer_epoch: The epoch of the latest initialization or ended transaction.
         timeout_ms: After how many milliseconds the broker aborts a transaction.
-        start_ms: When the open or the last one began, milliseconds since the epoch by the broker's clock; -1 if there
-            was none.
-        partitions: Topic and partition of everything written to in the open one, sorted.
+        start_ms: When the open or the last transaction began, in milliseconds since the epoch by the broker's clock; -1
+            if there was none.
+        partitions: The topics and partitions that the open transaction has written to, sorted.
     """
 
     transactional_id: str
@@ -73,19 +73,19 @@ def create_topic(
     replicas: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Makes a topic, unless there is one of this name, and waits until each partition has a leader.
+    """Creates a topic, unless it exists, and waits until each partition has a leader.
 
     Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
         name: The topic.
-        partitions: How many.
+        partitions: The number of partitions.
         config: The topic's own settings.
-        replicas: Of each partition; by default as many as the broker chooses.
-        timeout_s: For each step, in seconds.
+        replicas: The number of replicas per partition. Defaults to the broker's choice.
+        timeout_s: The timeout of each step, in seconds.
 
     Raises:
-        KafkaException: if the broker refuses.
-        TimeoutError: if a partition has no leader in time.
+        KafkaException: If the broker refuses.
+        TimeoutError: If a partition has no leader in time.
     """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -109,24 +109,25 @@ def create_topic(
 def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *, timeout_s: float = TIMEOUT_S) -> None:
     """Writes records outside any transaction, and waits until all are acknowledged.
 
-    Nothing is sent twice: where a broker goes away meanwhile, this raises and does not repeat.
+    Nothing is sent twice: if a broker becomes unreachable meanwhile, this raises an error instead of retrying.
 
     Args:
         bootstrap: ``bootstrap.servers``.
         topic: The topic.
-        messages: Of each record what confluent-kafka's ``Producer.produce`` takes: ``value``, ``key``, ``partition``,
-            ``timestamp`` (milliseconds), ``headers``.
-        timeout_s: For the whole call, in seconds.
+        messages: For each record, the arguments of confluent-kafka's ``Producer.produce``: ``value``, ``key``,
+            ``partition``, ``timestamp`` (milliseconds), ``headers``.
+        timeout_s: The timeout of the whole call, in seconds.
 
     Raises:
-        KafkaException: the first error of a delivery.
-        TimeoutError: if records are not acknowledged in time.
+        KafkaException: The first delivery error.
+        TimeoutError: If records are not acknowledged in time.
     """
     from confluent_kafka import KafkaException, Producer
 
     give_up_at = time.monotonic() + timeout_s
     errors: list[Any] = []
-    # Without retries nothing can double, and the half second that librdkafka takes to get a producer id is saved.
+    # Without retries nothing can be duplicated, and the half second that librdkafka takes to get a producer id is
+    # saved.
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "retries": 0})
 
     def note(error: Any, _: Any) -> None:
@@ -150,24 +151,24 @@ def produce(bootstrap: str, topic: str, messages: Iterable[Mapping[str, Any]], *
 
 
 def read_committed(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
-    """Reads what a read_committed reader sees: from the beginning to the last stable offset of this moment.
+    """Reads what a read_committed reader sees, from the beginning to the current last stable offset.
 
-    An open transaction holds it back and does not make it wait.
+    Open transactions limit what is read, but are not waited for.
 
     Returns:
         The records, by partition and offset.
 
     Raises:
-        KafkaException: if there is no such topic, or the broker refuses.
-        TimeoutError: if the end is not reached in time.
+        KafkaException: If there is no such topic, or the broker refuses.
+        TimeoutError: If the end is not reached in time.
     """
     return _read(bootstrap, topic, "READ_COMMITTED", timeout_s)
 
 
 def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S) -> list[Record]:
-    """Reads what a reader with Kafka's default isolation sees, rows of open and aborted transactions included.
+    """Reads what a reader with Kafka's default isolation sees, including rows of open and aborted transactions.
 
-    Returns and raises the same as `read_committed`.
+    It returns and raises the same as `read_committed`.
     """
     return _read(bootstrap, topic, "READ_UNCOMMITTED", timeout_s)
 
@@ -175,19 +176,19 @@ def read_uncommitted(bootstrap: str, topic: str, *, timeout_s: float = TIMEOUT_S
 def end_offsets(
     bootstrap: str | Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
 ) -> dict[int, int]:
-    """Returns the end of each partition: the last stable offset for READ_COMMITTED, else the high watermark.
+    """Returns the end of each partition: the last stable offset for READ_COMMITTED, otherwise the high watermark.
 
-    A broker that does not know yet that it leads a new partition is asked again. So is one that leads none for now,
-    since it was away.
+    A broker that does not know yet that it leads a new partition is queried again. So is one that currently leads none
+    because it was down.
 
     Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
         topic: The topic.
-        isolation: Of the reader.
-        timeout_s: For each of the two requests, in seconds.
+        isolation: The isolation of the reader.
+        timeout_s: The timeout of each of the two requests, in seconds.
 
     Raises:
-        KafkaException: if there is no such topic, or the broker refuses.
+        KafkaException: If there is no such topic, or the broker refuses.
     """
     from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -223,20 +224,20 @@ def _read(bootstrap: str, topic: str, isolation: str, timeout_s: float) -> list[
 def scan(
     settings: Mapping[str, Any], topic: str, isolation: str = "READ_COMMITTED", *, timeout_s: float = TIMEOUT_S
 ) -> Iterator[list[Any]]:
-    """Reads a topic from its beginning to the end that `end_offsets` gives now, in chunks.
+    """Reads a topic from its beginning to the current result of `end_offsets`, in chunks.
 
     Args:
-        settings: librdkafka's, of how to connect.
+        settings: librdkafka's connection settings.
         topic: The topic.
         isolation: See `end_offsets`.
-        timeout_s: For all of it, in seconds.
+        timeout_s: The timeout of all of it, in seconds.
 
     Yields:
-        confluent-kafka's messages, those of a partition in their order.
+        confluent-kafka's messages, in order within each partition.
 
     Raises:
-        KafkaException: if there is no such topic, or the broker refuses.
-        TimeoutError: if the end is not reached in time.
+        KafkaException: If there is no such topic, or the broker refuses.
+        TimeoutError: If the end is not reached in time.
     """
     from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -244,12 +245,12 @@ def scan(
     ends = end_offsets(settings, topic, isolation, timeout_s=timeout_s)
     unread = {partition: end for partition, end in ends.items() if end > 0}
     more = {
-        "group.id": "sparkonce-testing",  # required, and not used: partitions are assigned by hand
+        "group.id": "sparkonce-testing",  # required but unused: partitions are assigned manually
         "enable.auto.commit": False,
         "isolation.level": isolation.lower(),
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 10,
-        # Offset 0 and this reset are the beginning too, without the half second that asking for it takes.
+        # Offset 0 with this reset also means the beginning, without the half second that a query for it takes.
         "auto.offset.reset": "earliest",
     }
     count = 0
@@ -261,7 +262,7 @@ def scan(
             chunk = []
             for message in consumer.consume(_CHUNK, timeout=_POLL_S):
                 partition, offset, error = message.partition(), message.offset(), message.error()
-                # Control records and aborted rows are never given out, so the end may show as this event alone.
+                # Control records and aborted rows are never returned, so the end may show only as this event.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if error is None and offset < ends[partition]:
@@ -282,16 +283,16 @@ def _record(message: Any) -> Record:
 def describe_transactions(
     bootstrap: str | Mapping[str, Any], transactional_ids: Sequence[str], *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Transaction]:
-    """Asks the coordinators about these ids. Ids that they do not know are left out.
+    """Queries the coordinators for these ids. Ids that they do not know are left out.
 
     Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
         transactional_ids: The ids.
-        timeout_s: For the whole call, in seconds.
+        timeout_s: The timeout of the whole call, in seconds.
 
     Raises:
-        TimeoutError: if a coordinator does not answer in time.
-        BrokerResponseError: of kafka-python, if it refuses.
+        TimeoutError: If a coordinator does not respond in time.
+        BrokerResponseError: From kafka-python, if it refuses.
     """
     from kafka.errors import TransactionalIdNotFoundError
 
@@ -325,17 +326,17 @@ def list_transactions(
     prefix: str = "",
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Transaction]:
-    """Asks every broker for its transactional ids, and describes them.
+    """Lists the transactional ids of every broker, and describes them.
 
     Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
-        states: Only those in one of these, for example ``["Ongoing"]``; by default all.
-        prefix: Only ids that begin with this.
-        timeout_s: For each of the two requests, in seconds.
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
+        states: Only ids in one of these states, for example ``["Ongoing"]``. Defaults to all.
+        prefix: Only ids with this prefix.
+        timeout_s: The timeout of each of the two requests, in seconds.
 
     Raises:
-        TimeoutError: if a broker does not answer in time.
-        BrokerResponseError: of kafka-python, if it refuses.
+        TimeoutError: If a broker does not respond in time.
+        BrokerResponseError: From kafka-python, if it refuses.
     """
     listings: dict[int, Any] = _ask(
         bootstrap, lambda admin: admin.list_transactions(state_filters=list(states) or None), timeout_s
@@ -350,12 +351,12 @@ def coordinators(bootstrap: str | Mapping[str, Any], *, timeout_s: float = TIMEO
     """Returns the broker that coordinates each transactional id.
 
     Args:
-        bootstrap: ``bootstrap.servers``, or all of librdkafka's settings of how to connect.
-        timeout_s: For the whole call, in seconds.
+        bootstrap: ``bootstrap.servers``, or all of librdkafka's connection settings.
+        timeout_s: The timeout of the whole call, in seconds.
 
     Raises:
-        TimeoutError: if a broker does not answer in time.
-        BrokerResponseError: of kafka-python, if it refuses.
+        TimeoutError: If a broker does not respond in time.
+        BrokerResponseError: From kafka-python, if it refuses.
     """
     listings: dict[int, Any] = _ask(bootstrap, lambda admin: admin.list_transactions(), timeout_s)
     return {listing.transactional_id: int(node) for node, of_node in listings.items() for listing in of_node}
@@ -366,7 +367,7 @@ def _connecting(bootstrap: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ask(bootstrap: str | Mapping[str, Any], question: Callable[[KafkaAdminClient], Any], timeout_s: float) -> Any:
-    """Repeats the question while the answer is an error that passes, as while a coordinator loads."""
+    """Retries the request while the error is temporary, as while a coordinator is loading."""
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
@@ -406,13 +407,13 @@ _AT_ONCE = 10_000
 
 
 class KafkaReader:
-    """Reads a topic from its beginning, with confluent-kafka's own consumer.
+    """Reads a topic from its beginning, with confluent-kafka's consumer.
 
     Args:
-        settings: librdkafka's, of how to connect, or ``bootstrap.servers`` alone.
+        settings: librdkafka's connection settings, or just ``bootstrap.servers``.
         topic: The topic.
-        partitions: How many it has.
-        wait_ms: How long the broker waits for rows before it answers that there are none.
+        partitions: The number of its partitions.
+        wait_ms: How long the broker waits for rows before it responds that there are none.
     """
 
     def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int, *, wait_ms: int = 100) -> None:
@@ -420,20 +421,20 @@ class KafkaReader:
 
         connecting = {"bootstrap.servers": settings} if isinstance(settings, str) else settings
         more = {
-            "group.id": "sparkonce-reader",  # required, and not used: partitions are assigned by hand
+            "group.id": "sparkonce-reader",  # required but unused: partitions are assigned manually
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": wait_ms,
             "reconnect.backoff.max.ms": 200,
             "log_level": 0,
-            "error_cb": lambda _: None,  # brokers that are away are asked again
+            "error_cb": lambda _: None,  # unreachable brokers are retried
         }
         self._consumer = Consumer({**connecting, **more})
         self._consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
 
     def read(self, timeout_s: float) -> list[Message]:
-        """Returns the new records. A broker that is away gives none."""
+        """Returns the new records. An unreachable broker returns none."""
         return [one for one in self._consumer.consume(_AT_ONCE, timeout=timeout_s) if one.error() is None]
 
     def close(self) -> None:
@@ -442,12 +443,12 @@ class KafkaReader:
 
 
 class LiveReader(Background):
-    """Reads a topic all the time, from its beginning. A subclass says what becomes of the records.
+    """Reads a topic continuously, from its beginning. A subclass handles the records.
 
     Args:
-        settings: See `KafkaReader`, as for the following.
-        topic: The topic.
-        partitions: How many it has.
+        settings: See `KafkaReader`.
+        topic: See `KafkaReader`.
+        partitions: See `KafkaReader`.
     """
 
     def __init__(self, settings: str | Mapping[str, Any], topic: str, partitions: int) -> None:
@@ -456,14 +457,14 @@ class LiveReader(Background):
         self._taken = threading.Condition()
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Receives the new records. No `wait_for` looks meanwhile."""
+        """Handles the new records. No `wait_for` checks its condition meanwhile."""
         raise NotImplementedError
 
     def wait_for(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Waits until something holds of the records that were taken. Raises what ended the reader.
+        """Waits until a condition on the handled records holds. Raises the error that ended the reader, if any.
 
         Returns:
-            Whether it held in time.
+            True if it held in time.
         """
         give_up_at = time.monotonic() + limit_s
         with self._taken:

@@ -1,9 +1,9 @@
-"""The query under verification: rows from Kafka, passed on one by one and summed by key and window, to every system.
+"""The query under verification: it reads rows from Kafka, and writes them, with sums by key and window, to all systems.
 
-A separate process (``python -m sparkonce_lab.query``). It tells what it does in lines of JSON on standard output,
-takes its `QueryConfig` and then commands in lines of JSON on standard input, and stops when that is closed, so it
-cannot outlive the process that started it. (Not as arguments: everybody can read those, and there may be passwords
-among the settings.) The commands: ``{"hold": "DECIDING"}`` stops it where that phase begins the next time, ``{"go":
+It runs in a separate process (``python -m sparkonce_lab.query``). It reports what it does as lines of JSON on standard
+output, and reads its `QueryConfig` and then commands as lines of JSON from standard input. When that is closed it
+stops, so it cannot outlive the process that started it. (Arguments would be visible to everybody, and the settings may
+include passwords.) The commands are: ``{"hold": "DECIDING"}`` holds it the next time that phase begins, and ``{"go":
 true}`` releases it.
 """
 
@@ -40,35 +40,35 @@ _HOLD_S = 300.0
 _PROGRESS_S = 10.0
 WATERMARK_DELAY = "2 seconds"
 LOCAL = "local[2,4]"
-"""A task that fails is tried again, up to four times, as on a cluster. In ``local[2]`` it would not be."""
+"""A failed task is retried up to four times, as on a cluster. With ``local[2]`` it would not be."""
 FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryConfig:
-    """The configuration of one start of the query, in plain values.
+    """The configuration of one start of the query, as plain values.
 
     Attributes:
-        source: librdkafka's settings of how to connect to the source.
-        topic: The source.
-        sinks: Of each system by name: what its `System.build` makes the sink of.
+        source: librdkafka's connection settings for the source.
+        topic: The source topic.
+        sinks: For each system by name, the arguments of `System.build`.
         checkpoint: The query's folder, a path or a URL.
-        temporary: For what Spark leaves behind when it is killed.
-        jars: For ``spark.jars``.
-        window_ms: Width of the windows.
-        refuse_every: Of so many rows of a key Kafka refuses one; 0 for none.
+        temporary: The folder for what Spark leaves behind when it is killed.
+        jars: The value of ``spark.jars``.
+        window_ms: The width of the windows.
+        refuse_every: Kafka refuses one of every this many rows per key; 0 for none.
         dead_letters: The folder for refused rows; empty for none.
         conf: Spark's settings for the checkpoint's store, and for systems.
         trigger: ``processingTime``, or empty for ``availableNow``.
         master: Spark's master.
-        slots: How many slots each system's sink has; 0 for as many as the plan has.
-        shuffle_partitions: Spark's; a stateful query keeps it from its first start on.
-        hold: Name of the phase to be held at from the beginning, if any.
-        java_flags: Of the driver's JVM.
-        plain_to: Instead of all sinks, where Spark itself writes to: a folder for Parquet.
-        log_level: The lowest level of the product's own log lines that are told.
+        slots: The number of slots of each system's sink; 0 for as many as the plan has.
+        shuffle_partitions: Spark's setting. A stateful query keeps the value from its first start.
+        hold: The name of the phase to be held at from the beginning, if any.
+        java_flags: Flags for the driver's JVM.
+        plain_to: A folder for Parquet to which Spark itself writes, instead of all sinks.
+        log_level: The lowest level of the product's log lines that are reported.
         outage_patience_s: See `sparkonce.ExactlyOnce`.
-        stop_within_s: The time that the query has to stop in order; then its process ends at once.
+        stop_within_s: How long the query may take to stop normally. Then its process exits abruptly.
     """
 
     source: Mapping[str, Any]
@@ -93,12 +93,12 @@ class QueryConfig:
     stop_within_s: float = 120.0
 
     def to_json(self) -> str:
-        """Returns one line of JSON."""
+        """Serializes it as a line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> QueryConfig:
-        """Reads what `to_json` wrote."""
+        """Reads the output of `to_json`."""
         return cls(**json.loads(text))
 
 
@@ -119,7 +119,7 @@ def source_rows(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 
 def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
-    """Sums each key's amounts in each window. A sum comes out once, when the watermark has passed its window."""
+    """Sums each key's amounts in each window. A sum is emitted once, when the watermark has passed its window."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return (
@@ -131,7 +131,7 @@ def sums(rows: DataFrame, config: QueryConfig) -> DataFrame:
 
 
 def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
-    """Passes each row on, and adds the sums of each window."""
+    """Emits each row, and the sums of each window."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     rows = source_rows(spark, config)
@@ -142,7 +142,7 @@ def plan(spark: SparkSession, config: QueryConfig) -> DataFrame:
 
 
 def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
-    """Makes key and value of each row's record, and a time that Kafka refuses for some."""
+    """Builds the key and value of each row's record, and a timestamp that Kafka refuses for some."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     value = F.concat_ws(",", *[F.col(name).cast("string") for name in batch.columns])
@@ -154,13 +154,16 @@ def for_kafka(batch: DataFrame, refuse_every: int = 0) -> DataFrame:
 
 
 def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
-    """Makes every system's sink, with the view that gives it its slots. All but Kafka's share one, and a Spark job."""
+    """Creates every system's sink, with the view that gives it its slots.
+
+    All but Kafka's share one, and a Spark job.
+    """
 
     def view(kafka: bool) -> View:
         def of(batch: DataFrame) -> DataFrame:
             shown = for_kafka(batch, config.refuse_every) if kafka else batch
-            # Not by coalesce: it goes by which executor has what at the moment, and a batch that is lost in part is
-            # written again only if its rows come in the slots of before.
+            # Not with coalesce, which depends on the executors' current data: a batch that is lost in part is healed
+            # only if its rows are in the same slots as before.
             return shown.repartition(config.slots, "key") if config.slots else shown
 
         return of
@@ -176,24 +179,24 @@ def sinks_of(config: QueryConfig) -> dict[TwoPhaseCommitSink, View]:
 
 
 class Gate:
-    """Holds the query where a phase begins, for as long as it is told to."""
+    """Holds the query where a phase begins, until it is released."""
 
     def __init__(self, phase: str) -> None:
         self._phase = phase
         self._go = threading.Event()
 
     def hold(self, phase: str) -> None:
-        """Holds the query where this phase begins the next time."""
+        """Holds the query the next time this phase begins."""
         self._go.clear()
         self._phase = phase
 
     def go(self) -> None:
-        """Releases it, and holds it at no later phase."""
+        """Releases it, and does not hold it at any later phase."""
         self._phase = ""
         self._go.set()
 
     def holds(self, phase: str) -> bool:
-        """Tells whether it is to be held where this phase begins."""
+        """Returns True if it is to be held where this phase begins."""
         return phase == self._phase
 
     def pass_by(self, phase: str, batch: int) -> None:
@@ -231,7 +234,7 @@ def main(start: Start) -> int:
 
 
 def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> None:
-    """Tells the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
+    """Reports the number of state rows after the newest batch. Spark reports a batch a moment after it is done."""
     from sparkonce.spark.checkpoints.opening import open_checkpoint
 
     newest = SparkCheckpoint(open_checkpoint(spark, checkpoint)).finished()
@@ -245,7 +248,7 @@ def _tell_state(spark: SparkSession, query: StreamingQuery, checkpoint: str) -> 
 
 
 def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: threading.Event) -> StreamingQuery:
-    """Starts the query. Errors are told unless it is ``stopping``: then its batch is broken off on purpose."""
+    """Starts the query. Errors are reported unless it is ``stopping``, which interrupts its batch on purpose."""
     rows = plan(spark, config)
     if config.plain_to:
         return writing(rows, config).format("parquet").option("path", config.plain_to).start()
@@ -253,7 +256,7 @@ def start(spark: SparkSession, config: QueryConfig, gate: Gate, stopping: thread
 
 
 def writing(rows: DataFrame, config: QueryConfig) -> DataStreamWriter:
-    """Returns Spark's writer of a query, with checkpoint and trigger."""
+    """Returns Spark's writer for a query, with checkpoint and trigger."""
     trigger: dict[str, Any] = {"processingTime": config.trigger} if config.trigger else {"availableNow": True}
     return rows.writeStream.outputMode("append").option("checkpointLocation", config.checkpoint).trigger(**trigger)
 
@@ -261,7 +264,7 @@ def writing(rows: DataFrame, config: QueryConfig) -> DataStreamWriter:
 def run_batches(
     sinks: Mapping[TwoPhaseCommitSink, View], config: QueryConfig, gate: Gate, stopping: threading.Event
 ) -> Callable[[DataFrame, int], None]:
-    """Returns the function for ``foreachBatch``, which tells each phase and waits at the gate."""
+    """Returns the function for ``foreachBatch``, which reports each phase and waits at the gate."""
     from sparkonce import ExactlyOnce
     from sparkonce_lab.systems.files import MOST, letters_sink
 
@@ -299,7 +302,7 @@ def run_batches(
         try:
             exactly_once(rows.withColumn("batch", F.lit(batch).cast("bigint")), batch)
         except Exception as error:
-            # By its own name, whosever it is: Spark wraps it in one of its own.
+            # Under its own name, whoever raised it: Spark wraps it in one of its own errors.
             if not stopping.is_set():
                 tell("stop", error=type(error).__name__, message=str(error)[:2000])
             raise
@@ -308,17 +311,17 @@ def run_batches(
 
 
 def session(config: QueryConfig) -> SparkSession:
-    """Starts Spark on loopback, with its temporary files in a folder of ours."""
+    """Starts Spark on loopback, with its temporary files in one of our folders."""
     from pyspark.sql import SparkSession
 
     if config.master.startswith("local-cluster"):
-        # An executor is started by what belongs to an installation of Spark, and else looks for a build's folders.
+        # An executor is started like one of a Spark installation. Otherwise, Spark looks for the folders of a build.
         os.environ.update(SPARK_HOME=str(spark_jars_folder().parent), SPARK_SCALA_VERSION=SCALA)
     let_java_start()
     java = f"-Djava.io.tmpdir={config.temporary} {config.java_flags}"
     spark = (
         SparkSession.builder.config(map=dict(config.conf))
-        .config("spark.hadoop.fs.defaultFS", "file:///")  # a path is one of this machine
+        .config("spark.hadoop.fs.defaultFS", "file:///")  # a path is on this machine
         .master(config.master)
         .appName("sparkonce verify")
         .config("spark.jars", ",".join(config.jars))
@@ -330,8 +333,8 @@ def session(config: QueryConfig) -> SparkSession:
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
         .config(map=dict(only_the_drivers()))
         .config("spark.ui.enabled", "false")
-        # A full collection often, and little kept for a page that is off (by default 100,000 tasks, which takes hours):
-        # what memory the JVM has after an hour is then what the query needs.
+        # Full garbage collections are frequent, and little is retained for the UI, which is off (100,000 tasks by
+        # default, which takes hours): the JVM's memory after an hour is then what the query needs.
         .config("spark.cleaner.periodicGC.interval", "2min")
         .config("spark.ui.retainedJobs", "100")
         .config("spark.ui.retainedStages", "100")
@@ -345,14 +348,14 @@ def session(config: QueryConfig) -> SparkSession:
 
 
 def tell(event: str, **fields: Any) -> None:
-    """Writes one line for the process that listens."""
-    # One write for a line: the JVM has the same standard output.
+    """Writes one line for the process that is listening."""
+    # One write per line, since the JVM shares standard output.
     os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())
 
 
 def _lines() -> Iterator[str]:
     """Yields the lines of standard input."""
-    # Not by sys.stdin: a reading thread would hold its lock at the interpreter's end.
+    # Not with sys.stdin, whose lock a reading thread would hold when the interpreter exits.
     rest = b""
     while piece := os.read(0, 65_536):
         *lines, rest = (rest + piece).split(b"\n")
@@ -366,7 +369,7 @@ def _listen(lines: Iterator[str], gate: Gate, stopping: threading.Event, stop_wi
             gate.hold(command["hold"])
         if "go" in command:
             gate.go()
-    # Where a server is gone too, stopping in order may take for ever, and nobody waits for it any more.
+    # If a server is gone too, stopping normally may take forever, and nobody waits for it anymore.
     end = threading.Timer(stop_within_s, os._exit, (1,))
     end.daemon = True
     end.start()

@@ -1,7 +1,7 @@
-"""A Schema Registry for tests: small, in this process, on a loopback port, and as unwell as a test wants it.
+"""A small Schema Registry for tests, in this process, on a loopback port, that can be made to fail in various ways.
 
-It answers what confluent-kafka's client asks, with Confluent's error codes: registering (references, BACKWARD and NONE
-compatibility, schemas of any type), looking up, versions, ids, deleting softly, and the compatibility setting.
+It supports what confluent-kafka's client requests, with Confluent's error codes: registering (references, BACKWARD and
+NONE compatibility, schemas of any type), lookups, versions, ids, soft deletes, and the compatibility setting.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Version:
 
 @dataclass(slots=True)
 class _Store:
-    """The content of a registry. A schema that is registered twice, under whatever subjects, has one id."""
+    """The content of a registry. A schema that is registered twice, under any subjects, has one id."""
 
     ids: dict[str, int] = field(default_factory=dict)
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class _Store:
 
 
 class RegistryServer:
-    """A Schema Registry, as a context manager: it runs until the block is left.
+    """A Schema Registry as a context manager, which runs until the block is left.
 
     Args:
-        auth: User and password that are asked for.
-        certificate: The paths of its certificate and its key, both PEM: it then speaks TLS.
+        auth: The required user and password.
+        certificate: The paths of its certificate and its key, both in PEM. With it, the server uses TLS.
         first_id: The id of the first schema that is registered.
     """
 
@@ -69,7 +69,7 @@ class RegistryServer:
         first_id: int = 1,
     ) -> None:
         self.requests: list[str] = []
-        """What was asked, such as ``GET /schemas/ids/1``, in order, without the query."""
+        """The requests so far, such as ``GET /schemas/ids/1``, in order, without query strings."""
         self._auth = auth
         self._certificate = certificate
         self._store = _Store(next_id=first_id)
@@ -89,11 +89,11 @@ class RegistryServer:
 
     @property
     def url(self) -> str:
-        """The address. It stays the same when it is stopped and started again."""
+        """The address. It stays the same after a restart."""
         return f"{'https' if self._certificate else 'http'}://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Listens, with all that was registered before."""
+        """Listens, with everything that was registered before."""
         server = _Server(("127.0.0.1", self._port), _handler(self))
         if self._certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -105,7 +105,7 @@ class RegistryServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Refuses connections from here on."""
+        """Refuses connections from now on."""
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
@@ -124,7 +124,7 @@ class RegistryServer:
 
     @contextmanager
     def failing(self, status: int) -> Iterator[None]:
-        """Answers everything with this HTTP status inside the block."""
+        """Responds to everything with this HTTP status inside the block."""
         self._status = status
         try:
             yield
@@ -133,7 +133,7 @@ class RegistryServer:
 
     @contextmanager
     def slow(self, delay_s: float) -> Iterator[None]:
-        """Waits so many seconds before each answer inside the block."""
+        """Waits this many seconds before each response inside the block."""
         self._delay_s = delay_s
         try:
             yield
@@ -141,7 +141,7 @@ class RegistryServer:
             self._delay_s = 0.0
 
     def count(self, request: str) -> int:
-        """Counts how often something was asked: ``GET /schemas/ids/1``, or a beginning of it."""
+        """Counts requests that equal or begin with this, such as ``GET /schemas/ids/1``."""
         with self._lock:
             return sum(one.startswith(request) for one in self.requests)
 
@@ -153,16 +153,16 @@ class RegistryServer:
         kind: str = "AVRO",
         references: Sequence[tuple[str, str, int]] = (),
     ) -> int:
-        """Registers a schema as a client would, and gives its id.
+        """Registers a schema as a client would, and returns its id.
 
         Args:
             subject: The subject.
-            schema: JSON, or what becomes it.
-            kind: AVRO, JSON or PROTOBUF. Schemas of the last two are kept as they are.
-            references: Of each type used from elsewhere its name, and the subject and version where it is.
+            schema: JSON, or a value to be serialized as JSON.
+            kind: AVRO, JSON or PROTOBUF. Schemas of the last two are stored unchanged.
+            references: For each type that is defined elsewhere, its name, and the subject and version that define it.
 
         Raises:
-            ValueError: what the server would refuse.
+            ValueError: If the server would refuse it.
         """
         text = schema if isinstance(schema, str) else json.dumps(schema)
         listed = [{"name": name, "subject": where, "version": version} for name, where, version in references]
@@ -176,11 +176,11 @@ class RegistryServer:
         self._set_level({"compatibility": level}, subject)
 
     def delete_version(self, subject: str, number: int) -> None:
-        """Deletes a version softly: its id still stands for its schema."""
+        """Soft-deletes a version. Its id still refers to its schema."""
         self._delete(subject, str(number))
 
     def answer(self, method: str, target: str, body: Mapping[str, Any], user: str | None) -> tuple[int, Any]:
-        """Returns an HTTP status and the answer's JSON. For the server's own handler."""
+        """Returns an HTTP status and the response's JSON. For the server's own handler."""
         parts = urlsplit(target)
         with self._lock:
             self.requests.append(f"{method} {parts.path}")
@@ -266,7 +266,7 @@ class RegistryServer:
         return schema
 
     def _whole(self, schema: Mapping[str, Any]) -> Any:
-        """Returns an Avro schema with its references written out."""
+        """Returns an Avro schema with its references inlined."""
         references = {
             one["name"]: self._whole(
                 self._store.schemas[self._found(one["subject"], str(one["version"]), deleted=True).id]
@@ -330,7 +330,7 @@ class _Server(ThreadingHTTPServer):
     tls: ssl.SSLContext | None = None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shakes hands in the connection's own thread: one that stalls holds up nobody else."""
+        """Performs the handshake in the connection's own thread, so that one that stalls does not block others."""
         if self.tls is not None:
             try:
                 request = self.tls.wrap_socket(request, server_side=True)
@@ -341,12 +341,12 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
-        """Ignores a client that goes away."""
+        """Ignores a client that disconnects."""
 
 
 def _handler(registry: RegistryServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Speaks HTTP/1.0, so each connection ends with its answer and none outlives `RegistryServer.stop`."""
+        """Uses HTTP/1.0, so each connection ends with its response and none outlives `RegistryServer.stop`."""
 
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
@@ -374,7 +374,7 @@ def _error(code: int, message: str) -> dict[str, Any]:
 
 
 def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that the real one shows: no type if it is AVRO, and no references if there are none."""
+    """Returns the fields that a real registry shows: no type if it is AVRO, and no references if there are none."""
     shown = {"schema": schema["schema"]}
     if schema["schemaType"] != "AVRO":
         shown["schemaType"] = schema["schemaType"]
@@ -390,11 +390,14 @@ _WIDER = {
     "string": {"bytes"},
     "bytes": {"string"},
 }
-"""https://avro.apache.org/docs/1.12.0/specification/#schema-resolution"""
+"""See https://avro.apache.org/docs/1.12.0/specification/#schema-resolution"""
 
 
 def can_read(reader: Schema, writer: Schema) -> bool:
-    """Tells whether every record of the writer's schema can be read. A type that is only named again is not checked."""
+    """Returns True if every record of the writer's schema can be read.
+
+    A reference to a named type is not checked again.
+    """
     if isinstance(writer, list):
         return all(can_read(reader, one) for one in writer)
     if isinstance(reader, list):

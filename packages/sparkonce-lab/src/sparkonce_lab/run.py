@@ -1,4 +1,4 @@
-"""A whole verification: systems started, rows fed, the schedule carried out, everything read, judged and reported."""
+"""A whole verification: starts systems, feeds rows, carries out the schedule, then reads, judges and reports."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ class Options:
     """The settings of a run.
 
     Attributes:
-        source: The Kafka with the source; also the system ``kafka`` if that is among ``systems``.
-        systems: What the query writes to.
-        folder: A new one; keeps history, logs, and report.
-        seed: Of workload and schedule.
-        rows: How many rows at least.
-        workload: What is written.
-        faults: How many.
-        every_s: From one fault to the next, at least, in seconds.
-        wanted: Only these faults; all that are possible by default.
-        schedule: Instead of drawing one.
-        fresh_end: Whether a new driver finishes what was written last, and not the one that runs.
-        undisturbed: Whether to compare the rows with those of an undisturbed query.
+        source: The Kafka with the source, which is also the system ``kafka`` if that is in ``systems``.
+        systems: The systems that the query writes to.
+        folder: A new folder for history, logs, and report.
+        seed: The seed of workload and schedule.
+        rows: The minimum number of rows.
+        workload: The rows to write.
+        faults: The number of faults.
+        every_s: The minimum time from one fault to the next, in seconds.
+        wanted: Only these faults. Defaults to all that are possible.
+        schedule: A schedule to use instead of drawing one.
+        fresh_end: True if a new driver, instead of the running one, finishes what was written last.
+        undisturbed: True to compare the rows with those of an undisturbed query.
         limits: How long to wait.
-        store: Of the checkpoint; None for a disk of our own.
+        store: The checkpoint's store; None for a local disk.
         module: The query's module.
-        java_flags: Of the drivers' JVMs.
-        places: Where the user's own systems are, by name; without credentials.
+        java_flags: Flags for the drivers' JVMs.
+        places: The addresses of the user's own systems, by name, without credentials.
     """
 
     source: KafkaSystem
@@ -89,12 +89,12 @@ class Options:
 
 
 def run(options: Options, say: Say) -> History:
-    """Runs it, and reads back what was recorded.
+    """Carries out a run, and returns the recorded history.
 
     Raises:
-        ConfigurationError: if something asked for is not possible.
-        PreflightError: if a system cannot be had.
-        RunFailedError: if the verification cannot be carried through.
+        ConfigurationError: If something that was requested is not possible.
+        PreflightError: If a system is unavailable.
+        RunFailedError: If the verification cannot be completed.
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigurationError(
@@ -138,19 +138,19 @@ def _start(system: VerifiedSystem | CheckpointStore, folder: Path) -> None:
 
 
 def _stop(system: VerifiedSystem | CheckpointStore, say: Say) -> None:
-    """Stops a system. A failure is told, and changes neither the verdict nor an earlier error."""
+    """Stops a system. A failure is reported, but changes neither the verdict nor an earlier error."""
     _try(system.stop, lambda why: say(f"{system.name} is not left as it was: {why}"))
 
 
 def _try(end: Callable[[], None], say: Say) -> None:
     try:
         end()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be ended, too
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must be ended, too
         say(str(error) or repr(error))
 
 
 def _keep_what_was_found(history: History, options: Options, say: Say) -> None:
-    """Leaves the rows on the user's own servers, to be looked at, if they are not what they must be."""
+    """Leaves the rows on the user's own servers for inspection if they are not what they must be."""
     if not options.places or not any(verdict.count for verdict in judge(history) if verdict.system):
         return
     for system in _all(options):
@@ -169,7 +169,7 @@ def _versions() -> dict[str, str]:
 
 
 def _all(options: Options) -> list[VerifiedSystem]:
-    """Lists the systems, and the source's first."""
+    """Lists the systems, starting with the source's."""
     others = [system for system in options.systems if system is not options.source]
     return [options.source, *others]
 
@@ -195,7 +195,7 @@ class _Run:
         self._steps = list(drawn)
         check_steps(self._steps, found, why)
         if not any(step.fault is Fault.EXPIRED for step in self._steps):
-            # What the product leaves open is found open, and not ended by the broker before anybody looks.
+            # Transactions that the product leaves open must be found open, not ended by the broker before the check.
             source.transaction_timeout_s = None
         self._feeder = Feeder(source.settings, source.source, options.workload)
         self._readers = Readers(options.systems, self._checkpoint, recorder)
@@ -228,7 +228,7 @@ class _Run:
         )
 
     def carry_out(self) -> None:
-        """Carries out the whole run. What was found until something went wrong is recorded in any case."""
+        """Carries out the whole run. If something goes wrong, what was found until then is still recorded."""
         conductor = self._conductor
         self._note_began()
         striker = Striker(
@@ -269,7 +269,7 @@ class _Run:
             self._end()
             self._read()
         except Exception:
-            # It says nothing of the query, but what systems hold by now may.
+            # It says nothing about the query, but what systems contain by now may.
             self._end()
             self._read()
             raise
@@ -277,12 +277,15 @@ class _Run:
             self._end()
 
     def _end(self) -> None:
-        """Ends all that runs, the drivers first. What goes wrong here is told, and hides nothing that went before."""
+        """Ends everything that is running, drivers first.
+
+        Errors here are reported, and hide nothing that happened before.
+        """
         for end in (self._conductor.end, self._readers.stop, self._feeder.stop):
             _try(end, self._say)
 
     def _drain(self) -> Driver | None:
-        """Lets a driver finish all that was written, and close every window."""
+        """Lets a driver finish everything that was written, and close every window."""
         conductor = self._conductor
         self._feeder.stop()
         self._recorder.note(EventKind.FED, rows=self._feeder.written)
@@ -300,14 +303,14 @@ class _Run:
         return conductor.stop()
 
     def _has_come_to(self, watermark_ms: int) -> Callable[[], bool]:
-        """Returns a function that asks whether a batch is done with such a watermark, but not at every call."""
+        """Returns a function that checks, but not at every call, whether a batch with such a watermark is done."""
         checkpoint, asked_at = SparkCheckpoint(self._checkpoint), 0.0
 
         def has_come() -> bool:
             nonlocal asked_at
             if time.monotonic() - asked_at < _ASK_EVERY_S:
                 return False
-            with suppress(OSError):  # the store is asked again
+            with suppress(OSError):  # the store is queried again
                 if checkpoint.finished_watermark_ms() >= watermark_ms:
                     return True
             asked_at = time.monotonic()
@@ -325,7 +328,7 @@ class _Run:
         read_systems(self._options.systems, self._recorder, self._say)
 
     def _run_undisturbed(self, disturbed: Driver | None) -> None:
-        """Runs the same query on the same rows undisturbed, with a checkpoint of its own, and compares."""
+        """Runs the same query undisturbed on the same rows, with its own checkpoint, for comparison."""
         folder = self._options.folder / "undisturbed"
         config = replace(self._config, checkpoint=str(folder / "checkpoint"), plain_to=str(folder / "rows"), trigger="")
         log, temporary = self._options.folder / "logs" / "undisturbed.log", Path(self._config.temporary)
@@ -383,13 +386,13 @@ def _parquet(folder: Path) -> pa.Table:
 def read_systems(
     systems: Sequence[VerifiedSystem], recorder: Recorder, say: Say, *, insist_s: float = INSIST_S
 ) -> None:
-    """Reads every system, and notes what could not be read.
+    """Reads every system, and records what could not be read.
 
     Args:
-        systems: Which.
-        recorder: Takes what they hold.
-        say: Takes what could not be read.
-        insist_s: How long each question is asked again while it is not answered.
+        systems: The systems.
+        recorder: Receives their contents.
+        say: Called with a message about what could not be read.
+        insist_s: How long each unanswered request is retried.
     """
     for system in systems:
         with noting(f"the rows in {system.name}", recorder, say):
@@ -400,7 +403,10 @@ def read_systems(
 
 @contextmanager
 def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
-    """Notes what cannot be read, so that the rest is read all the same. Its verdict then says that nobody looked."""
+    """Records what cannot be read, so that everything else is still read.
+
+    Its verdict then shows that nothing was checked.
+    """
     try:
         yield
     except Exception as error:  # noqa: BLE001 - as above
@@ -410,7 +416,7 @@ def noting(what: str, recorder: Recorder, say: Say) -> Iterator[None]:
 
 
 def _insist(question: Callable[[], Answer], insist_s: float) -> Answer:
-    """Asks a system again while it does not answer: it may have been struck just before."""
+    """Retries a request while a system does not respond, since it may just have been struck."""
     give_up_at = time.monotonic() + insist_s
     while True:
         try:

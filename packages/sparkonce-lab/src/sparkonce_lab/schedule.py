@@ -1,4 +1,4 @@
-"""The schedule of faults, with their order and moments: drawn from a seed, or read from a file."""
+"""The schedule of faults, with their order and timing, drawn from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import ENDS_THE_DRIVER, OF_REQUESTS, Fault
 
 EVERY_BATCH = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.SWEEPING_OWN, Phase.IDLE)
-"""The phases that most batches go through: what a schedule aims at."""
+"""The phases that most batches go through, at which a schedule aims."""
 FIRST_BATCH = (Phase.READING, Phase.CLAIMING, Phase.SWEEPING, Phase.REPLAYING)
-"""The phases of a driver's first batch. They are struck while a driver recovers from the step before."""
+"""The phases of a driver's first batch. They are struck while a driver recovers from the previous step."""
 
 _DRIFTS_MS = (0, 0, 0, 0, 20, 200)
-"""The times after a phase's begin; at 0 the query is held there until the fault has happened."""
+"""The delays after a phase begins. At 0, the query is held there until the fault has happened."""
 _LASTS_MS = (*(500, 1_000, 2_000, 4_000) * 4, 20_000, 75_000)
-"""Most are over before anybody gives up; 20 s are more than a start waits, 75 s more than a commit is tried."""
+"""Most are shorter than any timeout. 20 s is longer than a start waits, 75 s longer than a commit is retried."""
 _BATCHES = (1, 1, 2, 3)
 _SLOTS = (1, 2, 3, 4, 5, 6)
 
@@ -30,15 +30,15 @@ class Step:
 
     Attributes:
         number: From 1.
-        fault: What.
-        phase: Name of the `Phase` of the driver in which it happens.
+        fault: The fault.
+        phase: The name of the driver's `Phase` in which it happens.
         system: The name of the system that it strikes; empty for a fault of the query's own processes.
-        request: Which request of the system, for a fault of one request.
-        batches: How many batches are to be finished since the step before has been recovered from.
-        delay_ms: How long after the phase has begun. At 0 the query is held at the phase's beginning until the fault
-            has happened.
+        request: The system's request that it strikes, for a fault of one request.
+        batches: The number of batches to finish after recovering from the previous step.
+        delay_ms: The time after the phase has begun. At 0, the query is held at the beginning of the phase until the
+            fault has happened.
         lasts_ms: How long an outage, a pause, or slowness lasts.
-        amount: What a fault needs besides: by how many seconds the clock jumps, how many slots the new driver has.
+        amount: A parameter of the fault: by how many seconds the clock jumps, or how many slots the new driver has.
     """
 
     number: int
@@ -57,10 +57,10 @@ class Step:
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Step:
-        """Reads what `to_json` wrote.
+        """Reads the output of `to_json`.
 
         Raises:
-            ConfigurationError: if a field is missing, unknown, or not what it must be.
+            ConfigurationError: If a field is missing, unknown, or invalid.
         """
         try:
             step = cls(**{**fields, "fault": Fault(fields["fault"])})
@@ -90,8 +90,8 @@ class Choice:
     """A fault that can be injected here.
 
     Attributes:
-        fault: What.
-        system: Where; empty for the query's own processes.
+        fault: The fault.
+        system: The system; empty for the query's own processes.
         requests: The names of requests, for a fault of one request.
     """
 
@@ -101,22 +101,22 @@ class Choice:
 
 
 def draw(seed: int, count: int, choices: Sequence[Choice]) -> list[Step]:
-    """Draws a schedule. The same arguments give the same schedule.
+    """Draws a schedule. The same arguments return the same schedule.
 
-    Every choice comes as often as every other, in a random order. Phases take turns, too, but those of a driver's first
-    batch wait for a step after which there is one, and `Fault.EXPIRED` has its own.
+    All choices occur equally often, in random order. Phases also take turns, but those of a driver's first batch wait
+    for a step that is followed by one, and `Fault.EXPIRED` has its own.
 
     Args:
-        seed: Of the random numbers.
-        count: How many steps.
+        seed: The seed of the random numbers.
+        count: The number of steps.
         choices: What can be injected.
 
     Raises:
-        ConfigurationError: if nothing can be.
+        ConfigurationError: If nothing can be injected.
     """
     if not choices:
         raise ConfigurationError("No fault can be injected here.", next_step="Name other systems or other faults.")
-    dice = random.Random(seed)  # noqa: S311 - the same schedule again, nothing secret
+    dice = random.Random(seed)  # noqa: S311 - for reproducible schedules, not for secrets
     deck: list[Choice] = []
     phases: list[Phase] = []
     steps: list[Step] = []

@@ -1,4 +1,4 @@
-"""Injects the faults of a schedule, one by one, into a query and its systems, and says which cannot be."""
+"""Injects the faults of a schedule, one by one, into a query and its systems, and reports which ones are impossible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Disk(Protocol):
     """A disk that can be filled."""
 
     def fill(self) -> None:
-        """Leaves not a byte free."""
+        """Fills the disk to the last byte."""
 
     def free(self) -> None:
         """Makes room again."""
@@ -43,12 +43,12 @@ class Striker:
 
     Args:
         conductor: Keeps the query running.
-        systems: By name.
-        seed: For choices that a step leaves open: which worker.
+        systems: The systems, by name.
+        seed: The seed for choices that a step leaves open, such as which worker.
         disk: The disk of checkpoint and log, if it can be filled.
-        store: Of the checkpoint, if that is not on a disk of our own.
+        store: The checkpoint's store, if it is not on a local disk.
         expiry_s: After how many seconds a transaction of the query expires.
-        every_s: From one fault to the next, at least.
+        every_s: The minimum time from one fault to the next, in seconds.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Striker:
         self._conductor = conductor
         self._systems = systems
         self._struck: dict[str, Strikable] = {**systems, **({store.name: store} if store else {})}
-        self._dice = random.Random(seed)  # noqa: S311 - which worker is killed, nothing secret
+        self._dice = random.Random(seed)  # noqa: S311 - chooses which worker is killed, not used for secrets
         self._disk = disk
         self._expiry_s = expiry_s
         self._every_s = every_s
@@ -85,7 +85,7 @@ class Striker:
         """Carries out all steps, and waits for the recovery from each.
 
         Raises:
-            StuckError: if the query does not recover.
+            StuckError: If the query does not recover.
         """
         due = time.monotonic()
         for number, step in enumerate(steps):
@@ -99,13 +99,13 @@ class Striker:
         self._conductor.settle(steps[-1].number if steps else 0)
 
     def start(self, steps: Sequence[Step], slots: int = 0, *, beside: bool = False, clock_s: int = 0) -> Driver:
-        """Starts a driver for the steps that follow.
+        """Starts a driver for the following steps.
 
         Args:
-            steps: Those.
-            slots: How many it has.
-            beside: Whether another one is at work. Then it is not held for the next step.
-            clock_s: By how many seconds its clock is wrong from the start.
+            steps: The following steps.
+            slots: The number of its slots.
+            beside: True if another driver is active. Then it is not held for the next step.
+            clock_s: The offset of its clock from the start on, in seconds.
         """
         conductor = self._conductor
         conductor.expect(steps[0] if steps and not beside and not self._every_s else None)
@@ -126,13 +126,13 @@ class Striker:
         conductor.note_over(step)
 
     def _let_expire(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Kills the driver, and starts a new one after the broker has ended what it left open."""
+        """Kills the driver, and starts a new one after the broker has aborted what it left open."""
         conductor, kafka = self._conductor, self._systems["kafka"]
         conductor.driver = None
         conductor.kill(driver)
         give_up_at = time.monotonic() + self._expiry_s + _EXPIRY_MARGIN_S
         left = _ask(kafka, give_up_at)
-        # Where the driver did not come to its phase, it has nothing open: then it was a kill as any other.
+        # A driver that did not reach its phase has nothing open, so this was an ordinary kill.
         conductor.note_fault(step if left else replace(step, fault=Fault.DRIVER_KILLED), driver)
         while left:
             conductor.pause(_EXPIRY_POLL_S)
@@ -146,7 +146,7 @@ class Striker:
         conductor.note_over(step)
 
     def _pause_driver(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Pauses the driver until its successor has finished a batch. One of them must end by itself.
+        """Pauses the driver until its successor has finished a batch. One of the two must end on its own.
 
         That is the zombie, unless it was paused before it had claimed the query: then it is the newer one.
         """
@@ -154,7 +154,7 @@ class Striker:
         conductor.note_fault(step, driver)
         driver.pause()
         successor = self.start(following, conductor.config.slots, beside=True)
-        driver.go()  # it reads that when it wakes up
+        driver.go()  # it reads that when it resumes
         conductor.need(
             lambda: conductor.driver is not None and conductor.driver.finished >= 0,
             conductor.limits.start_s,
@@ -165,7 +165,7 @@ class Striker:
         self._see_one_end(driver, conductor.driver or successor, step)
 
     def _two_drivers(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        """Starts a rival. Both work until one has deposed the other."""
+        """Starts a rival. Both run until one has superseded the other."""
         conductor = self._conductor
         conductor.note_fault(step, driver)
         rival = self.start(following, conductor.config.slots, beside=True)
@@ -173,7 +173,7 @@ class Striker:
         self._see_one_end(driver, rival, step)
 
     def _see_one_end(self, driver: Driver, rival: Driver, step: Step) -> None:
-        """Waits until one of the two has ended by itself. The other one continues."""
+        """Waits until one of the two has ended on its own. The other one continues."""
         conductor = self._conductor
         conductor.need(
             lambda: any(one.exit_code() is not None for one in (driver, rival)),
@@ -186,7 +186,7 @@ class Striker:
         conductor.note_over(step)
 
     def _jump_clock(self, step: Step, driver: Driver, following: Sequence[Step]) -> None:
-        if step.amount < 0:  # in a running JVM, whose monotonic clock jumps too, what is to happen later never would
+        if step.amount < 0:  # in a running JVM, whose monotonic clock also jumps, scheduled events would never happen
             self._kill_driver(step, driver, following)
             return
         if driver.clock is None:
@@ -272,7 +272,7 @@ class Striker:
 
 
 def _ask(system: VerifiedSystem, give_up_at: float) -> Sequence[str]:
-    """Returns what a system has open, asked again while it does not answer."""
+    """Returns what a system has open, retrying while it does not respond."""
     while True:
         try:
             return system.left_open()
@@ -296,11 +296,11 @@ def choices(
     """Lists the faults that can be injected into these systems and their query.
 
     Args:
-        systems: What the query writes to.
-        source: What it reads from, perhaps one of them.
-        disk: Whether the disk of checkpoint and log can be filled.
-        wanted: Only these; all by default.
-        store: Of the checkpoint, if that is not on a disk of our own.
+        systems: The systems that the query writes to.
+        source: The system that it reads from, which may be one of them.
+        disk: True if the disk of checkpoint and log can be filled.
+        wanted: Only these. Defaults to all.
+        store: The checkpoint's store, if it is not on a local disk.
     """
     expires = source in systems and Fault.SERVER_KILLED in source.faults()
     found = [
@@ -313,7 +313,7 @@ def choices(
     ]
     for system in dict.fromkeys([*systems, source, *([store] if store else [])]):
         for fault, requests in system.faults().items():
-            # Aborts come when something is swept only: a trap for one would hardly ever spring.
+            # Aborts happen only in sweeps, so a trap for one would hardly ever spring.
             regular = tuple(request for request in requests if request != "abort")
             if system is not source or source in systems or fault not in OF_REQUESTS:
                 found.append(Choice(fault=fault, system=system.name, requests=regular))
@@ -321,20 +321,20 @@ def choices(
 
 
 Hindrances = Mapping[tuple[Fault, str], str]
-"""The reasons why not, by fault and the system's name, which is empty for faults of the query."""
+"""Why faults are impossible, by fault and system name, which is empty for faults of the query."""
 _OF_SERVERS = (Fault.SERVER_KILLED, Fault.SERVER_PAUSED)
 
 
 def hindrances(
     systems: Sequence[VerifiedSystem], source: VerifiedSystem, *, disk: bool, store: Strikable | None = None
 ) -> Hindrances:
-    """Returns the faults that cannot be injected here and could be elsewhere, with the reasons.
+    """Returns the faults that cannot be injected here but could be elsewhere, with the reasons.
 
     Args:
-        systems: What the query writes to; they are started.
-        source: What it reads from, perhaps one of them.
-        disk: Whether the disk of checkpoint and log can be filled.
-        store: Of the checkpoint, if that is not on a disk of our own.
+        systems: The systems that the query writes to, already started.
+        source: The system that it reads from, which may be one of them.
+        disk: True if the disk of checkpoint and log can be filled.
+        store: The checkpoint's store, if it is not on a local disk.
     """
     ours = source in systems and Fault.SERVER_KILLED in source.faults()
     of_query = {
@@ -351,7 +351,7 @@ def hindrances(
 
 
 def _why_not(fault: Fault, system: Strikable) -> str:
-    """Returns why a system lacks a fault, or an empty string if it never has it."""
+    """Returns why a system lacks a fault; empty if it never has it."""
     is_kafka, is_files = isinstance(system, KafkaSystem), system.name in ("files", "delta")
     is_ours = Fault.SERVER_KILLED in system.faults()
     if fault is Fault.COORDINATOR_MOVED:
@@ -368,7 +368,7 @@ def _why_not(fault: Fault, system: Strikable) -> str:
 
 
 def words_of(why: Hindrances) -> str:
-    """Describes them, those with the same reason together. Empty if there are none."""
+    """Describes them, grouping those with the same reason. Empty if there are none."""
     alike: dict[tuple[str, str], list[str]] = {}
     for (fault, system), reason in why.items():
         alike.setdefault((system, reason), []).append(fault.value)
@@ -379,10 +379,10 @@ def words_of(why: Hindrances) -> str:
 
 
 def check_steps(steps: Sequence[Step], choices: Sequence[Choice], why: Hindrances) -> None:
-    """Refuses a schedule of which something cannot be injected, before anything is struck.
+    """Refuses a schedule with steps that cannot be injected, before anything is struck.
 
     Raises:
-        ConfigurationError: naming each such step, and why.
+        ConfigurationError: If there are any. The message names each such step, and the reason.
     """
     requests = {(choice.fault, choice.system): choice.requests for choice in choices}
     impossible = []

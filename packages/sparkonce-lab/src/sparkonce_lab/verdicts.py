@@ -1,4 +1,4 @@
-"""The verdicts of checkers on a history."""
+"""The checkers' verdicts on a history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Anomaly(str, Enum):
 
     @property
     def words(self) -> str:
-        """The same in a sentence."""
+        """The anomaly as a sentence."""
         return _WORDS[self]
 
 
@@ -43,23 +43,23 @@ _WORDS = {
 }
 
 NEEDS_THE_END = frozenset({Anomaly.MISSING, Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.LINGERING})
-"""The anomalies that an unfinished run cannot show: it may only not have written, or cleaned up, yet."""
+"""The anomalies that an unfinished run cannot show: it may just not have written, or cleaned up, yet."""
 OPTIONAL = frozenset({Anomaly.GROWING})
-"""The anomalies that only a long run can show: a shorter one passes without the check."""
+"""The anomalies that only a long run can show. A shorter run passes without the check."""
 MOST_EXAMPLES = 5
-"""The most examples in one verdict."""
+"""The maximum number of examples in one verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One checker's answer about one system, or about the whole run.
+    """One checker's result for one system, or for the whole run.
 
     Attributes:
-        anomaly: What was looked for.
-        system: In which system; empty for the whole run.
-        looked_at: How many things were looked at. A verdict on nothing proves nothing.
-        count: How often it was found.
-        examples: Some of what was found, each in a line.
+        anomaly: What was checked for.
+        system: The system; empty for the whole run.
+        looked_at: The number of items examined. A verdict on nothing proves nothing.
+        count: How often the anomaly was found.
+        examples: Some of what was found, one per line.
     """
 
     anomaly: Anomaly
@@ -70,15 +70,15 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Tells whether it was not found."""
+        """True if it was not found."""
         return self.count == 0
 
     @property
     def blank(self) -> bool:
-        """Tells whether nothing was looked at where something had to be: it is then neither found nor not found."""
+        """True if nothing was examined although something should have been, so the result is unknown."""
         return self.looked_at == 0 and self.anomaly not in OPTIONAL
 
 
 def passed(verdicts: Sequence[Verdict]) -> bool:
-    """Tells whether everything was looked for, and nothing was found."""
+    """Returns True if everything was checked for, and nothing was found."""
     return bool(verdicts) and all(verdict.ok and not verdict.blank for verdict in verdicts)

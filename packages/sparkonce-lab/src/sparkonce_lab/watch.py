@@ -1,4 +1,4 @@
-"""Looks on while the query runs: the batches that readers see, and the size of log and checkpoint."""
+"""Observes the query while it runs: the batches that readers see, and the size of log and checkpoint."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Readers:
     Args:
         systems: The systems.
         checkpoint: The checkpoint with the decision log.
-        recorder: Receives what is seen.
+        recorder: Receives the observations.
     """
 
     def __init__(self, systems: Sequence[VerifiedSystem], checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         self._readers = [_Reader(system, checkpoint, recorder) for system in systems]
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the readers."""
         for reader in self._readers:
             reader.start()
 
     def stop(self) -> None:
-        """Ends them, all at once. May be called again."""
+        """Stops all of them in parallel. May be called repeatedly."""
         for reader in self._readers:
             reader.stopping.set()
         for reader in self._readers:
@@ -46,7 +46,7 @@ class Readers:
 
 
 class _Reader(Background):
-    """Notes when a system first shows rows of a batch, and what the decision log then says of the batch."""
+    """Records when a system first shows rows of a batch, and what the decision log then says about the batch."""
 
     def __init__(self, system: VerifiedSystem, checkpoint: CheckpointFiles, recorder: Recorder) -> None:
         super().__init__(f"reader of {system.name}", _STOPS_WITHIN_S)
@@ -59,23 +59,23 @@ class _Reader(Background):
         newest = -1
         stopping = False
         while not stopping:
-            stopping = self.stopping.wait(_EVERY_S)  # and one last look, at what is there in the end
+            stopping = self.stopping.wait(_EVERY_S)  # followed by one last check of what is there at the end
             try:
                 found = self._system.newest()
-            except Exception:  # noqa: BLE001, S112 - the system does not answer now and is asked again
+            except Exception:  # noqa: BLE001, S112 - the system does not respond now, and is queried again
                 continue
             if found <= newest:
                 continue
             # Rows first, then the log: a batch that is undecided now was undecided when its rows were seen. In the
-            # other order, a decision in between would go unnoticed. Rows that are early for less time than these two
-            # reads take are missed, so drivers are held for longer where rows must not show yet.
+            # opposite order, a decision in between would go unnoticed. Rows that are early for less time than these two
+            # reads take are missed, so drivers are held longer where rows must not be visible yet.
             decided = self._decided()
             if decided is not None:
                 newest = found
                 self._recorder.note(EventKind.SEEN, system=self._system.name, batch=found, decided=decided)
 
     def _decided(self) -> int | None:
-        """Returns the newest decided batch, -1 for none, and None if the log cannot be read now."""
+        """Returns the newest decided batch; -1 if there is none, and None if the log currently cannot be read."""
         try:
             if not has_log(self._checkpoint):
                 return -1
@@ -87,17 +87,17 @@ class _Reader(Background):
 
 
 def has_log(checkpoint: CheckpointFiles) -> bool:
-    """Tells whether a decision log has begun. Raises OSError if that cannot be asked."""
+    """Returns True if a decision log exists. Raises OSError if that cannot be determined."""
     return bool(checkpoint.names(_RECORDS))
 
 
 def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int) -> None:
-    """Notes whether the decision log holds what no correct run can have written: a new driver would stop there.
+    """Records if the decision log contains what no correct run can have written, at which a new driver would stop.
 
     Args:
-        recorder: Takes it.
-        checkpoint: With the log.
-        driver: The newest one's number.
+        recorder: Receives it.
+        checkpoint: The checkpoint with the log.
+        driver: The newest driver's number.
     """
     try:
         DecisionLog(FilesLogStore(checkpoint)).read(LogView())
@@ -107,7 +107,7 @@ def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int)
 
 
 def note_sizes(recorder: Recorder, checkpoint: CheckpointFiles) -> None:
-    """Notes how large checkpoint and log are; of those that are not on a disk only how many files the log has."""
+    """Records the sizes of checkpoint and log. If they are not on a disk, only the number of the log's files."""
     if isinstance(checkpoint, LocalFiles):
         for name, folder in (("log", checkpoint.folder / FOLDER), ("checkpoint", checkpoint.folder)):
             if folder.is_dir():

@@ -1,7 +1,7 @@
-"""Rows whose right result is known, and the feeder that writes them to the source's topic.
+"""Rows whose correct result is known, and the feeder that writes them to the source topic.
 
-They are numbered within each key, and summed by key and window of event time. Everything follows from a `Workload` and
-the number of rows: who has both can compute what must come out.
+They are numbered within each key, and summed by key and window of event time. Everything is determined by a `Workload`
+and the number of rows, from which the expected output can be computed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 CHUNK_ROWS = 2_000
-"""Rows are made, and written, in chunks of so many: the last one may be cut off anywhere."""
+"""Rows are generated and written in chunks of this size. The last one may be cut off anywhere."""
 CLOSING_KEY = -1
-"""The key of the rows that only move the watermark on."""
+"""The key of rows that only advance the watermark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class Workload:
     """The rows that are written to the source.
 
     Attributes:
-        seed: Makes the same rows again.
-        partitions: Of the source. Key k is in partition k modulo this.
-        keys: How many keys.
-        skew: Exponent of the keys' frequencies: at 0 all are alike, at 1 the first comes about as often as Zipf says.
-        rows_per_second: How fast rows are written, and event time runs.
-        window_ms: Width of the windows of event time.
-        started_ms: Event time of the first row, in milliseconds since the epoch; a multiple of ``window_ms``.
+        seed: The same seed generates the same rows.
+        partitions: The number of the source's partitions. Key k is in partition k modulo this number.
+        keys: The number of keys.
+        skew: The exponent of the keys' frequencies: at 0 all are equally frequent, at 1 they follow Zipf's law.
+        rows_per_second: How fast rows are written, and event time passes.
+        window_ms: The width of the windows of event time.
+        started_ms: The event time of the first row, in milliseconds since the epoch; a multiple of ``window_ms``.
     """
 
     seed: int
@@ -59,20 +59,20 @@ class Workload:
         return asdict(self)
 
     def event_ms(self, row: int) -> int:
-        """Returns the event time of the n-th row, in milliseconds since the epoch. It never goes back."""
+        """Returns the event time of the n-th row, in milliseconds since the epoch. It never decreases."""
         return self.started_ms + row * 1000 // self.rows_per_second
 
     def chunks(self, rows: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yields the rows in the order in which they are written.
 
         Args:
-            rows: How many; None without end.
+            rows: The number of rows; None for unlimited.
 
         Yields:
-            Batches of `CHUNK_ROWS` rows at most, with the columns key, number, amount, event_ms.
+            Batches of at most `CHUNK_ROWS` rows, with the columns key, number, amount, event_ms.
         """
         weights = 1.0 / np.arange(1, self.keys + 1) ** self.skew
-        # A key's rank is no longer its number: the frequent ones are not all in the first partitions.
+        # A key's rank differs from its number, so that the frequent keys are not all in the first partitions.
         ranks = np.random.default_rng([self.seed, 0]).permutation(self.keys)
         next_number = np.zeros(self.keys, dtype=np.int64)
         begun = 0
@@ -92,7 +92,7 @@ class Workload:
             begun += size
 
     def expected(self, rows: int) -> pa.Table:
-        """Returns what must come out of so many rows once every window is closed, see `sparkonce_lab.history.ROWS`."""
+        """Returns the expected output for this many rows, with all windows closed; see `sparkonce_lab.history.ROWS`."""
         batches = list(self.chunks(rows))
         if not batches:
             return ROWS.empty_table()
@@ -122,7 +122,7 @@ class Workload:
 
 
 def _times_before(keys: Numbers) -> Numbers:
-    """Counts for each place how often its key occurs before it."""
+    """Counts for each position how often its key occurs before it."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
@@ -134,9 +134,9 @@ def _times_before(keys: Numbers) -> Numbers:
 
 _ROUND_S = 0.05
 _ROUND_MS_AT_MOST = 200
-"""The most event time of one round. It is less than the watermark's delay: no row may come too late."""
+"""The maximum event time of one round. It is less than the watermark's delay, since no row may be late."""
 _FLUSH_S = 180.0
-"""An outage of the source's broker is waited out: nothing of the workload may be lost or come twice."""
+"""An outage of the source's broker is waited out, since no row of the workload may be lost or duplicated."""
 _PAUSE_EVERY_S = (8.0, 20.0)
 _PAUSE_S = (1.5, 4.0)
 _CLOSING_AHEAD_MS = 3_600_000
@@ -147,16 +147,16 @@ class Feeder(Background):
     """Writes rows until it is stopped.
 
     Rows are written in rounds of a fraction of a second of event time, and a round is acknowledged in all partitions
-    before the next begins: partitions cannot drift apart by more than the query's watermark delay.
+    before the next begins, so partitions cannot drift apart by more than the query's watermark delay.
 
     Args:
-        settings: librdkafka's, with ``bootstrap.servers``.
-        topic: With as many partitions as the workload has.
+        settings: librdkafka's settings, including ``bootstrap.servers``.
+        topic: A topic with as many partitions as the workload has.
         workload: The rows.
-        pauses: Whether it now and then pauses for seconds, so that the query has nothing to read.
+        pauses: True to pause occasionally for seconds, so that the query has nothing to read.
 
     Attributes:
-        written: How many rows have been acknowledged.
+        written: The number of acknowledged rows.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, workload: Workload, *, pauses: bool = True) -> None:
@@ -173,7 +173,7 @@ class Feeder(Background):
                 "enable.idempotence": True,
                 "message.timeout.ms": int(_FLUSH_S * 1000),
                 "linger.ms": 1,
-                "log_level": 0,  # brokers go away here, and that is nothing to tell
+                "log_level": 0,  # brokers going down is part of the test
             }
         )
         self._delivery_error: Any = None
@@ -185,14 +185,14 @@ class Feeder(Background):
         )
 
     def close_windows(self) -> None:
-        """Writes one row far ahead into each partition, so that the watermark passes all windows before."""
+        """Writes one row far in the future into each partition, so that the watermark passes all earlier windows."""
         at = self._workload.event_ms(self.written) + _CLOSING_AHEAD_MS
         for partition in range(self._workload.partitions):
             self._send(partition, (CLOSING_KEY, partition, 0, at))
         self._flush()
 
     def closed_at_ms(self) -> int:
-        """Returns the watermark at which every window has come out, in milliseconds since the epoch."""
+        """Returns the watermark at which all windows have been emitted, in milliseconds since the epoch."""
         return self._workload.event_ms(self.written) + self._workload.window_ms
 
     def work(self) -> None:
@@ -203,7 +203,7 @@ class Feeder(Background):
             for chunk in self._workload.chunks()
             for row in zip(*(column.to_pylist() for column in chunk.columns), strict=True)
         )
-        dice = random.Random(self._workload.seed)  # noqa: S311 - pauses, nothing secret
+        dice = random.Random(self._workload.seed)  # noqa: S311 - for pauses, not for secrets
         most = max(1, rate * _ROUND_MS_AT_MOST // 1000)
         began = time.monotonic()
         pause_at = began + dice.uniform(*_PAUSE_EVERY_S)

@@ -1,4 +1,4 @@
-"""A recorded run put together, counted and judged: what ``report.json`` holds. The page shows no other numbers."""
+"""Counts and judges a recorded run, as written to ``report.json``. The page shows the same numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROMISED = {
     Guarantee.AT_LEAST_ONCE: (Anomaly.MISSING, Anomaly.UNEXPECTED),
     Guarantee.EXACTLY_ONCE: (Anomaly.MISSING, Anomaly.DOUBLED, Anomaly.UNEXPECTED),
 }
-"""The anomalies that must be looked for in every system, or nothing is proved."""
+"""The anomalies that must be checked for in every system, or nothing is proved."""
 _OF_A_DRIVER = ("driver", "began_ms", "ended_ms", "slots", "batches", "end", "error", "message")
 _OF_A_STEP = (
     *("step", "fault", "system", "request", "aimed", "hit", "batch", "driver", "held"),
@@ -44,13 +44,13 @@ _OF_A_STEP = (
 
 @dataclass(slots=True, kw_only=True)
 class ReportedDriver:
-    """One process of the query. A moment or number is None if the history does not have it.
+    """One process of the query. A time or number is None if the history does not have it.
 
     Attributes:
         code: The exit code of the process, or minus the signal.
         error: The class of the error that stopped its query; empty if none did.
-        stopped_ms: The moment of the error.
-        phases: The moments at which it entered a phase of a batch, in that order.
+        stopped_ms: The time of the error.
+        phases: The times at which it entered a phase of a batch, in order.
     """
 
     driver: int
@@ -66,7 +66,7 @@ class ReportedDriver:
 
     @property
     def end(self) -> str:
-        """The way it ended, in the same words for the same way."""
+        """How it ended, always in the same words."""
         if self.error:
             return f"stopped by itself: {self.error}"
         if self.ended_ms is None:
@@ -92,10 +92,10 @@ class ReportedBatch:
 
 @dataclass(slots=True, kw_only=True)
 class ReportedStep:
-    """One fault of the schedule and its effects, see `summary`. A moment or number is None if there is none.
+    """One fault of the schedule and its effects; see `summary`. A time or number is None if there is none.
 
     Attributes:
-        planned: The step in the schedule; empty if it is not there.
+        planned: The step in the schedule; empty if it is not in it.
     """
 
     step: int
@@ -116,7 +116,7 @@ class ReportedStep:
 
     @property
     def outage_ms(self) -> int | None:
-        """The length of the outage; None for an instant, or an outage that never ended."""
+        """The duration of the outage; None for an instantaneous fault, or an outage that never ended."""
         return None if self.fault_ms is None or self.over_ms is None else self.over_ms - self.fault_ms
 
     @property
@@ -127,17 +127,17 @@ class ReportedStep:
 
 
 class Story:
-    """The course of a run, from a history that may break off anywhere.
+    """The course of a run, from a history that may be cut off anywhere.
 
     Attributes:
         history: The recording.
-        asked: The fields of the run's first event: its request.
-        drivers: In the order of their numbers.
-        batches: In the order in which they were finished.
-        messages: The drivers' warnings and errors, each with its moment.
-        steps: In the order of their numbers, with those that the run did not reach.
-        end_ms: The moment of the last event.
-        finished: True if every step was carried out and every system read.
+        asked: The fields of the run's first event, which are its request.
+        drivers: The drivers, by number.
+        batches: The batches, in the order in which they were finished.
+        messages: The drivers' warnings and errors, each with its time.
+        steps: The steps by number, including those that the run did not reach.
+        end_ms: The time of the last event.
+        finished: True if every step was carried out and every system was read.
     """
 
     def __init__(self, history: History) -> None:
@@ -162,7 +162,7 @@ class Story:
         self.systems = list(dict.fromkeys([*map(str, self.asked.get("systems") or ()), *history.observed, *told]))
 
     def after(self, step: ReportedStep) -> int:
-        """Returns the end of a step: its recovery, or else the next step's fault, or the end of the run."""
+        """Returns when a step's effects end: at its recovery, or else the next step's fault or the end of the run."""
         if step.recovered_ms is not None:
             return step.recovered_ms
         later = (one.fault_ms for one in self.steps if one.step > step.step and one.fault_ms is not None)
@@ -328,7 +328,7 @@ def summary(story: Story, verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:
-    """Returns the spread of values, see `summary`."""
+    """Returns the spread of the values; see `summary`."""
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "min": None, "median": None, "p95": None, "max": None}
@@ -403,7 +403,7 @@ def _resources(history: History) -> dict[str, Any]:
 
 
 def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Returns the part ``verdict`` of `summary` from the other parts."""
+    """Computes the part ``verdict`` of `summary` from the other parts."""
     run, faults = made["run"], made["faults"]
     try:
         promised = _PROMISED[Guarantee(run["guarantee"])]
@@ -416,7 +416,7 @@ def _judge(made: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, An
     finished = f"{drivers} finished {times(batches, 'batch', 'batches')} in {duration(run['length_ms'])}"
     through = f"{did}; {finished}."
 
-    # A run that got stuck or broke off is no violation: its machine may be slow.
+    # A run that got stuck or was cut short is not a violation: its machine may be slow.
     broke_off = ""
     if run["stuck"]:
         first = run["stuck"][0]
@@ -467,7 +467,7 @@ def _what_was_found(found: Sequence[Verdict]) -> str:
 
 
 def _not_looked_at(promised: Sequence[Anomaly], systems: Sequence[str], verdicts: Sequence[Verdict]) -> list[str]:
-    """Returns the promised anomalies that a system was not searched for, and the checks that had nothing to look at."""
+    """Returns the promised anomalies that a system was not checked for, and the checks that had nothing to examine."""
     looked = {(one.anomaly, one.system) for one in verdicts if one.looked_at}
     unsearched = [
         (anomaly, system)

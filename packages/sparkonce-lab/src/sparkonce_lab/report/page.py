@@ -1,4 +1,4 @@
-"""What the page shows beside the figures: the geometry of its pictures, and what drivers did at each step."""
+"""What the page shows in addition to the figures: the geometry of its drawings, and what drivers did at each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_STRIPS = 12
 _STRIPS_MS = tuple(1_000 * s for s in (10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400))
 _TICKS_MS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000)
 
-# In units of the drawings: the width of the lanes' names and of the axis, and the heights of the lanes.
+# In drawing units: the width of the lanes' names and of the axis, and the heights of the lanes.
 GUTTER, WIDTH = 86, 1_000
 _AXIS, _FAULT, _DRIVER, _BATCHES, _READER = 16, 21, 25, 22, 16
 _CHART, _DOTS, _COURSE, _EDGE = 420, 24, 32, 24
@@ -32,10 +32,10 @@ _POINTS = 600
 
 
 def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[Path, dict[str, Any]]:
-    """Writes ``report.html`` and ``report.json`` into a folder, which is made, over earlier ones.
+    """Writes ``report.html`` and ``report.json`` into a folder, creating it if necessary and overwriting earlier ones.
 
     Returns:
-        The path of the page, and the numbers, see `summary`.
+        The path of the page, and the numbers; see `summary`.
     """
     story = Story(history)
     figures = summary(story, verdicts)
@@ -47,13 +47,13 @@ def write(folder: Path, history: History, verdicts: Sequence[Verdict]) -> tuple[
 
 
 def render(history: History, verdicts: Sequence[Verdict]) -> str:
-    """Returns the page on a recording, which may break off anywhere: one file that loads nothing else."""
+    """Returns the page for a recording, which may be cut off anywhere, as one file that loads nothing else."""
     story = Story(history)
     return _render(story, summary(story, verdicts))
 
 
 def _render(story: Story, figures: Mapping[str, Any]) -> str:
-    # Names and messages come from servers and errors: nothing but the template is markup.
+    # Names and messages come from servers and errors: only the template is markup.
     environment = Environment(
         loader=PackageLoader("sparkonce_lab.report", ""),
         autoescape=True,
@@ -123,11 +123,11 @@ def _step(story: Story, timeline: Timeline, step: ReportedStep) -> dict[str, Any
 
 
 class Mark(NamedTuple):
-    """Shapes of a drawing with a tooltip in common, and the step that a click on them leads to.
+    """Shapes in a drawing that share a tooltip, and the step to which a click on them leads.
 
     Attributes:
-        paths: Class and data of each path; they lie below the texts.
-        texts: Class, x, y and words of each text.
+        paths: The class and data of each path. They are drawn below the texts.
+        texts: The class, x, y and words of each text.
     """
 
     paths: Sequence[tuple[str, str]] = ()
@@ -138,7 +138,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Strip:
-    """A drawing of a stretch of time: faults, drivers, batches and readers on one axis."""
+    """A drawing of a time range: faults, drivers, batches and readers on one axis."""
 
     from_ms: int
     to_ms: int
@@ -148,27 +148,27 @@ class Strip:
 
     @property
     def title(self) -> str:
-        """The label for those who do not see it."""
+        """The label for screen readers."""
         return f"Timeline from {clock(self.from_ms)} to {clock(self.to_ms)}"
 
     def x(self, at_ms: float) -> int:
-        """Returns the place of a moment; moments outside lie on the edge."""
+        """Returns the x coordinate of a time. Times outside are on the edge."""
         inside = (at_ms - self.from_ms) / (self.to_ms - self.from_ms)
         return GUTTER + round(WIDTH * min(1.0, max(0.0, inside)))
 
     def shows(self, from_ms: float, to_ms: float) -> bool:
-        """Returns true if any part of a stretch of time is visible."""
+        """Returns True if any part of a time range is visible."""
         return from_ms < self.to_ms and to_ms >= self.from_ms
 
     def ticks(self, name: str, moments: Sequence[int], y: int, height: int) -> list[tuple[str, str]]:
-        """Returns a path with a line for each visible one of sorted moments; none if there is none."""
+        """Returns a path with a line for each visible one of the sorted times; empty if there is none."""
         visible = moments[bisect_left(moments, self.from_ms) : bisect_left(moments, self.to_ms)]
         places = sorted({self.x(at_ms) for at_ms in visible})
         return [(f"tick {name}", "".join(f"M{x} {y}v{height}" for x in places))] if places else []
 
 
 class Timeline:
-    """Draws a story, whole or in parts."""
+    """Draws a story, as a whole or in parts."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -183,13 +183,13 @@ class Timeline:
             self._seen[str(event.fields.get("system"))][early].append(event.at_ms)
 
     def strips(self) -> list[Strip]:
-        """Returns the whole run, cut into a dozen strips at most."""
+        """Returns the whole run, divided into at most a dozen strips."""
         end = max(1, self._story.end_ms)
         long = next((ms for ms in _STRIPS_MS if end <= ms * _MOST_STRIPS), -(-end // _MOST_STRIPS))
         return [self.strip(from_ms, from_ms + long) for from_ms in range(0, end, long)]
 
     def strip(self, from_ms: int, to_ms: int) -> Strip:
-        """Returns a stretch of the run."""
+        """Returns a time range of the run."""
         strip = Strip(from_ms, to_ms)
         lanes, y = [("faults", _AXIS + 15)], _AXIS
         struck = [one for one in self._struck if strip.shows(*one[1:])]
@@ -254,7 +254,7 @@ def _fault(strip: Strip, step: ReportedStep, began: int, until: int, y: int) -> 
 
 
 def _driver(strip: Strip, driver: ReportedDriver, began: int, ended: int, y: int) -> Iterator[Mark]:
-    """Yields a driver's life, its visible phases on it, and its end. A phase that rounds to no width is left out."""
+    """Yields a driver's lifetime, with its visible phases, and its end. Phases that round to no width are left out."""
     left, right = strip.x(began), strip.x(ended)
     life = [("life", f"M{left} {y + 11}h{max(1, right - left)}v11H{left}z")]
     fits = right - left > 7 * len(str(driver.driver))
@@ -276,7 +276,7 @@ def _driver(strip: Strip, driver: ReportedDriver, began: int, ended: int, y: int
 
 
 def _pack(times: Iterable[tuple[float, float]]) -> list[int]:
-    """Returns the first free row for each stretch of time, in the order of their beginnings."""
+    """Returns the first free row for each time range, in the order of their starts."""
     free: list[float] = []
     rows = []
     for began, ended in times:
@@ -287,13 +287,13 @@ def _pack(times: Iterable[tuple[float, float]]) -> list[int]:
 
 
 def _room(strip: Strip, step: ReportedStep, began: int, until: int) -> tuple[float, float]:
-    """Returns the left and right edge of a step's mark, number and bars."""
+    """Returns the left and right edges of a step's mark, number and bars."""
     x = strip.x(began)
     return x - 6, max(strip.x(until) + 2, x + 10 + 6 * len(str(step.step)))
 
 
 def _recovery(faults: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns recovery times on a logarithmic axis: the ``axis``, and the ``rows``, slowest first; None without any."""
+    """Returns recovery times on a logarithmic axis: the ``axis``, and the ``rows``, slowest first; None if empty."""
     steps = [step for step in faults["steps"] if step["fault_ms"] is not None]
     times = [step["recovery_ms"] for step in steps if step["recovery_ms"] is not None]
     if not times:
@@ -328,7 +328,7 @@ def _recovery(faults: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _courses(story: Story, resources: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields memory and open files of each role, then the size of each folder, over the whole run.
+    """Yields memory and open files for each role, then the size of each folder, over the whole run.
 
     Yields:
         The ``name``, the values at ``first``, at ``last`` and at ``most``, and the ``line`` of each process.
@@ -355,7 +355,7 @@ def _courses(story: Story, resources: Mapping[str, Any]) -> Iterator[dict[str, A
         for at_ms, value, process in points:
             place = f"{_CHART * at_ms / max(1, story.end_ms):.1f} {_COURSE - 2 - (_COURSE - 4) * value / most:.1f}"
             lines.setdefault(process, []).append(place)
-        # More points than the drawing has room for would only make the page large.
+        # More points than the drawing has room for would only make the page larger.
         every = max(1, len(points) // _POINTS)
         path = "".join(f"M{'L'.join(places[::every])}h1" for places in lines.values())
         line = _drawing("course over the run", _COURSE, [Mark([("line", path)])])

@@ -1,4 +1,4 @@
-"""The page's words for phases and faults, for a reader who has never seen the product; numbers and times for people."""
+"""The page's words for phases and faults, for readers who have never seen the product, and formatted numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sparkonce.protocol.state import Phase
 from sparkonce_lab.faults import OF_REQUESTS, OF_THE_QUERY, Fault
 
 NO_DRIVER = "NO_DRIVER"
-"""The phase of a moment at which no driver was running."""
+"""The phase while no driver was running."""
 STARTING = "STARTING"
-"""The phase of a driver before its first batch: Spark itself starts."""
+"""The phase of a driver before its first batch, while Spark itself is starting."""
 
 PHASES = {
     NO_DRIVER: "No driver was running, or none had reached a batch.",
@@ -44,7 +44,7 @@ _NAMES = {"": NO_DRIVER, **{phase.value: phase.name for phase in Phase}}
 
 
 class Stage(NamedTuple):
-    """Phases that share a color, which the style sheet knows by the name."""
+    """Phases that share a color, which the style sheet refers to by name."""
 
     name: str
     title: str
@@ -91,18 +91,18 @@ def family(fault: str) -> Family:
 
 
 def fault_words(fault: str) -> str:
-    """Returns the effect of a fault; the name of an unknown fault."""
+    """Returns the effect of a fault; the name if the fault is unknown."""
     return Fault(fault).words if fault in list(Fault) else fault
 
 
 def phase_name(told: object) -> str:
-    """Returns the name of a phase that a history gives by name or by value: `NO_DRIVER` for nothing."""
+    """Returns the name of a phase that a history gives by name or by value; `NO_DRIVER` for nothing."""
     text = "" if told is None else str(told)
     return _NAMES.get(text, text)
 
 
 def phase_title(name: str) -> str:
-    """Returns a phase's name in the page's form."""
+    """Returns a phase's name as the page shows it."""
     return {NO_DRIVER: "no driver", STARTING: "starting"}.get(name, name.lower().replace("_", " "))
 
 
@@ -113,17 +113,17 @@ def in_order(phases: Iterable[str]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Returns a number with thousands separators; a dash for None."""
+    """Formats a number with thousands separators; None as a dash."""
     return "—" if value is None else f"{value:,}"
 
 
 def times(count: int, one: str, many: str = "") -> str:
-    """Returns a number with its noun, whose plural has an s if none is given: ``1 batch``, ``2 batches``."""
+    """Formats a number with its noun, whose plural is formed with s by default: ``1 batch``, ``2 batches``."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 def duration(ms: float | None) -> str:
-    """Returns a length of time in the unit that suits it; a dash for None."""
+    """Formats a duration in a suitable unit; None as a dash."""
     if ms is None:
         return "—"
     if ms < 1_000:
@@ -137,7 +137,7 @@ def duration(ms: float | None) -> str:
 
 
 def clock(ms: float, *, tenths: bool = True) -> str:
-    """Returns a moment of the run as minutes and seconds since its beginning, with hours from the first one on."""
+    """Formats a time of the run as minutes and seconds since its beginning, with hours if needed."""
     units = round(ms / 100) if tenths else round(ms / 1_000) * 10
     seconds, tenth = divmod(units, 10)
     minutes, seconds = divmod(seconds, 60)
@@ -147,6 +147,6 @@ def clock(ms: float, *, tenths: bool = True) -> str:
 
 
 def listed(words: Sequence[object], last: str = "and") -> str:
-    """Returns words as a list in a sentence: ``a, b and c``."""
+    """Formats words as a list in a sentence: ``a, b and c``."""
     *first, end = map(str, words or [""])
     return f"{', '.join(first)} {last} {end}" if first else end

@@ -1,4 +1,4 @@
-"""A thread that works until it is stopped, and keeps its error for whoever waits for it."""
+"""A thread that works until it is stopped, and stores its error for whoever waits for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 
 
 class Background(abc.ABC):
-    """Work in a thread of its own. A subclass says what the work is.
+    """Work in a separate thread. A subclass defines the work.
 
     Args:
-        name: The thread's.
+        name: The thread's name.
         stops_within_s: The longest wait for its end, in seconds.
     """
 
@@ -25,11 +25,11 @@ class Background(abc.ABC):
         """Works until `stopping` is set."""
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the thread."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what ended the work, if anything did."""
+        """Raises the error that ended the work, if any."""
         if self._error is not None:
             raise self.failed(self._error) from self._error
 
@@ -38,7 +38,7 @@ class Background(abc.ABC):
         return error
 
     def stop(self) -> None:
-        """Stops it and waits for its end. May be called again."""
+        """Stops it and waits for its end. May be called repeatedly."""
         self.stopping.set()
         if self._thread.is_alive():
             self._thread.join(self._stops_within_s)
@@ -47,5 +47,5 @@ class Background(abc.ABC):
     def _run(self) -> None:
         try:
             self.work()
-        except BaseException as error:  # noqa: BLE001 - `check` raises it where it is seen
+        except BaseException as error:  # noqa: BLE001 - `check` raises it where it is noticed
             self._error = error

@@ -1,4 +1,4 @@
-"""A Python program in a process of its own: started, listened to, and ended with everything that belongs to it."""
+"""A Python program in its own process: started, listened to, and ended with everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from sparkonce.errors import SparkonceError
 from sparkonce_lab.rig.process import POLL_S, freeze, last_lines
 
 Event = Mapping[str, Any]
-"""One line of the program's standard output, which is JSON. ``event`` names the kind."""
+"""One line of the program's standard output, which is JSON. ``event`` is its kind."""
 
 _LAST_WORDS_S = 2.0
 _GONE_S = 20.0
 _LOG_LINES = 25
 _UNWANTED = ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON")
-"""Variables that would select another Spark, or start it differently, than the one that the jars were fetched for."""
+"""Variables that would select a different Spark than the one that the jars are for, or start it differently."""
 
 
 class ChildError(SparkonceError):
-    """A child process ended by itself, or cannot be ended."""
+    """A child process exited on its own, or cannot be ended."""
 
 
 class Child:
-    """One start of a program, in a session of its own: the Python process, its JVM, and the Python workers.
+    """One start of a program, in its own session: the Python process, its JVM, and the Python workers.
 
     The program stops when its standard input is closed, so it cannot outlive us.
 
     Args:
-        arguments: The program's.
-        log: Receives its standard error, appended.
-        temporary: The folder for temporary files of Spark and Python. Is made.
+        arguments: The program's arguments.
+        log: The file to which its standard error is appended.
+        temporary: The folder for temporary files of Spark and Python. It is created.
         module: The program.
-        env: More of its environment.
+        env: Additional environment variables.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The program's process id, which is its session's too."""
+        """The program's process id, which is also its session's."""
         return self._process.pid
 
     def events(self) -> list[Event]:
-        """Returns what it has told since the last call."""
+        """Returns the events that it has reported since the last call."""
         found = []
         with suppress(queue.Empty):
             while True:
@@ -93,20 +93,20 @@ class Child:
                 self._process.stdin.flush()
 
     def ask_to_stop(self) -> None:
-        """Closes its standard input: it stops in order, if it can."""
+        """Closes its standard input, upon which it stops normally if it can."""
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
     def exit_code(self) -> int | None:
-        """Returns None while it runs, and a negative number if a signal ended it."""
+        """Returns the exit code: None while it is running, and a negative number if a signal ended it."""
         return self._process.poll()
 
     def wait(self, limit_s: float) -> None:
-        """Waits until it has ended by itself.
+        """Waits until it has exited on its own.
 
         Raises:
-            ChildError: if it has not after so many seconds.
+            ChildError: If it has not after this many seconds.
         """
         try:
             self._process.wait(limit_s)
@@ -116,9 +116,9 @@ class Child:
             ) from None
 
     def check_running(self) -> None:
-        """Raises `ChildError` with the end of its log if it has ended by itself.
+        """Raises `ChildError` with the end of its log if it has exited on its own.
 
-        Not at once: what it told last may still be on its way.
+        It does not raise immediately, since the last events may still be on their way.
         """
         code = self.exit_code()
         if code is None:
@@ -128,7 +128,7 @@ class Child:
             raise self._ended(code)
 
     def pause(self) -> None:
-        """Stops its clock: on return, nothing of program, JVM and workers runs any more (SIGSTOP)."""
+        """Pauses it (SIGSTOP). On return, no thread of the program, its JVM or its workers is running."""
         freeze(lambda: session_of(self.pid))
 
     def resume(self) -> None:
@@ -138,13 +138,13 @@ class Child:
                 os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the program (SIGKILL) unless it is dead already, then its JVM and workers, and waits until all are gone.
+        """Ends the program (SIGKILL) unless it is already dead, then its JVM and workers, and waits until all are gone.
 
         Raises:
-            ChildError: if a process is left.
+            ChildError: If a process is left.
         """
         if self._is_gone:
-            return  # the system may have given its number to another process
+            return  # the system may have assigned its id to another process
         give_up_at = time.monotonic() + _GONE_S
         if self.exit_code() is None:
             self._process.kill()
@@ -167,10 +167,10 @@ class Child:
         self._is_gone = True
 
     def stop(self, limit_s: float) -> None:
-        """Asks it to stop and waits for it, then ends what is left.
+        """Asks it to stop and waits for it, then ends whatever is left.
 
         Raises:
-            ChildError: if it does not stop in order.
+            ChildError: If it does not stop normally.
         """
         self.ask_to_stop()
         try:
@@ -191,7 +191,7 @@ class Child:
         if self._process.stdout is None:
             return
         for line in self._process.stdout:
-            # The JVM shares the stream and may print there too.
+            # The JVM shares the stream and may also print to it.
             with suppress(ValueError):
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event:
@@ -199,7 +199,7 @@ class Child:
 
 
 def session_of(leader: int) -> list[int]:
-    """Returns the living processes of a session. PySpark's worker daemon leaves the process group, not the session."""
+    """Returns the live processes of a session. PySpark's worker daemon leaves the process group, not the session."""
     if not Path("/proc/self/stat").exists():
         return _group(leader)
     found = []
@@ -207,7 +207,7 @@ def session_of(leader: int) -> list[int]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError):
-            # After the name, which is in brackets and may contain anything: state, parent, group, session.
+            # The name is in brackets and may contain anything. It is followed by: state, parent, group, session.
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in "ZX":
                 found.append(int(entry.name))
@@ -215,7 +215,7 @@ def session_of(leader: int) -> list[int]:
 
 
 def _group(leader: int) -> list[int]:
-    """Ends the leader's group as one, without /proc. Workers outside it end by themselves when the JVM is gone."""
+    """Ends the leader's process group, without /proc. Workers outside it exit on their own when the JVM is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     return []

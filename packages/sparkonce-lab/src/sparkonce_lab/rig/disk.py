@@ -1,4 +1,4 @@
-"""A disk of its own for a folder, small enough to be filled, where mounting is allowed."""
+"""A separate disk for a folder, small enough to be filled, where mounting is allowed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def affordable(megabytes: int) -> int:
 
 
 class SmallDisk:
-    """A folder, on a disk of its own if that can be had.
+    """A folder, on a disk of its own if possible.
 
     Args:
-        folder: Is made.
-        megabytes: Its size. It is in memory, and takes as much of it as is written.
+        folder: The folder. It is created.
+        megabytes: The disk's size. It is in memory, and uses as much of it as is written.
 
     Attributes:
-        is_small: Whether it could be had, and can be filled.
+        is_small: True if it is on its own disk, which can be filled.
     """
 
     def __init__(self, folder: Path, megabytes: int = 8) -> None:
@@ -54,15 +54,15 @@ class SmallDisk:
             _mount(folder, megabytes).check_returncode()
 
     def fill(self) -> None:
-        """Leaves no room: the disk becomes as small as what is on it, or a page if that is nothing.
+        """Fills the disk by shrinking it to what is on it, or to one page if that is nothing.
 
         Raises:
-            TimeoutError: if somebody else writes all the time.
+            TimeoutError: If somebody else keeps writing.
         """
         give_up_at = time.monotonic() + _FULL_WITHIN_S
         while True:
             room = os.statvfs(self.folder)
-            used = max(1, room.f_blocks - room.f_bfree) * room.f_frsize  # a size of 0 would be no limit
+            used = max(1, room.f_blocks - room.f_bfree) * room.f_frsize  # a size of 0 would mean unlimited
             if _resize(self.folder, str(used)).returncode == 0:
                 return
             if time.monotonic() > give_up_at:
@@ -73,7 +73,7 @@ class SmallDisk:
         _resize(self.folder, f"{self._megabytes}m").check_returncode()
 
     def close(self) -> None:
-        """Takes it away, with all that is on it."""
+        """Removes it with everything on it."""
         if self.is_small:
             _unmount(self.folder)
 

@@ -1,6 +1,6 @@
-"""A server's process, with free ports that it keeps when it is started again, and the base of all servers.
+"""A server's process, with ports that it keeps across restarts, and the base class of all servers.
 
-It starts, dies, comes back with its data, and ends with this process at the latest.
+A server starts, dies, returns with its data, and ends with this process at the latest.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-# Below the ports that systems give to outgoing connections: a client that tries to reach a stopped server could be
-# given the server's own port, connect to itself, and keep the server from coming back.
+# Below the ports that systems assign to outgoing connections: a client that tries to reach a stopped server could be
+# assigned the server's own port, connect to itself, and keep the server from returning.
 _PORTS = range(20_000, 32_000)
 _FOUND_WITHIN_S = 10.0
 
 
 def is_free(port: int) -> bool:
-    """Tells whether a server can listen on this loopback port now."""
+    """Returns True if a server can currently listen on this loopback port."""
     with socket.socket() as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers' own sockets do
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like servers' own sockets
         try:
             candidate.bind((HOST, port))
         except OSError:
@@ -47,15 +47,15 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Finds a port that nobody listens on now."""
+    """Finds a port on which nothing is currently listening."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """Finds so many different ports on which nothing listens now.
+    """Finds this many different ports on which nothing is currently listening.
 
     Raises:
-        PreflightError: if there are not so many.
+        PreflightError: If there are not that many.
     """
     found: set[int] = set()
     give_up_at = time.monotonic() + _FOUND_WITHIN_S
@@ -75,8 +75,8 @@ POLL_S = 0.05
 DOWN_WITHIN_S = 30.0
 _FREEZE_POLL_S = 0.005
 
-# Waits until its standard input closes, which happens when the parent dies in whatever way, and then ends the process,
-# provided that the number still belongs to it.
+# Waits until its standard input closes, which happens however the parent dies, and then ends the process, provided that
+# its id still belongs to it.
 _WATCHDOG = """
 read -r _
 found=$(tr '\\0' ' ' 2>/dev/null <"/proc/$1/cmdline" || ps -o command= -p "$1")
@@ -85,15 +85,15 @@ case "$found" in *"$2"*) kill -9 "$1" ;; esac
 
 
 class ServerProcess:
-    """A process in a session of its own, identified by its id and by a mark in its command line.
+    """A process in its own session, identified by its id and by a mark in its command line.
 
     Args:
-        command: The program and its arguments, ``mark`` among them.
+        command: The program and its arguments, including ``mark``.
         mark: A path that no other process has in its command line.
         log: The file to which its output is appended.
-        dies_with_parent: Whether it ends when this process does, even by SIGKILL.
-        user: The user that runs it, for servers that refuse to run as root; by default ours.
-        env: Its environment; by default ours.
+        dies_with_parent: True if it ends when this process does, even by SIGKILL.
+        user: The user that runs it, for servers that refuse to run as root. Defaults to ours.
+        env: Its environment. Defaults to ours.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code: None while the process runs, negative if a signal ended it."""
+        """The exit code: None while the process is running, negative if a signal ended it."""
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
@@ -145,7 +145,7 @@ class ServerProcess:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end, at most so many seconds; False if it still runs."""
+        """Waits this many seconds at most for the end. Returns False if it is still running."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -154,7 +154,7 @@ class ServerProcess:
         return True
 
     def kill(self) -> None:
-        """Ends it at once, and waits until it is gone."""
+        """Ends it immediately, and waits until it is gone."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         self._dismiss_watchdog()
@@ -167,10 +167,10 @@ class ServerProcess:
 
 
 class Restartable:
-    """A server that has one process at a time. A subclass starts it, with the data and ports of before.
+    """A server that has one process at a time. A subclass starts it, with its previous data and ports.
 
     Attributes:
-        stop_signal: Asks it to shut down in order.
+        stop_signal: The signal that asks it to shut down normally.
     """
 
     stop_signal = signal.SIGTERM
@@ -178,15 +178,15 @@ class Restartable:
 
     @property
     def pid(self) -> int | None:
-        """The process id, or None when it does not run."""
+        """The process id; None if it is not running."""
         return self._process.pid if self._process is not None and self._process.exit_code is None else None
 
     def ask_to_stop(self) -> None:
-        """Begins an orderly shutdown, also of a paused process, and does not wait for it."""
+        """Begins a normal shutdown, even of a paused process, without waiting for it."""
         self._signal(self.stop_signal, signal.SIGCONT)
 
     def stop(self, timeout_s: float = DOWN_WITHIN_S) -> bool:
-        """Shuts it down in order, and after so many seconds by force. Returns whether it ended in order."""
+        """Shuts it down normally, or by force after this many seconds. Returns True if it ended normally."""
         self.ask_to_stop()
         if self._process is None or self._process.wait(timeout_s):
             return True
@@ -194,12 +194,12 @@ class Restartable:
         return False
 
     def kill(self) -> None:
-        """Ends it by SIGKILL, as a crash would. Its data stay."""
+        """Ends it with SIGKILL, as in a crash. Its data remains."""
         if self._process is not None:
             self._process.kill()
 
     def pause(self) -> None:
-        """Stops its clock (SIGSTOP): connections stay open, and on return no thread of it answers any more."""
+        """Pauses it (SIGSTOP): connections stay open, and on return none of its threads responds anymore."""
         freeze(lambda: [] if self.pid is None else [self.pid])
 
     def resume(self) -> None:
@@ -213,7 +213,7 @@ class Restartable:
 
 
 def is_running(pid: int, mark: str) -> bool:
-    """Tells whether the process of this id is alive and has the mark in its command line."""
+    """Returns True if the process with this id is alive and has the mark in its command line."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -224,7 +224,7 @@ def is_running(pid: int, mark: str) -> bool:
 
 
 def end_process(pid: int, mark: str, timeout_s: float) -> None:
-    """Ends a process that another process started, in order and then by force. Does nothing if it is not running."""
+    """Ends a process that another process started, normally and then by force. Does nothing if it is not running."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not is_running(pid, mark):
             return
@@ -238,7 +238,7 @@ def end_process(pid: int, mark: str, timeout_s: float) -> None:
 
 @contextmanager
 def end_on_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end us as Ctrl-C does: started processes are ended, temporary folders deleted.
+    """Makes SIGTERM and SIGHUP end us like Ctrl-C: started processes are ended, temporary folders deleted.
 
     A SIGHUP that is ignored, as under nohup, stays ignored.
     """
@@ -262,11 +262,11 @@ def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> Non
     """Sends SIGSTOP, and waits until every thread of these processes has stopped.
 
     Args:
-        list_pids: Called again and again: a process that is not stopped yet may start another one.
+        list_pids: Called repeatedly, since a process that has not stopped yet may start another one.
         limit_s: The longest wait, in seconds.
 
     Raises:
-        TimeoutError: if one still runs then.
+        TimeoutError: If one is still running then.
     """
     give_up_at = time.monotonic() + limit_s
     while True:
@@ -283,7 +283,7 @@ def freeze(list_pids: Callable[[], Iterable[int]], limit_s: float = 60.0) -> Non
 
 
 def _stands_still(pid: int) -> bool:
-    """Tells whether every thread of a process is stopped or has ended. Without /proc, assumes so."""
+    """Returns True if every thread of a process is stopped or has ended. Without /proc, assumes so."""
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -294,7 +294,7 @@ def _stands_still(pid: int) -> bool:
 
 
 def last_lines(log: Path, count: int) -> str:
-    """Returns the end of a log, or an empty string if there is none."""
+    """Returns the end of a log; empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
@@ -307,14 +307,14 @@ UP_WITHIN_S = 60.0
 
 
 class Server(Restartable, abc.ABC):
-    """A server that keeps its port and its data when it is started again. Use as a context manager.
+    """A server that keeps its port and its data across restarts. Use it as a context manager.
 
     Args:
-        folder: For its data and its log. Its path must be in `command`: that is how the process is known.
-        port: By default a free one.
+        folder: The folder for its data and its log. Its path must be in `command`, which identifies the process.
+        port: Defaults to a free port.
 
     Attributes:
-        user: The user that runs it, by default ours.
+        user: The user that runs it. Defaults to ours.
         up_within_s: The longest time that its start may take.
     """
 
@@ -327,7 +327,7 @@ class Server(Restartable, abc.ABC):
 
     @abc.abstractmethod
     def initialise(self) -> None:
-        """Makes its data. Called before each start; must leave alone what is there."""
+        """Creates its data. Called before each start, so it must preserve what already exists."""
 
     @abc.abstractmethod
     def command(self) -> Sequence[str]:
@@ -335,7 +335,7 @@ class Server(Restartable, abc.ABC):
 
     @abc.abstractmethod
     def is_up(self) -> bool:
-        """Tells whether it answers."""
+        """Returns True if it responds."""
 
     def env(self) -> Mapping[str, str] | None:
         """Returns the server's environment; None for ours."""
@@ -352,10 +352,10 @@ class Server(Restartable, abc.ABC):
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self) -> None:
-        """Starts it, and waits until it answers.
+        """Starts it, and waits until it responds.
 
         Raises:
-            PreflightError: with the end of its log, if it does not.
+            PreflightError: If it does not. The message has the end of its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.initialise()
@@ -393,7 +393,7 @@ class Server(Restartable, abc.ABC):
 
 
 def find_program(name: str, *more: Path) -> Path | None:
-    """Finds a server's program: on PATH, in the folders of root's path, or in one of these folders."""
+    """Finds a server's program: on PATH, in the folders of root's PATH, or in one of these folders."""
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", "/usr/local/sbin", *map(str, more)]
     found = shutil.which(name, path=os.pathsep.join(folders))
     return Path(found) if found else None

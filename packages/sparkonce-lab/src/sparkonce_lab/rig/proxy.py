@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Address = tuple[str, int]
 Matcher = Callable[[bytes], "int | None"]
-"""Fed with one connection's bytes towards the server, piece by piece: where in this piece a request begins, if any."""
+"""Takes one connection's bytes to the server piece by piece. Returns where in the piece a request begins, if any."""
 Request = bytes | re.Pattern[bytes] | Callable[[], Matcher]
-"""The mark of a request: bytes, a regular expression, or a function that makes a matcher for each connection."""
+"""How to recognize a request: bytes, a regular expression, or a function that creates a matcher per connection."""
 _PIECE_BYTES = 65_536
 _TAIL_BYTES = 256
 _QUIET_S = 0.05
-"""A request is complete when its client has sent nothing for so long: clients send header and body apart."""
+"""A request is complete when its client has sent nothing for this long: clients send header and body separately."""
 _REPLY_WITHIN_S = 5.0
 _LIMIT_S = 30.0
 HOST = "127.0.0.1"
 
 
 class RequestFault(str, Enum):
-    """The fate of a request."""
+    """What happens to a request."""
 
     REPLY_LOST = "reply lost"
-    """Delivers the request, drops the answer and cuts the connection."""
+    """Delivers the request, drops the response and cuts the connection."""
     HELD = "held"
-    """Keeps the request and cuts its client off; `Trap.deliver` delivers it later, on the same connection."""
+    """Holds the request and disconnects its client. `Trap.deliver` delivers it later, on the same connection."""
     STALLED = "stalled"
-    """Keeps the request, and leaves its client waiting for an answer."""
+    """Holds the request, and leaves its client waiting for a response."""
     HALVED = "halved"
     """Delivers the request's first half, then cuts the connection on both sides."""
 
@@ -61,7 +61,7 @@ class Trap:
     """Waits for one request.
 
     Attributes:
-        sprung: Set when the request came.
+        sprung: Set when the request has arrived.
     """
 
     def __init__(self, proxy: FaultProxy, kind: str, fault: RequestFault, nth: int) -> None:
@@ -73,13 +73,13 @@ class Trap:
         self._held: tuple[Link, bytes] | None = None
 
     def deliver(self) -> bytes:
-        """Delivers a held request, and waits for its answer, which no client hears.
+        """Delivers a held request, and waits for its response, which no client receives.
 
         Returns:
-            The answer; empty if the server has given up the connection meanwhile, or nothing is held.
+            The response; empty if the server has closed the connection meanwhile, or nothing is held.
 
         Raises:
-            TimeoutError: if the server keeps the connection and does not answer.
+            TimeoutError: If the server keeps the connection open and does not respond.
         """
         held, self._held = self._held, None
         return b"" if held is None else self._proxy.run(held[0].deliver(held[1]))
@@ -91,20 +91,20 @@ class Trap:
             self._proxy.run(held[0].drop())
 
     def counts(self, kind: str) -> bool:
-        """Tells whether this request is the one that it waits for."""
+        """Returns True if this request is the one that it is waiting for."""
         if kind != self.kind or self._left == 0:
             return False
         self._left -= 1
         return self._left == 0
 
     def hold(self, link: Link, data: bytes) -> None:
-        """Keeps a request."""
+        """Holds a request."""
         self._held = (link, data)
         self._proxy.note_held(self)
 
 
 class Link:
-    """One client's connection and its own to the server."""
+    """One client's connection, and its connection to the server."""
 
     def __init__(
         self, proxy: FaultProxy, upstream: Address, client: tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -120,7 +120,7 @@ class Link:
         self._down: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Connects to the server, and passes on what comes until both sides have ended."""
+        """Connects to the server, and forwards data until both sides have ended."""
         try:
             self._from_server, self._to_server = await asyncio.open_connection(*self._upstream)
         except OSError:
@@ -132,14 +132,14 @@ class Link:
                 await self._pump_up(self._to_server)
                 if not self._holding:
                     await self._down
-            while self._proxy.swallowing:  # one side does not hear that the other has given up
+            while self._proxy.swallowing:  # one side does not learn that the other has given up
                 await asyncio.sleep(_QUIET_S)
         finally:
             self._down.cancel()
             self.cut()
 
     def cut(self) -> None:
-        """Cuts both sides. A held request's own connection to the server stays; an RST is swallowed, too."""
+        """Cuts both sides. A held request's own connection to the server stays open. An RST is swallowed, too."""
         if not self._proxy.swallows_replies:
             _reset(self._to_client)
         if self._to_server is not None and not self._holding and not self._proxy.swallows_requests:
@@ -151,7 +151,7 @@ class Link:
         if reader is None or writer is None:
             return b""
         try:
-            await _until_quiet(reader)  # what it said before, answers to earlier requests among it
+            await _until_quiet(reader)  # earlier output, including responses to earlier requests
             if reader.at_eof():
                 return b""
             writer.write(data)
@@ -184,7 +184,7 @@ class Link:
             server.write_eof()
 
     async def _spring(self, trap: Trap, piece: bytes, place: int, server: asyncio.StreamWriter) -> bool:
-        """Does what the trap is for. Returns whether the connection is over for the client."""
+        """Does what the trap is for. Returns True if the connection is over for the client."""
         if trap.fault is RequestFault.REPLY_LOST:
             self._reply_is_lost = True
             trap.sprung.set()
@@ -195,7 +195,7 @@ class Link:
         else:
             self._holding = True
             if self._down is not None:
-                self._down.cancel()  # what the server says from now on is read when the request is delivered
+                self._down.cancel()  # anything that the server sends from now on is read when the request is delivered
             trap.hold(self, piece + await _until_quiet(self._from_client))
         if trap.fault is not RequestFault.STALLED:
             self.cut()
@@ -224,7 +224,7 @@ class Link:
 
 
 async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
-    """Reads until nothing comes for a moment."""
+    """Reads until nothing arrives for a moment."""
     found = b""
     with suppress(asyncio.TimeoutError, ConnectionError):
         while more := await asyncio.wait_for(reader.read(_PIECE_BYTES), _QUIET_S):
@@ -233,7 +233,7 @@ async def _until_quiet(reader: asyncio.StreamReader) -> bytes:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closes with RST instead of FIN, throwing away what is not sent yet."""
+    """Closes with RST instead of FIN, discarding unsent data."""
     connection = writer.get_extra_info("socket")
     if connection is not None and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -241,7 +241,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def matcher_of(request: Request) -> Matcher:
-    """Makes a matcher for a new connection."""
+    """Creates a matcher for a new connection."""
     if callable(request):
         return request()
     return _pattern_matcher(re.compile(re.escape(request)) if isinstance(request, bytes) else request)
@@ -255,7 +255,7 @@ def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
         data, before = tail + piece, len(tail)
         tail = data[-_TAIL_BYTES:]
         for found in pattern.finditer(data):
-            if found.end() > before:  # what ends in the tail was seen with the piece before
+            if found.end() > before:  # matches that end in the tail were found with the previous piece
                 return max(0, found.start() - before)
         return None
 
@@ -263,17 +263,17 @@ def _pattern_matcher(pattern: re.Pattern[bytes]) -> Matcher:
 
 
 class FaultProxy:
-    """Stands between clients and a server. Use as a context manager, or call `start` and `close`.
+    """Sits between clients and a server. Use it as a context manager, or call `start` and `close`.
 
     Args:
         upstream: The server's host and port.
-        requests: Requests that traps can be set for, by a name of your choice.
+        requests: The requests for which traps can be set, by names of your choice.
 
     Attributes:
-        seen: How many requests of each name came by.
-        swallows_requests: Whether what clients send is thrown away.
-        swallows_replies: Whether what servers send is.
-        delay_s: How long each piece is kept back, in both directions.
+        seen: How many requests of each name have passed.
+        swallows_requests: True if what clients send is discarded.
+        swallows_replies: True if what servers send is discarded.
+        delay_s: How long each piece is delayed, in both directions.
     """
 
     def __init__(self, upstream: Address, requests: Mapping[str, Request] | None = None) -> None:
@@ -296,7 +296,7 @@ class FaultProxy:
         return f"{HOST}:{self.port}"
 
     def add(self, upstream: Address) -> int:
-        """Stands before one more server, as of a cluster: traps and faults are of all. Only before `start`.
+        """Adds another server, such as a cluster node. Traps and faults apply to all servers. Only before `start`.
 
         Returns:
             The port for its clients.
@@ -306,7 +306,7 @@ class FaultProxy:
         return int(listener.getsockname()[1])
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Starts listening."""
         self._thread.start()
         self.run(self._serve())
 
@@ -327,34 +327,34 @@ class FaultProxy:
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Resets (RST) every connection on both sides. New ones are let through."""
+        """Resets (RST) every connection on both sides. New ones are accepted."""
         self.run(self._cut())
 
     def swallow(self, *, requests: bool = True, replies: bool = True) -> None:
-        """Lets nothing through, and keeps every connection open: a black hole, until `heal`.
+        """Forwards nothing, but keeps every connection open (a black hole), until `heal`.
 
         Args:
-            requests: In the direction to the server.
-            replies: In the direction to the client.
+            requests: In the direction of the server.
+            replies: In the direction of the client.
         """
         self.swallows_requests, self.swallows_replies = requests, replies
 
     def slow(self, delay_ms: int) -> None:
-        """Keeps back every piece of every connection for so long, in both directions, until `heal`."""
+        """Delays every piece on every connection by this much, in both directions, until `heal`."""
         self.delay_s = delay_ms / 1000
 
     def heal(self) -> None:
-        """Ends slowness, and black holes. What was sent into one is gone, so its connections are cut."""
+        """Ends delays and black holes. What was sent into a black hole is lost, so its connections are cut."""
         self.delay_s = 0.0
         if self.swallowing:
             self.swallows_requests = self.swallows_replies = False
             self.cut()
 
     def trap(self, kind: str, fault: RequestFault, nth: int = 1) -> Trap:
-        """Sets a trap for the nth request of a name from now on. It springs once.
+        """Sets a trap for the nth request with a name from now on. It springs once.
 
         Raises:
-            KeyError: if there is no request of this name.
+            KeyError: If there is no request with this name.
         """
         if kind not in self.requests:
             raise KeyError(kind)
@@ -363,7 +363,7 @@ class FaultProxy:
         return trap
 
     def clear(self) -> None:
-        """Takes away every trap, and cuts the connections of requests that are still held."""
+        """Removes all traps, and cuts the connections of requests that are still held."""
         self._traps.clear()
         for trap in self._holding:
             trap.drop()
@@ -373,7 +373,7 @@ class FaultProxy:
 
     @property
     def swallowing(self) -> bool:
-        """Tells whether bytes of either direction are thrown away."""
+        """True if bytes in either direction are discarded."""
         return self.swallows_requests or self.swallows_replies
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -381,7 +381,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_LIMIT_S)
 
     def judge(self, piece: bytes, matchers: Mapping[str, Matcher]) -> tuple[Trap | None, int]:
-        """Returns the trap that a piece of a connection springs, and where the request begins in it."""
+        """Returns the trap that a piece of a connection springs, and where the request begins in the piece."""
         found: tuple[Trap | None, int] = (None, 0)
         for kind, matcher in matchers.items():
             place = matcher(piece)
@@ -395,7 +395,7 @@ class FaultProxy:
         return found
 
     def note_held(self, trap: Trap) -> None:
-        """Remembers a trap that holds a request, for `clear`."""
+        """Records a trap that holds a request, for `clear`."""
         self._holding.append(trap)
 
     async def _serve(self) -> None:
@@ -427,11 +427,11 @@ class FaultProxy:
 
 
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 0, 22, 24, 26
-"""Kafka's API keys, see https://kafka.apache.org/protocol#protocol_api_keys"""
+"""Kafka's API keys; see https://kafka.apache.org/protocol#protocol_api_keys"""
 
 
 def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False) -> Callable[[], Matcher]:
-    """Recognises the next request with ``then`` after a piece with ``first``; with ``always`` each."""
+    """Recognizes the next request with ``then`` after a piece with ``first``; with ``always``, every such request."""
     before = first if isinstance(first, re.Pattern) else re.compile(re.escape(first))
 
     def new() -> Matcher:
@@ -452,7 +452,7 @@ def after(first: bytes | re.Pattern[bytes], then: bytes, *, always: bool = False
 
 
 def kafka_request(api_key: int) -> Callable[[], Matcher]:
-    """Recognises a request to Kafka by its API key, which follows the four bytes of the request's length."""
+    """Recognizes a request to Kafka by its API key, which follows the four bytes of the request's length."""
 
     def new() -> Matcher:
         rest = b""

@@ -1,4 +1,7 @@
-"""The operations of what can be struck, and of a system that a sink writes to; its address, without credentials."""
+"""The operations of what can be struck, and of a system that a sink writes to.
+
+Also removes credentials from addresses.
+"""
 
 from __future__ import annotations
 
@@ -24,50 +27,50 @@ class Strikable(ABC):
     """A server or a folder in which faults can be injected.
 
     Attributes:
-        name: As on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
+        name: The name on the command line: ``kafka``, ``postgres``, ``checkpoint``, …
     """
 
     name: str
 
     @abstractmethod
     def faults(self) -> Mapping[Fault, Sequence[str]]:
-        """Returns the faults that can be injected here, those of one request with the names of the requests."""
+        """Returns the faults that can be injected here, with the names of requests for faults of one request."""
 
     @abstractmethod
     def inject(self, fault: Fault, *, request: str = "", within_s: float = 30.0) -> bool:
-        """Makes it happen. What lasts ends by `lift`.
+        """Injects a fault. One that lasts is ended by `lift`.
 
-        For a fault of one request this sets the trap; `sprung` says whether the request has come. Such a fault is
-        always to be lifted: a trap that has not sprung is taken away, and a request that is held is delivered.
+        For a fault of one request, this sets a trap, and `sprung` returns True once the request has arrived. Such a
+        fault must always be lifted: a trap that has not sprung is removed, and a held request is delivered.
 
         Args:
             fault: One of `faults`.
-            request: Which request.
-            within_s: Limit, for what has to be waited for.
+            request: The name of the request.
+            within_s: The time limit for anything that must be waited for.
 
         Returns:
-            Whether there is something to lift.
+            True if there is something to lift.
 
         Raises:
-            ConfigurationError: if the fault, or the request, is none of `faults`.
-            TimeoutError: if it could not be made to happen within the limit. There is nothing to lift then.
+            ConfigurationError: If the fault, or the request, is not one of `faults`.
+            TimeoutError: If it could not be injected within the limit. Then there is nothing to lift.
         """
 
     @abstractmethod
     def lift(self, fault: Fault) -> None:
-        """Ends what lasts: the server is started again, connections heal, a held request is delivered.
+        """Ends a lasting fault: the server is restarted, connections heal, a held request is delivered.
 
         Raises:
-            PreflightError: if a server does not come back.
+            PreflightError: If a server does not return.
         """
 
     def sprung(self) -> bool:
-        """Returns True if the trap of a fault of one request has sprung. True for all other faults."""
+        """Returns True if the trap for a fault of one request has sprung. Always True for other faults."""
         return True
 
 
 class System(Strikable):
-    """What a sink writes to: a server of our own, one that somebody else has started, or the user's.
+    """A system that a sink writes to: a server that we start, one that somebody else has started, or the user's.
 
     This is the only description of the server, for conformance suites, the crash matrix, killed queries and the
     verifier. It queries the server directly, never through the product's code, over connections that no fault strikes.
@@ -81,39 +84,39 @@ class System(Strikable):
             assert not system.left_open()
 
     Attributes:
-        REQUESTS: By way of committing, then by name (``prepare``, ``commit``, ``abort``): how a fault proxy recognizes
-            a request.
+        REQUESTS: How a fault proxy recognizes a request, by the way of committing and by name (``prepare``, ``commit``,
+            ``abort``).
     """
 
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {}
 
     @classmethod
     def missing(cls) -> str:
-        """Returns why no server of our own can be started on this machine, or an empty string."""
+        """Returns why no server can be started on this machine; empty if one can."""
         return ""
 
     @abstractmethod
     def start(self, folder: Path) -> None:
-        """Starts the server, or connects to the one that was given.
+        """Starts the server, or connects to the given one.
 
         Args:
-            folder: A new one, for data, logs and the like.
+            folder: A new folder for data, logs and the like.
 
         Raises:
-            PreflightError: if it cannot be had.
-            ConfigurationError: if what the user has named cannot be used.
+            PreflightError: If it is unavailable.
+            ConfigurationError: If what the user specified cannot be used.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends what was started here; on the user's own server it removes the table or topic, unless `keep_place`.
+        """Ends what was started here. On the user's own server, removes the table or topic, unless `keep_place` is set.
 
-        May be called again, and after a `start` that failed.
+        May be called repeatedly, and after a failed `start`.
         """
 
     @contextmanager
     def placed(self, folder: Path, *columns: str) -> Iterator[Self]:
-        """Starts, makes a place, and stops in the end. See `start` and `place`."""
+        """Starts, creates a target, and stops at the end; see `start` and `place`."""
         try:
             self.start(folder)
             self.place(*columns)
@@ -121,53 +124,53 @@ class System(Strikable):
         finally:
             self.stop()
 
-    # `place` and `visible` take what differs from server to server: columns, partitions, patterns of keys.
+    # The arguments of `place` and `visible` differ from server to server: columns, partitions, key patterns.
 
     @abstractmethod
     def place(self, *columns: str) -> None:
-        """Makes an empty table, topic, folder or bucket with a new name. `sink` and `visible` use it from now on.
+        """Creates an empty table, topic, folder or bucket with a new name, which `sink` and `visible` use from now on.
 
         Args:
-            columns: Definitions of columns and keys where the server needs them; by default those of the rows that a
+            columns: Definitions of columns and keys, if the server needs them. Defaults to those of the rows that a
                 verified query writes.
 
         Raises:
-            PreflightError: if it cannot be made.
+            PreflightError: If it cannot be created.
         """
 
     @abstractmethod
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """Returns the sink's arguments: plain values for JSON, with the address at which connections can be struck.
+        """Returns the sink's arguments as plain values for JSON, with the address at which connections can be struck.
 
         Args:
-            options: More arguments, or others.
+            options: Additional or changed arguments.
         """
 
     @staticmethod
     @abstractmethod
     def build(arguments: Mapping[str, Any]) -> TwoPhaseCommitSink:
-        """Makes the sink from `arguments`, perhaps in another process."""
+        """Creates the sink from `arguments`, possibly in another process."""
 
     def sink(self, **options: Any) -> TwoPhaseCommitSink:
-        """Makes a sink for the table, topic, folder or bucket. See `arguments`."""
+        """Creates a sink for the table, topic, folder or bucket; see `arguments`."""
         return self.build(self.arguments(**options))
 
     @abstractmethod
     def visible(self, *columns: str) -> list[Any]:
-        """Returns every row that a reader of committed rows sees now: its number, or a tuple of these columns.
+        """Returns every row that a reader of committed rows currently sees: its number, or a tuple of these columns.
 
-        Raises any `Exception` while the server does not answer.
+        Raises any `Exception` while the server does not respond.
         """
 
     @abstractmethod
     def left_open(self) -> Sequence[str]:
-        """Names what is neither committed nor aborted. Raises any `Exception` while the server does not answer."""
+        """Lists what is neither committed nor aborted. Raises any `Exception` while the server does not respond."""
 
     def expire(self, handle: Handle) -> bool:  # noqa: ARG002 - for those that override it
-        """Makes the server lose a prepared transaction, as its timeout or an operator does.
+        """Makes the server lose a prepared transaction, as its timeout or an operator would.
 
         Returns:
-            Whether it can be made to.
+            False if that is not possible.
         """
         return False
 
@@ -175,26 +178,26 @@ class System(Strikable):
         """Kills the server and starts it again with its data.
 
         Returns:
-            Whether there is a server that can be restarted.
+            False if there is no server that can be restarted.
         """
         return False
 
     def state(self) -> object:
-        """Returns everything that a late request may have changed, without what is only counted or timed."""
+        """Returns everything that a late request may have changed, except counters and timestamps."""
         return sorted(self.visible()), sorted(self.left_open())
 
     keep_place = False
-    """Set where the rows must stay to be looked at."""
+    """Set to keep the rows for inspection."""
 
 
 class VerifiedSystem(System):
-    """A system that the verifier can write to. Its name is the sink's, too."""
+    """A system that the verifier can write to. Its name is also the sink's."""
 
     session: Mapping[str, str] = {}
-    """Spark's settings that the query's session needs for it."""
+    """The Spark settings that the query's session needs for it."""
 
     def jars(self) -> Sequence[Path]:
-        """Fetches the jars that the query's session needs for it. See `sparkonce_lab.rig.kafka.jars.resolve`."""
+        """Downloads the jars that the query's session needs for it; see `sparkonce_lab.rig.kafka.jars.resolve`."""
         return ()
 
     @abstractmethod
@@ -203,36 +206,36 @@ class VerifiedSystem(System):
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """Returns every row that a reader of committed rows sees now: `sparkonce_lab.history.OBSERVED`."""
+        """Returns every row that a reader of committed rows currently sees; see `sparkonce_lab.history.OBSERVED`."""
 
     @abstractmethod
     def newest(self) -> int:
-        """Returns the newest batch of which such a reader sees a row now, -1 if there is none.
+        """Returns the newest batch of which such a reader currently sees a row; -1 if there is none.
 
-        Called several times a second by one thread. Raises any `Exception` while the system does not answer, and
-        must then give up within seconds.
+        Called several times a second by one thread. Raises any `Exception` while the system does not respond, in which
+        case it must give up within seconds.
         """
 
 
 _HIDDEN = "***"
 _NAME = r"(?i)\b(\w*(?:password|passwd|secret|token)\w*\s*=\s*)"
 _IN_SETTINGS = re.compile(_NAME + r"""((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"\\])*)""")
-"""A value as libpq has it, or a shell: quoted, or with a backslash before what would end it."""
+"""A value in the syntax of libpq, or a shell: quoted, or with backslashes before characters that would end it."""
 _IN_URL = re.compile(_NAME + r"[^\s&]*")
 _LOGIN = re.compile(r"://.*@")
-"""Up to the last one: a password that nobody has encoded may hold any character."""
+"""Up to the last one, since a password that is not encoded may contain any character."""
 
 
 def without_credentials(place: str) -> str:
     """Returns the address without passwords, and a URL without the login before its host.
 
     Args:
-        place: A URL, or ``name=value …`` as libpq and PyMySQL have it.
+        place: A URL, or ``name=value …`` as for libpq and PyMySQL.
     """
     secret = _IN_URL if "://" in place else _IN_SETTINGS
     return _LOGIN.sub(f"://{_HIDDEN}@", secret.sub(rf"\1{_HIDDEN}", place))
 
 
 def holds_credentials(place: str) -> bool:
-    """Tells whether it has credentials, or had them before they were taken out."""
+    """Returns True if it has credentials, or had them before they were removed."""
     return _HIDDEN in without_credentials(place)

@@ -1,4 +1,4 @@
-"""A Delta table in a local folder, read as the Delta protocol says, without Spark."""
+"""A Delta table in a local folder, read according to the Delta protocol, without Spark."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WAITING = ("open", "prepared", "started")
 
 
 class DeltaSystem(FilesSystem):
-    """A table of our own, on a disk that can be filled where mounting is allowed; or a new one in the user's folder.
+    """A local table, on a disk that can be filled if mounting is allowed; or a new one in the user's folder.
 
-    Its rows are appended: a batch that is written twice is there twice. See `FilesSystem` for the arguments.
+    Rows are appended, so a batch that is written twice is there twice. See `FilesSystem` for the arguments.
     """
 
     name = "delta"
@@ -48,7 +48,7 @@ class DeltaSystem(FilesSystem):
         return spark_delta_jars()
 
     def make(self, columns: Sequence[str]) -> None:
-        """Makes the table, with columns such as ``number long``, by the types' names in the protocol."""
+        """Creates the table, with columns such as ``number long``, using the protocol's type names."""
         fields = [dict(zip(("name", "type"), column.split(), strict=True)) for column in columns or _COLUMNS]
         described = [{**field, "nullable": True, "metadata": {}} for field in fields]
         schema = json.dumps({"type": "struct", "fields": described})
@@ -79,12 +79,15 @@ class DeltaSystem(FilesSystem):
         return bool(found)
 
     def actions(self) -> Iterator[dict[str, Any]]:
-        """Yields what the versions say, from the first one on. A table of thousands of versions has lost the first."""
+        """Yields the actions of the versions, from the first one on.
+
+        After thousands of versions, a table has lost the first.
+        """
         for version in sorted((self.root / _LOG).glob("*.json")):
             yield from map(json.loads, version.read_text().splitlines())
 
     def published(self) -> Sequence[Path]:
-        """Lists the files that make the newest version."""
+        """Lists the files of the newest version."""
         found: dict[str, None] = {}
         for action in self.actions():
             if "remove" in action:
@@ -99,5 +102,5 @@ class DeltaSystem(FilesSystem):
         return [info["userMetadata"] for info in infos if "userMetadata" in info]
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: rows that wait."""
+        """See `System.left_open`. Returns waiting rows."""
         return sorted(path.name for state in _WAITING for path in self.waiting.glob(f"*/{state}/*"))

@@ -1,7 +1,7 @@
-"""A local folder that the files sink writes to, and other rows in folders: dead letters, and rows that wait.
+"""A local folder that the files sink writes to, and other rows in folders: dead letters, and waiting rows.
 
-Dead letters are the rows that Kafka is made to refuse: it stores no time before 1970, and a refused row has such a
-time, and everything else as all rows have it. The rows of the write-ahead, RabbitMQ and Pravega sinks wait in a folder.
+Dead letters are rows that Kafka is made to refuse: it stores no timestamps before 1970, and a refused row has such a
+timestamp, but is otherwise normal. The rows of the write-ahead, RabbitMQ and Pravega sinks wait in a folder.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 MEGABYTES = 1024
 HELD = ".sparkonce/held"
-"""Where the sink holds back the files of prepared transactions."""
+"""Where the sink holds the files of prepared transactions."""
 
 
 class FilesSystem(Injectable, VerifiedSystem):
-    """A folder of our own, on a disk that can be filled where mounting is allowed; or a new one in the user's.
+    """A local folder, on a disk that can be filled if mounting is allowed; or a new one in the user's folder.
 
     Args:
-        path: The user's folder; None for one of our own.
-        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
+        path: The user's folder; None for a local one.
+        megabytes: The size of the local disk, which is in memory and uses as much of it as is written.
 
     Attributes:
-        folder: Made by `place`.
+        folder: Created by `place`.
     """
 
     name = "files"
@@ -106,7 +106,7 @@ class FilesSystem(Injectable, VerifiedSystem):
         return FilesSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Deletes the files that a transaction holds back, as somebody may who tidies up."""
+        """Deletes the files that a transaction holds, as somebody might while cleaning up."""
         from sparkonce.sinks.files.store import read_handle
 
         for one in read_handle(handle).files or ():
@@ -114,7 +114,7 @@ class FilesSystem(Injectable, VerifiedSystem):
         return True
 
     def published(self) -> Sequence[Path]:
-        """Lists the files that a reader of such folders takes: no part of their path begins with ``.`` or ``_``."""
+        """Lists the files that a reader of such folders reads: no part of their path begins with ``.`` or ``_``."""
         return [path for path in sorted(self.folder.rglob("*")) if path.is_file() and is_published(path, self.folder)]
 
     def visible(self, *columns: str) -> list[Any]:
@@ -122,7 +122,7 @@ class FilesSystem(Injectable, VerifiedSystem):
         return [row for path in self.published() for row in rows_in(path.name, path.read_bytes(), columns)]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`. A file that is not Parquet, or has other columns, gives one unreadable row."""
+        """See `VerifiedSystem.read`. A file that is not Parquet, or has other columns, counts as one unreadable row."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_parquet, of_texts
@@ -138,12 +138,12 @@ class FilesSystem(Injectable, VerifiedSystem):
         return max((self._batches[path] for path in files), default=-1)
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: files that are held back."""
+        """See `System.left_open`. Returns held files."""
         return sorted(str(path) for path in (self.folder / HELD).rglob("*") if path.is_file())
 
 
 def is_published(path: Path, root: Path) -> bool:
-    """Returns True if readers of a folder take this file: no part of its path there begins with ``.`` or ``_``."""
+    """Returns True if readers of a folder read this file: no part of its path there begins with ``.`` or ``_``."""
     return not any(part[0] in "._" for part in path.relative_to(root).parts)
 
 
@@ -165,14 +165,14 @@ MOST = 1_000_000_000
 
 
 def letters_sink(folder: str) -> TwoPhaseCommitSink:
-    """Makes the sink of dead letters, in the query's process."""
+    """Creates the sink of dead letters, in the query's process."""
     from sparkonce.sinks.files.sink import FilesSink
 
     return FilesSink(folder, name=NAME)
 
 
 def read_letters(folder: Path) -> pa.Table:
-    """Returns the refused rows that a reader sees now: `sparkonce_lab.history.OBSERVED`, without places."""
+    """Returns the refused rows that a reader sees (see `sparkonce_lab.history.OBSERVED`), without locations."""
     import pyarrow.parquet as pq
 
     from sparkonce_lab.systems.observed import of_texts
@@ -183,7 +183,7 @@ def read_letters(folder: Path) -> pa.Table:
 
 
 def open_letters(folder: Path) -> Sequence[str]:
-    """Names what is neither published nor given up."""
+    """Lists what is neither published nor discarded."""
     return _system(folder).left_open() if folder.exists() else []
 
 
@@ -194,14 +194,14 @@ def _system(folder: Path) -> FilesSystem:
 
 
 def waiting_rows(folder: Path) -> list[str]:
-    """Names the files of rows that are neither applied nor given up: open, prepared, or in a store without renames."""
+    """Lists the files of rows that are neither applied nor discarded: open, prepared, or in a store without renames."""
     folders = [found for name in ("open", "prepared", "rows") for found in folder.rglob(name)]
     files = [path for found in folders for path in found.rglob("*") if path.is_file()]
     return sorted(str(path) for path in files if not _has_begun(path))
 
 
 def expire_rows(folder: Path, handle: Handle) -> bool:
-    """Deletes the rows of a prepared transaction. Nothing times out; but somebody may delete files."""
+    """Deletes the rows of a prepared transaction. Nothing times out, but somebody may delete files."""
     found = [path for path in folder.rglob(str(handle["name"])) if path.parent.name in ("prepared", "rows")]
     for path in found:
         path.unlink()

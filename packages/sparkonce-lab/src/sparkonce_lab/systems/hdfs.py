@@ -37,22 +37,22 @@ def _missing() -> str:
 
 
 class HdfsSystem(ServerSystem):
-    """A name node and a data node of our own.
+    """A name node and a data node that we start.
 
-    The proxy stands before the name node, which knows what file there is; blocks go straight to the data node. It is
-    the data node's disk that is filled: the name node's is its journal, without which it ends.
+    The proxy is in front of the name node, which knows what files exist; blocks go straight to the data node. The disk
+    that is filled is the data node's: the name node's holds its journal, without which it exits.
 
     Args:
         megabytes: The size of the data node's disk.
-        server: One that is running; it is not stopped here.
+        server: A running server, which is not stopped here.
 
     Attributes:
-        folder: Made by `place`.
+        folder: Created by `place`.
     """
 
     name = "hdfs"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
-        # By method, and by the name of what is held back: other clients probe and put.
+        # By method, and by the name of what is held: other clients probe and put.
         "held": {
             "prepare": re.compile(rb"\x08complete\x12.{1,200}\.held", re.DOTALL),
             "commit": re.compile(rb"\x07rename2\x12.{1,200}\.held", re.DOTALL),
@@ -86,14 +86,14 @@ class HdfsSystem(ServerSystem):
         self._address = self.start_proxy((HOST, server.port), self.REQUESTS["held"]).address
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - files need none
-        """See `System.place`. The sink makes the folder."""
+        """See `System.place`. The sink creates the folder."""
         self.folder = f"/sparkonce-verify-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
-        """See `ServerSystem.drop_place`. There is no server but ours."""
+        """See `ServerSystem.drop_place`. We started the server."""
 
     def close(self) -> None:
-        """See `ServerSystem.close`. Every question opens a client."""
+        """See `ServerSystem.close`. Every request opens a client."""
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         """See `System.arguments`."""
@@ -105,7 +105,7 @@ class HdfsSystem(ServerSystem):
         return FilesSystem.build(arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Deletes the files that a transaction holds back, as somebody may who tidies up."""
+        """Deletes the files that a transaction holds, as somebody might while cleaning up."""
         from sparkonce.sinks.files.store import read_handle
 
         for one in read_handle(handle).files or ():
@@ -113,14 +113,14 @@ class HdfsSystem(ServerSystem):
         return True
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Fetches each file once: what is published does not change."""
+        """See `System.visible`. Fetches each file once: published files do not change."""
         listed = [path for path in self._list() if is_published(Path(path), Path(self.folder))]
         for path in set(listed) - self._rows.keys():
             self._rows[path] = bytes(self._ask("read", path).read())
         return [row for path in listed for row in rows_in(path, self._rows[path], columns)]
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: files that are held back."""
+        """See `System.left_open`. Returns held files."""
         return [path for path in self._list() if path.startswith(f"{self.folder}/{HELD}/")]
 
     def _list(self) -> list[str]:
@@ -131,7 +131,7 @@ class HdfsSystem(ServerSystem):
         return [one.path for one in found if not one.isdir]
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
-        """Asks with a deadline and a new client: a client retries an unreachable name node for minutes."""
+        """Sends a request with a deadline and a new client: a client retries an unreachable name node for minutes."""
         from hdfs_native import Client
 
         url = f"hdfs://{HOST}:{self.server.port}" if self.server is not None else ""

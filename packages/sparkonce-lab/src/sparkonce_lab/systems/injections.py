@@ -1,4 +1,4 @@
-"""Injects faults and ends them: of a proxy's connections, of a server, of a disk."""
+"""Injects and ends faults of a proxy's connections, of a server, and of a disk."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from sparkonce_lab.rig.process import Server
 
 SLOW_MS = 50
-"""The time for which each piece of each connection is kept back."""
+"""How long each piece on each connection is delayed."""
 
 _TRAPS = {Fault.REPLY_LOST: RequestFault.REPLY_LOST, Fault.REQUEST_LATE: RequestFault.HELD}
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """A fault that can be made to happen.
+    """A fault that can be injected.
 
     Attributes:
-        begin: Makes it happen, within so many seconds.
+        begin: Injects it, within this many seconds.
         end: Ends it; None if it does not last.
     """
 
@@ -43,16 +43,16 @@ class Stoppable(Protocol):
     """A server."""
 
     def kill(self) -> None:
-        """Ends it by SIGKILL."""
+        """Ends it with SIGKILL."""
 
     def start(self) -> object:
-        """Starts it with its data, and waits until it answers."""
+        """Starts it with its data, and waits until it responds."""
 
     def pause(self) -> None:
-        """Stops its clock by SIGSTOP."""
+        """Pauses it with SIGSTOP."""
 
     def resume(self) -> None:
-        """Continues it by SIGCONT."""
+        """Continues it with SIGCONT."""
 
 
 def of_connections(proxy: FaultProxy) -> Injections:
@@ -67,7 +67,7 @@ def of_connections(proxy: FaultProxy) -> Injections:
 
 
 def of_server(server: Stoppable) -> Injections:
-    """Returns the faults of a server of our own."""
+    """Returns the faults of a server that we started."""
     return {
         Fault.SERVER_KILLED: Injection(lambda _: server.kill(), server.start),
         Fault.SERVER_PAUSED: Injection(lambda _: server.pause(), server.resume),
@@ -75,11 +75,11 @@ def of_server(server: Stoppable) -> Injections:
 
 
 def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
-    """Returns the faults of a disk that can be filled, none of another one.
+    """Returns the faults of a disk that can be filled; none for any other disk.
 
     Args:
         disk: The disk.
-        server: Is started again if it has ended because it could not write.
+        server: The server to restart if it has exited because it could not write.
     """
     if not disk.is_small:
         return {}
@@ -93,12 +93,12 @@ def of_disk(disk: SmallDisk, server: Server | None = None) -> Injections:
 
 
 class Injectable(Strikable):
-    """A server or a place whose faults are in a table. Its `start` sets the attributes here.
+    """A server or folder with a table of faults. Its `start` sets these attributes.
 
     Attributes:
-        injections: What can be made to happen.
+        injections: The faults that can be injected.
         proxy: Where requests can be struck; None if they cannot.
-        requests: The requests that can be, by name: how the proxy recognizes them.
+        requests: The requests that can be struck, by name, and how the proxy recognizes them.
     """
 
     injections: Injections
@@ -136,7 +136,7 @@ class Injectable(Strikable):
     def _deliver(self) -> None:
         trap, self._trap = self._trap, None
         if trap is not None:
-            with suppress(TimeoutError):  # it was delivered, and nobody waits for its answer
+            with suppress(TimeoutError):  # it was delivered, and nobody waits for its response
                 trap.deliver()
         if self.proxy is not None:
             self.proxy.clear()
@@ -154,7 +154,7 @@ class Injectable(Strikable):
 
 
 class Served(Injectable):
-    """One server behind a proxy: our own, on a disk that can be filled if possible, or the user's.
+    """One server behind a proxy: one that we start, on a disk that can be filled if possible, or the user's.
 
     Attributes:
         server: Ours, or one that somebody else has started; None for the user's.
@@ -165,7 +165,7 @@ class Served(Injectable):
     _disk: SmallDisk | None = None
 
     def start_own(self, server: Server, megabytes: int | None) -> None:
-        """Starts a server of our own, on a disk of so many megabytes or of what can be afforded, or on no small one."""
+        """Starts a server on a disk of this many megabytes (or as many as are affordable), or on no separate disk."""
         if megabytes is not None:
             self._disk = SmallDisk(server.folder, affordable(megabytes))
         self.server = self._own = server
@@ -173,7 +173,7 @@ class Served(Injectable):
         self.injections = {**of_server(server), **(of_disk(self._disk, server) if self._disk is not None else {})}
 
     def start_proxy(self, upstream: Address, requests: Mapping[str, Request]) -> FaultProxy:
-        """Starts the proxy, at which connections can be struck, and these requests."""
+        """Starts the proxy, at which connections and these requests can be struck."""
         self.proxy = proxy = FaultProxy(upstream, requests)
         proxy.start()
         self.requests = requests
@@ -181,13 +181,13 @@ class Served(Injectable):
         return proxy
 
     def close_proxy(self) -> None:
-        """Ends the proxy. May be called again."""
+        """Ends the proxy. May be called repeatedly."""
         proxy, self.proxy = self.proxy, None
         if proxy is not None:
             proxy.close()
 
     def stop_own(self) -> None:
-        """Ends a server of our own, with its disk. May be called again."""
+        """Ends a server that we started, with its disk. May be called repeatedly."""
         server, self._own = self._own, None
         if server is not None:
             server.stop()
@@ -198,7 +198,7 @@ class Served(Injectable):
 
 
 class ServerSystem(Served, System):
-    """A system of one server."""
+    """A system that consists of one server."""
 
     _made = False
 
@@ -212,12 +212,12 @@ class ServerSystem(Served, System):
         """Removes the table, bucket or keys from the user's server.
 
         Raises:
-            PreflightError: if it cannot.
+            PreflightError: If it cannot.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the connections to the server. May be called again; the next question opens them again."""
+        """Closes the connections to the server. May be called repeatedly; the next request opens them again."""
 
     def stop(self) -> None:
         """See `System.stop`."""
@@ -234,6 +234,6 @@ class ServerSystem(Served, System):
         """See `System.restart`."""
         if self.server is None:
             return False
-        self.close()  # a connection that dies with the server would fail the next question
+        self.close()  # a connection that dies with the server would make the next request fail
         self.server.restart()
         return True

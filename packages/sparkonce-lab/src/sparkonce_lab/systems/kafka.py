@@ -1,4 +1,4 @@
-"""Kafka: where a query's rows come from, and a system that they go to."""
+"""Kafka: the source of a query's rows, and a system that they are written to."""
 
 from __future__ import annotations
 
@@ -48,37 +48,39 @@ _POLL_S = 0.05
 
 
 class KafkaSystem(Injectable, VerifiedSystem):
-    """A cluster of our own, or the user's.
+    """A cluster that we start, or the user's.
 
-    On the user's own no fault of the server or of connections can be injected: a Kafka client goes to the addresses
-    that the brokers advertise, past any proxy. Topics there get names that nobody has, and are deleted in the end.
+    On the user's cluster, no fault of the server or of connections can be injected: a Kafka client connects to the
+    addresses that the brokers advertise, bypassing any proxy. Topics there get unique names, and are deleted at the
+    end.
 
-    A target record's value is ``kind,key,number,amount,rows,batch``, its key the key as text.
+    A target record's value is ``kind,key,number,amount,rows,batch``, and its key is the key as text.
 
     Args:
-        bootstrap: The user's ``bootstrap.servers``; None for a cluster of our own.
-        nodes: Of our own, 1 or 3. With 3 a coordinator can be moved.
-        partitions: Of the source and of the target.
-        transaction_timeout_s: After how long without its commit the broker aborts a transaction; at least 1. None for
-            the longest that the broker allows.
-        settings: librdkafka's, of how to connect to the user's, for example ``{"security.protocol": "SASL_SSL"}``.
-        megabytes: The size of our own disk, of all nodes together. It is in memory, and takes as much as is written.
-        refuse_every: Of so many rows of a key it is made to refuse one, which goes to a sink of dead letters; 0 for
-            none.
-        cluster: One that is running; it is not stopped here.
-        requests: What the proxy of our own cluster recognizes; by default what the verifier strikes.
-        alone: Whether nobody else uses the cluster: `left_open` then looks at all of it.
+        bootstrap: The user's ``bootstrap.servers``; None for a cluster that we start.
+        nodes: The number of nodes that we start, 1 or 3. With 3, a coordinator can be moved.
+        partitions: The number of partitions of the source and of the target.
+        transaction_timeout_s: After how long the broker aborts an uncommitted transaction; at least 1. None for the
+            longest time that the broker allows.
+        settings: librdkafka's connection settings for the user's cluster, for example ``{"security.protocol":
+            "SASL_SSL"}``.
+        megabytes: The size of our disk, for all nodes together. It is in memory, and uses as much of it as is written.
+        refuse_every: Kafka is made to refuse one of every this many rows per key, which goes to a sink of dead letters;
+            0 for none.
+        cluster: A running cluster, which is not stopped here.
+        requests: What the proxy of our own cluster recognizes. Defaults to what the verifier strikes.
+        alone: True if nobody else uses the cluster. Then `left_open` covers all of it.
 
     Attributes:
         bootstrap: For the verifier's own feeder and readers, which no fault of connections strikes.
         client_bootstrap: For the query.
-        settings: librdkafka's, of how the verifier's own clients connect, with `bootstrap`.
+        settings: librdkafka's connection settings for the verifier's own clients, including `bootstrap`.
         nodes: As given.
-        source: The topic that the query reads, made by `place`.
-        target: The topic that it writes to, made by `place`.
+        source: The topic that the query reads, created by `place`.
+        target: The topic that it writes to, created by `place`.
 
     Raises:
-        ConfigurationError: if there cannot be so many nodes.
+        ConfigurationError: If this number of nodes is not supported.
     """
 
     name = "kafka"
@@ -144,7 +146,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
             self._reach()
 
     def place(self, *columns: str) -> None:  # noqa: ARG002 - a topic has none
-        """See `System.place`. Makes the topic of the source, too, unless the cluster was given."""
+        """See `System.place`. Also creates the source topic, unless the cluster was given."""
         from confluent_kafka import KafkaException
 
         self._prefix = prefix = f"sparkonce-verify-{secrets.token_hex(5)}"
@@ -161,7 +163,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
             ) from error
 
     def _reach(self) -> None:
-        """Checks that a broker answers. Asks once: a client that repeats the question would log each attempt."""
+        """Checks that a broker responds. Queries once: a client that retries would log each attempt."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -171,7 +173,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
         try:
             admin.list_topics(timeout=_ANSWERS_WITHIN_S)
         except KafkaException as error:
-            admin.poll(0)  # for what was told meanwhile, which says more
+            admin.poll(0)  # for errors reported meanwhile, which are more informative
             why = next(iter(told), None) or error.args[0].str()
             raise PreflightError(
                 f"--bootstrap {self.bootstrap}: no broker answers within {_ANSWERS_WITHIN_S:g} s: {why}",
@@ -264,7 +266,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
         return KafkaSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Initializes the transactional id anew, which aborts what is open, as the broker's timeout does."""
+        """Initializes the transactional id again, which aborts what is open, like the broker's timeout."""
         from confluent_kafka import Producer
 
         Producer({**self.settings, "transactional.id": str(handle["transactional_id"])}).init_transactions(60.0)
@@ -280,14 +282,14 @@ class KafkaSystem(Injectable, VerifiedSystem):
         return True
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`: the values as numbers, or these properties of each record."""
+        """See `System.visible`. Returns the values as numbers, or these properties of each record."""
         found = [message for chunk in scan(self.settings, self.target) for message in chunk]
         if columns:
             return [tuple(getattr(message, name)() for name in columns) for message in found]
         return [int(message.value() or b"-1") for message in found]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`. Rows that are refused count as read where the dead letters are."""
+        """See `VerifiedSystem.read`. Refused rows count as read if they are among the dead letters."""
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_texts
@@ -304,7 +306,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
         return pa.concat_tables([*chunks, *refused] or [of_texts([])])
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Reads on from where it was: what a reader has been given stays given."""
+        """See `VerifiedSystem.newest`. Continues from where it was: a reader cannot unsee a record."""
         if self._reader is None:
             self._reader = KafkaReader(self.settings, self.target, self.partitions)
         give_up_at = time.monotonic() + _LOOK_S
@@ -319,12 +321,12 @@ class KafkaSystem(Injectable, VerifiedSystem):
         return [*(f"{one.transactional_id} {one.state}" for one in self.transactions(*OPEN)), *letters]
 
     def transactions(self, *states: str) -> list[Transaction]:
-        """Lists the transactions that are in one of these states, or all."""
+        """Lists the transactions in one of these states, or all."""
         prefix = "" if self._alone else f"{self._prefix}."
         return [*list_transactions(self.settings, states=states, prefix=prefix, timeout_s=_ANSWERS_WITHIN_S).values()]
 
     def state(self) -> object:
-        """See `System.state`. With the producers that the broker knows: initializing an id makes a newer one."""
+        """See `System.state`. Includes the producers that the broker knows: initializing an id creates a newer one."""
         known = self.transactions()
         producers = sorted((one.transactional_id, one.producer_id, one.producer_epoch) for one in known)
         return super().state(), producers
@@ -346,7 +348,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
             time.sleep(_POLL_S)
 
     def _after_full_disk(self) -> None:
-        """Starts all brokers anew: one that could not write gives up its folder and ends, sooner or later."""
+        """Restarts all brokers: one that could not write takes its folder offline and exits, sooner or later."""
         if self._disk is not None and self.cluster is not None:
             self._disk.free()
             whole = _Whole(self.cluster)
@@ -359,7 +361,7 @@ class KafkaSystem(Injectable, VerifiedSystem):
 
 
 class _Whole:
-    """All brokers of a cluster at once."""
+    """All brokers of a cluster together."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

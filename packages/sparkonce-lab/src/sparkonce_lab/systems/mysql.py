@@ -50,7 +50,7 @@ JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db
 
 
 class PreparedBranch(NamedTuple):
-    """A prepared XA transaction. ``data`` is its id: the first ``gtrid`` bytes, and the branch."""
+    """A prepared XA transaction. ``data`` is its id: the first ``gtrid`` bytes, followed by the branch."""
 
     format_id: int
     gtrid: int
@@ -59,30 +59,30 @@ class PreparedBranch(NamedTuple):
 
     @property
     def literal(self) -> str:
-        """The transaction's id in a statement."""
+        """The transaction's id as an SQL literal."""
         return f"X'{self.data[: self.gtrid].hex()}',X'{self.data[self.gtrid :].hex()}',{self.format_id}"
 
 
 class MySQLSystem(ServerSystem, VerifiedSystem):
-    """A MariaDB server of our own, on a disk that can be filled where mounting is allowed; or the user's, by a proxy.
+    """A MariaDB server that we start, on a disk that can be filled if mounting is allowed, or the user's via a proxy.
 
-    The user must be allowed to make a database: the table and the sink's own tables get one that nobody has, and that
-    is dropped in the end. Faults of one request need connections that are not encrypted (``ssl_disabled=true``).
+    The user must be allowed to create a database: the table and the sink's own tables are in a new database, which is
+    dropped at the end. Faults of one request require unencrypted connections (``ssl_disabled=true``).
 
     Args:
-        settings: The user's server, as ``name=value …`` in PyMySQL's names; None for a server of our own.
-        commit: ``staged`` or ``two_phase``, see `sparkonce.MySQLSink`.
-        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
-        server: One that is running; it is not stopped here.
-        alone: Whether nobody else uses the server: `left_open` then looks at all of it.
-        answers_within_s: The longest wait for an answer, in seconds.
+        settings: The user's server, as ``name=value …`` in PyMySQL's names; None for a server that we start.
+        commit: ``staged`` or ``two_phase``; see `sparkonce.MySQLSink`.
+        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
+        server: A running server, which is not stopped here.
+        alone: True if nobody else uses the server. Then `left_open` covers all of it.
+        answers_within_s: The longest wait for a response, in seconds.
 
     Attributes:
-        database: Made by `place`, and the prefix of the sink's transactions.
+        database: Created by `place`; also the prefix of the sink's transactions.
         table: The table in it.
 
     Raises:
-        ConfigurationError: if ``commit`` is something else, or the settings cannot be read.
+        ConfigurationError: If ``commit`` is anything else, or the settings are invalid.
     """
 
     name = "mysql"
@@ -151,7 +151,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """PyMySQL's settings of how to connect to the database, past the proxy."""
+        """PyMySQL's settings for connecting to the database, bypassing the proxy."""
         return {**self._direct, "database": self.database}
 
     @property
@@ -168,7 +168,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:
-        """See `System.place`. Without a unique key, a row that is written twice is there twice."""
+        """See `System.place`. There is no unique key, so a row that is written twice is there twice."""
         import pymysql
 
         self.table = "verified"
@@ -179,14 +179,14 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             raise self._refused(error) from None
 
     def new_database(self, name: str = "") -> None:
-        """Makes an empty database, by default with a name that nobody has. Statements are for it from now on."""
+        """Creates an empty database, by default with a unique name. Statements use it from now on."""
         name = name or f"sparkonce_verify_{secrets.token_hex(5)}"
         self.ask(f"CREATE DATABASE {quote(name)} CHARACTER SET utf8mb4")
         self.database, self._made = name, True
-        self.close()  # the next connection is to the database
+        self.close()  # the next connection uses the database
 
     def drop_place(self) -> None:
-        """Rolls back what is prepared, and drops the database."""
+        """Rolls back prepared transactions, and drops the database."""
         import pymysql
 
         try:
@@ -200,7 +200,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. With the user's password, if there is one."""
+        """See `System.arguments`. Includes the user's password, if there is one."""
         to = {**self.settings, "connect_timeout": _CONNECTS_WITHIN_S}
         if self.proxy is not None:
             to |= {"host": HOST, "port": self.proxy.port}
@@ -218,7 +218,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         return MySQLSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Takes a transaction away, as an operator may: nothing expires here."""
+        """Removes a transaction, as an operator might: nothing expires here."""
         from sparkonce.protocol.ownership import TransactionName
 
         name = TransactionName.parse(str(handle["transaction"]))
@@ -245,7 +245,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
         from sparkonce_lab.systems.observed import COLUMNS, of_texts
 
         columns = ", ".join(f"`{name}`" for name in COLUMNS)
-        # One text is read several times as fast as six columns. A null makes it one that is not a row's.
+        # Reading one string is several times as fast as reading six columns. A null makes it invalid.
         ask = f"SELECT CAST(CONCAT_WS(',', {columns}) AS BINARY) FROM {self.database}.{self.table}"  # noqa: S608 - ours
         found = [of_texts([])]
         with self.connected(read_timeout=_READ_WITHIN_S) as connection, connection.cursor(SSCursor) as cursor:
@@ -262,12 +262,12 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: XA transactions, staging tables, and sessions in a transaction."""
+        """See `System.left_open`. Returns XA transactions, staging tables, and sessions in a transaction."""
         found = self.ask(_OPEN) if self._alone else self.ask(_OPEN_IN, self.database)
         return [*self.kept(), *(f"session {number}" for (number,) in found)]
 
     def kept(self) -> list[str]:
-        """Names what is open and outlives its session: prepared transactions and staging tables."""
+        """Lists what is open and outlives its session: prepared transactions and staging tables."""
         return [*(f"prepared {found.data!r}" for found in self.prepared()), *(f"table {one}" for one in self.stages())]
 
     def prepared(self) -> list[PreparedBranch]:
@@ -288,7 +288,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
     # --- connections --------------------------------------------------------------------------------------------------
 
     def ask(self, statement: str, *values: Any) -> list[Any]:
-        """Runs a statement, on a connection that is kept while it works."""
+        """Runs a statement, on a connection that is reused while it works."""
         with self._one_asks:
             try:
                 if self._connection is None:
@@ -315,7 +315,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
             time.sleep(_POLL_S)
 
     def connect(self, **more: Any) -> Any:
-        """Opens another connection, with more settings."""
+        """Opens another connection, with additional settings."""
         import pymysql
 
         settings = self.settings if self.database else self._direct
@@ -323,7 +323,7 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
     @contextmanager
     def connected(self, **more: Any) -> Iterator[Any]:
-        """Opens another connection and closes it in the end, whatever its state."""
+        """Opens another connection and closes it at the end, whatever its state."""
         connection = self.connect(**more)
         try:
             yield connection
@@ -338,5 +338,5 @@ class MySQLSystem(ServerSystem, VerifiedSystem):
 
 def _close(connection: Any) -> None:
     if connection is not None:
-        with suppress(Exception):  # it is given up, whatever state it is in
+        with suppress(Exception):  # it is abandoned, whatever its state
             connection.close()

@@ -1,4 +1,4 @@
-"""Systems by name, as they are given on the command line."""
+"""Systems by name, as given on the command line."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _MADE: Mapping[str, tuple[type[VerifiedSystem], Callable[[str | None], VerifiedS
 }
 
 SYSTEMS: Mapping[str, type[VerifiedSystem]] = {name: made for name, (made, _, _) in _MADE.items()}
-"""The classes, whose `VerifiedSystem.build` makes the sink in the query's process."""
+"""The classes whose `VerifiedSystem.build` creates the sink in the query's process."""
 
 _BEFORE_A_PLACE = re.compile(r"[^\w-]")
-"""The first character after a system's name that shows the rest to be an address."""
+"""The first character after a system's name, which shows that the rest is an address."""
 
 
 def parse(text: str) -> VerifiedSystem:
-    """Makes a system from its name: ``kafka`` for one of our own, ``kafka=broker:9092`` for the user's.
+    """Creates a system from its name: ``kafka`` for one that we start, ``kafka=broker:9092`` for the user's.
 
     Args:
-        text: A name, and after ``=`` where the user's own is.
+        text: A name, optionally followed by ``=`` and the address of the user's own.
 
     Raises:
-        ConfigurationError: for anything else. What was given after ``=`` is not repeated: it may hold a password.
+        ConfigurationError: For anything else. The part after ``=`` is not repeated, since it may contain a password.
     """
     name, given, place = text.partition("=")
     if name not in _MADE or (given and not place.strip()):

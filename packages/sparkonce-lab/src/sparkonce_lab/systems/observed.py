@@ -1,4 +1,4 @@
-"""Makes `sparkonce_lab.history.OBSERVED` of the rows that readers found."""
+"""Builds `sparkonce_lab.history.OBSERVED` from the rows that readers found."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ COLUMNS = tuple(OBSERVED.names[:6])
 """The columns that a query writes."""
 
 _WRITTEN = pa.schema([OBSERVED.field(name) for name in COLUMNS])
-# Recorded histories have this kind, so it keeps its name.
+# Recorded histories use this kind, so its name cannot change.
 _UNREADABLE = ("strange", -1, -1, -1, -1, -1)
 
 
 def of_columns(written: pa.Table) -> pa.Table:
-    """Rows of a system that keeps no order.
+    """Returns the rows of a system that preserves no order.
 
     Args:
-        written: With at least the columns that a query writes.
+        written: At least the columns that a query writes.
     """
     table = written.select(list(COLUMNS)).cast(_WRITTEN)
     no_place = pa.repeat(pa.scalar(-1, pa.int32()), len(table))
@@ -34,12 +34,12 @@ def of_columns(written: pa.Table) -> pa.Table:
 def of_texts(
     texts: Sequence[bytes | None], partitions: Sequence[int] | None = None, offsets: Sequence[int] | None = None
 ) -> pa.Table:
-    """Rows that are written as ``kind,key,number,amount,rows,batch``.
+    """Returns rows that are written as ``kind,key,number,amount,rows,batch``.
 
     Args:
-        texts: One for each row; what cannot be read becomes an unreadable one.
-        partitions: Where each was found; None if the system keeps no order.
-        offsets: Its place there.
+        texts: One per row. Anything that cannot be parsed becomes an unreadable row.
+        partitions: The partition of each; None if the system preserves no order.
+        offsets: The offset of each.
     """
     count = len(texts)
     written = _parse(texts)
@@ -51,7 +51,10 @@ def of_texts(
 
 
 def of_csv(pieces: Iterable[bytes]) -> pa.Table:
-    """Rows of a system that keeps no order, as CSV in the order of `COLUMNS`; an empty field is null."""
+    """Returns the rows of a system that preserves no order, from CSV in the order of `COLUMNS`.
+
+    An empty field is null.
+    """
     text = b"".join(pieces)
     if not text:
         return OBSERVED.empty_table()
@@ -64,7 +67,7 @@ def of_csv(pieces: Iterable[bytes]) -> pa.Table:
 
 
 def of_parquet(file: Path | io.BytesIO) -> pa.Table:
-    """Rows of a file; one unreadable one if it is not one of Parquet's, or has other columns."""
+    """Returns the rows of a file; one unreadable row if it is not Parquet, or has other columns."""
     import pyarrow.parquet as pq
 
     try:
@@ -74,7 +77,7 @@ def of_parquet(file: Path | io.BytesIO) -> pa.Table:
 
 
 def newest_in(file: Path | io.BytesIO) -> int:
-    """Returns the newest batch in a file of Parquet, -1 if it has none."""
+    """Returns the newest batch in a Parquet file; -1 if it has none."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -83,12 +86,12 @@ def newest_in(file: Path | io.BytesIO) -> int:
 
 
 def unreadable(count: int = 1) -> pa.Table:
-    """Rows that cannot be read."""
+    """Returns unreadable rows."""
     return of_texts([None] * count)
 
 
 def _parse(texts: Sequence[bytes | None]) -> pa.Table | None:
-    """Parses all of them at once. Returns None if any is not a row."""
+    """Parses all of them together. Returns None if any is not a row."""
     if not texts or any(text is None or b"\n" in text or b"\r" in text for text in texts):
         return None if texts else _WRITTEN.empty_table()
     try:

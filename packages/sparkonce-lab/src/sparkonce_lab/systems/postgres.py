@@ -53,27 +53,27 @@ WHERE a.backend_type = 'client backend' AND a.application_name <> %s AND n.nspna
 
 
 class PostgresSystem(ServerSystem, VerifiedSystem):
-    """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
+    """A server that we start, on a disk that can be filled if mounting is allowed; or the user's, through a proxy.
 
-    The user's must be reached by TCP, and its role must be allowed to make a schema: the table and the sink's own
-    tables get one that nobody has, and that is dropped in the end. Faults of one request need connections that are not
-    encrypted (``sslmode=disable``).
+    The user's server must be reachable by TCP, and the role must be allowed to create a schema: the table and the
+    sink's own tables are in a new schema, which is dropped at the end. Faults of one request require unencrypted
+    connections (``sslmode=disable``).
 
     Args:
-        conninfo: The user's, as libpq has it; None for a server of our own.
-        commit: ``staged`` or ``two_phase``, see `sparkonce.PostgresSink`.
-        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
-        server: One that is running; it is not stopped here.
-        settings: Of our own server.
-        alone: Whether nobody else uses the server: `left_open` then looks at all of it.
-        answers_within_s: The longest wait for an answer, in seconds.
+        conninfo: The user's libpq connection string; None for a server that we start.
+        commit: ``staged`` or ``two_phase``; see `sparkonce.PostgresSink`.
+        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
+        server: A running server, which is not stopped here.
+        settings: Settings of the server that we start.
+        alone: True if nobody else uses the server. Then `left_open` covers all of it.
+        answers_within_s: The longest wait for a response, in seconds.
 
     Attributes:
-        schema: Made by `place`, and the prefix of the sink's transactions.
+        schema: Created by `place`; also the prefix of the sink's transactions.
         table: The table in it.
 
     Raises:
-        ConfigurationError: if ``commit`` is something else.
+        ConfigurationError: If ``commit`` is anything else.
     """
 
     name = "postgres"
@@ -135,7 +135,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             self._direct = self._users
             try:
                 psycopg.conninfo.conninfo_to_dict(self._users)
-            except psycopg.ProgrammingError:  # its message repeats what it does not understand: perhaps a password
+            except psycopg.ProgrammingError:  # its message repeats what it cannot parse, which may be a password
                 raise ConfigurationError(
                     "--system postgres=…: libpq cannot read where the server is.",
                     next_step="Name it as 'host=… dbname=… user=…', with quotes around values that have spaces.",
@@ -178,7 +178,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- the table ----------------------------------------------------------------------------------------------------
 
     def place(self, *columns: str) -> None:
-        """See `System.place`. Without a unique key, a row that is written twice is there twice."""
+        """See `System.place`. There is no unique key, so a row that is written twice is there twice."""
         import psycopg
 
         self.schema, self.table = f"sparkonce_verify_{secrets.token_hex(5)}", "rows"
@@ -192,7 +192,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             raise self._refused(error) from None
 
     def drop_place(self) -> None:
-        """Rolls back what is prepared, and drops the schema."""
+        """Rolls back prepared transactions, and drops the schema."""
         import psycopg
         from psycopg import sql
 
@@ -207,7 +207,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. With the user's password, if there is one."""
+        """See `System.arguments`. Includes the user's password, if there is one."""
         own = {"conninfo": self._through, "table": self.table, "schema": self.schema, "commit": self.commit}
         return {**own, "prefix": self.schema, **options}
 
@@ -223,7 +223,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return PostgresSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Gives a transaction up, as docs/postgres.md tells an operator to."""
+        """Discards a transaction, following the instructions for operators in docs/postgres.md."""
         from psycopg import sql
 
         name = str(handle["name"])
@@ -259,12 +259,12 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: prepared transactions, staged rows, and sessions in a transaction."""
+        """See `System.left_open`. Returns prepared transactions, staged rows, and sessions in a transaction."""
         open_ = self.column(_OPEN, _NAME) if self._alone else self.column(_OPEN_IN, _NAME, self.schema)
         return [*self.kept(), *(f"session {session}" for session in open_)]
 
     def kept(self) -> list[str]:
-        """Names what is open and outlives its session: prepared transactions, staging tables, and their markers."""
+        """Lists what is open and outlives its session: prepared transactions, staging tables, and their markers."""
         return [
             *(f"prepared {gid}" for gid in self.prepared()),
             *(f"table {table}" for table in self.stages()),
@@ -280,7 +280,7 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         return self.column(_STAGES, self.schema)
 
     def markers(self) -> list[tuple[str, str]]:
-        """Lists the markers with their states, none before the sink has made their table."""
+        """Lists the markers with their states; none before the sink has created their table."""
         if self.column("SELECT to_regclass(%s)::text", f"{self.schema}.sparkonce_commits") == [None]:
             return []
         return self.ask(f"SELECT name::text, state::text FROM {self.schema}.sparkonce_commits")  # noqa: S608 - ours
@@ -292,11 +292,14 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
     # --- connections --------------------------------------------------------------------------------------------------
 
     def column(self, question: str, *values: Any) -> list[Any]:
-        """Returns the first column of an answer."""
+        """Returns the first column of the result."""
         return [row[0] for row in self.ask(question, *values)]
 
     def ask(self, statement: str | sql.Composable, *values: Any) -> list[Any]:
-        """Runs a statement, on a connection that is kept while it works. It is cut if a paused server never answers."""
+        """Runs a statement, on a connection that is reused while it works.
+
+        It is cut if a paused server never responds.
+        """
         from sparkonce.sinks.postgres.connection import within
 
         with self._one_asks:
@@ -315,12 +318,12 @@ class PostgresSystem(ServerSystem, VerifiedSystem):
         import psycopg
 
         limits = {"connect_timeout": _CONNECTS_WITHIN_S, "application_name": _NAME}
-        # Plans are not kept: tables change under this connection.
+        # Plans are not cached, because tables change under this connection.
         return psycopg.connect(self._direct, autocommit=True, prepare_threshold=None, **limits)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """See `ServerSystem.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # it is given up, whatever state it is in
+            with suppress(Exception):  # it is abandoned, whatever its state
                 connection.close()

@@ -36,13 +36,13 @@ _POLL_S = 0.2
 
 
 class RabbitSystem(ServerSystem):
-    """A server of ours, or one that somebody else has started.
+    """A server that we start, or one that somebody else has started.
 
     Args:
-        server: One that is running; it is not stopped here.
+        server: A running server, which is not stopped here.
 
     Attributes:
-        folder: Where the sink's rows wait, a new one for each `place`.
+        folder: The folder in which the sink's rows wait, a new one for each `place`.
     """
 
     rabbit: RabbitServer
@@ -78,23 +78,23 @@ class RabbitSystem(ServerSystem):
         self.folder = self._parent / f"rows-{secrets.token_hex(5)}"
 
     def drop_place(self) -> None:
-        """See `ServerSystem.drop_place`. There is no server but ours."""
+        """See `ServerSystem.drop_place`. We started the server."""
 
     def close(self) -> None:
-        """See `ServerSystem.close`. Every question opens a connection."""
+        """See `ServerSystem.close`. Every request opens a connection."""
 
     def restart(self) -> bool:
-        """See `System.restart`. Waits first until what was declared is on the disk."""
+        """See `System.restart`. First waits until declarations are on disk."""
         self.rabbit.settle()
         return super().restart()
 
     @property
     def address(self) -> dict[str, Any]:
-        """Where the server is, past the proxy, as arguments of `sparkonce_rabbitmq.RabbitMQ`."""
+        """The server's address, bypassing the proxy, as arguments of `sparkonce_rabbitmq.RabbitMQ`."""
         return {"host": HOST, "port": self.rabbit.port, "stream_port": self.rabbit.stream_port}
 
     def settings(self, **changed: Any) -> RabbitMQ:
-        """Returns how to reach the server, past the proxy."""
+        """Returns how to connect to the server, bypassing the proxy."""
         from sparkonce_rabbitmq.server import RabbitMQ
 
         return RabbitMQ(**{**self.address, **changed})
@@ -113,7 +113,7 @@ class RabbitSystem(ServerSystem):
 
 
 class RabbitStreamSystem(RabbitSystem):
-    """A stream: each message that was published twice is there twice. Or a super stream, of so many partitions."""
+    """A stream, in which a message that was published twice is there twice, or a super stream with N partitions."""
 
     name = "rabbitmq"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
@@ -132,7 +132,7 @@ class RabbitStreamSystem(RabbitSystem):
 
     @property
     def client(self) -> StreamClient:
-        """Asks the server about its streams."""
+        """A client that queries the server about its streams."""
         return StreamClient(HOST, self.rabbit.stream_port)
 
     def place(self, *columns: str) -> None:
@@ -167,11 +167,11 @@ class RabbitStreamSystem(RabbitSystem):
 
 
 class RabbitQueueSystem(RabbitSystem):
-    """A queue, with a reader that drops each message whose deduplication id it has seen, or without one.
+    """A queue, with a reader that can drop messages whose deduplication id it has already seen.
 
     Args:
-        server: One that is running; it is not stopped here.
-        deduplicates: Whether the reader does.
+        server: A running server, which is not stopped here.
+        deduplicates: True if the reader drops them.
     """
 
     name = "rabbitmq-queue"
@@ -196,7 +196,7 @@ class RabbitQueueSystem(RabbitSystem):
             yield connection.channel()
 
     def declare(self, kind: str = "classic", **arguments: Any) -> str:
-        """Makes a durable queue with a new name, and returns the name."""
+        """Creates a durable queue with a new name, and returns the name."""
         name = f"queue-{secrets.token_hex(4)}"
         given = {key.replace("_", "-"): value for key, value in arguments.items()}
         with self.channel() as channel:
@@ -214,12 +214,12 @@ class RabbitQueueSystem(RabbitSystem):
                 channel.basic_publish("", queue, name.encode(), sent, mandatory=True)
 
     def ready(self, queue: str) -> int:
-        """Counts the messages that wait for a consumer."""
+        """Counts the messages that are waiting for a consumer."""
         with self.channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.message_count)
 
     def peek(self, queue: str) -> list[tuple[Any, bytes]]:
-        """Returns the properties and bodies of the messages that no consumer has. They stay there."""
+        """Returns the properties and bodies of the messages that no consumer has, without removing them."""
         found = []
         with self.channel() as channel:
             while (one := channel.basic_get(queue))[0] is not None:
@@ -248,7 +248,7 @@ class RabbitQueueSystem(RabbitSystem):
 
 
 def new_super_stream(server: RabbitServer, partitions: int) -> tuple[str, Sequence[str]]:
-    """Makes a super stream, as RabbitMQ 3.10 knows it: an exchange. Returns its name and its streams in order."""
+    """Creates a super stream as RabbitMQ 3.10 knows it: an exchange. Returns its name and its streams in order."""
     import pika
 
     name = f"super-{secrets.token_hex(4)}"
@@ -265,15 +265,15 @@ def new_super_stream(server: RabbitServer, partitions: int) -> tuple[str, Sequen
 
 @dataclass(frozen=True, slots=True)
 class StreamClient:
-    """Asks a server about streams, on a new connection each time.
+    """Queries a server about streams, on a new connection each time.
 
     Attributes:
-        host: Its address.
-        port: Its port of the stream protocol.
-        user: A user who may do everything.
+        host: The server's address.
+        port: The port of the stream protocol.
+        user: A user with all permissions.
         password: That user's password.
         virtual_host: The virtual host.
-        answers_within_s: The longest wait for an answer, in seconds.
+        answers_within_s: The longest wait for a response, in seconds.
     """
 
     host: str
@@ -284,7 +284,7 @@ class StreamClient:
     answers_within_s: float = _ANSWERS_WITHIN_S
 
     def create(self, stream: str = "", **arguments: Any) -> str:
-        """Makes an empty stream, by default under a new name, and returns the name."""
+        """Creates an empty stream, by default with a new name, and returns the name."""
         name = stream or f"stream-{secrets.token_hex(6)}"
         self.ask(
             lambda client: client.create_stream(name, {key.replace("_", "-"): one for key, one in arguments.items()})
@@ -303,7 +303,7 @@ class StreamClient:
     def publish(
         self, stream: str, bodies: Sequence[bytes], publisher: str = "", first_id: int = 1, at_once: int = _AT_ONCE
     ) -> None:
-        """Publishes messages, so many in a frame, and returns when all are confirmed."""
+        """Publishes messages, this many per frame, and returns when all are confirmed."""
         self.ask(lambda client: _publish(client, stream, bodies, publisher, first_id, at_once))
 
     def publish_as(self, stream: str, publishers: Sequence[str], body: bytes) -> None:
@@ -317,14 +317,14 @@ class StreamClient:
         self.ask(each)
 
     def messages(self, stream: str) -> list[bytes]:
-        """Returns the messages that are there now, in order, as they were published."""
+        """Returns the messages that are currently there, in order, as they were published."""
         end = f"sparkonce-end-{secrets.token_hex(8)}".encode()
-        self.publish(stream, [end])  # nothing else says where a stream ends
+        self.publish(stream, [end])  # nothing else shows where a stream ends
         found: list[bytes] = self.ask(lambda client: _read(client, stream, end))
         return [one for one in found if not one.startswith(b"sparkonce-end-")]
 
     def ask(self, question: Callable[[Any], Awaitable[_Answer]]) -> _Answer:
-        """Asks one thing, and again while a server that has just started has no leader for the stream."""
+        """Sends a request, retrying while a server that has just started has no leader for the stream."""
         from rstream.client import Client
         from rstream.exceptions import StreamNotAvailable
 

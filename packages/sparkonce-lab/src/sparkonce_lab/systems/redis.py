@@ -33,7 +33,7 @@ _SCAN = 10_000
 _PORTION = 5_000
 _CHUNK = 50_000
 _LOOKS = 20
-"""The most portions of keys that `newest` scans in one call."""
+"""The maximum number of chunks of keys that `newest` scans in one call."""
 _WEEK_MS = 7 * 24 * 60 * 60 * 1000
 
 
@@ -42,25 +42,25 @@ def _any_of(*several: scripts.Script) -> Request:
 
 
 class RedisSystem(ServerSystem, VerifiedSystem):
-    """A server of our own, on a disk that can be filled where mounting is allowed; or the user's, through a proxy.
+    """A server that we start, on a disk that can be filled if mounting is allowed; or the user's, through a proxy.
 
     Each row of a verified query is a key, ``<prefix>:<kind>,<key>,<number>,<amount>,<rows>,<batch>``, which is
-    incremented by the row's ``rows``: a row that is written twice has twice that number. On the user's server the keys
-    are deleted in the end. The proxy works for ``redis://`` only.
+    incremented by the row's ``rows``: a row that is written twice has twice that number. On the user's server, the keys
+    are deleted at the end. The proxy works only for ``redis://``.
 
     Args:
-        url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server of our own.
-        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
-        server: One that is running, or a cluster; it is not stopped here.
-        alone: Whether nobody else uses the server: `left_open` then looks at all of it.
-        answers_within_s: The longest wait for an answer, in seconds.
+        url: The user's, ``redis://[user:password@]host[:port][/database]``; None for a server that we start.
+        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
+        server: A running server or cluster, which is not stopped here.
+        alone: True if nobody else uses the server. Then `left_open` covers all of it.
+        answers_within_s: The longest wait for a response, in seconds.
 
     Attributes:
-        prefix: Made by `place`: of every key, and of the sink's transactions.
+        prefix: The prefix of every key and of the sink's transactions, created by `place`.
         clients: A client for each server.
 
     Raises:
-        ConfigurationError: if the url is another one.
+        ConfigurationError: If the URL is invalid.
     """
 
     name = "redis"
@@ -175,17 +175,18 @@ class RedisSystem(ServerSystem, VerifiedSystem):
             ) from None
 
     def delete(self, *patterns: str) -> None:
-        """Deletes the keys of these patterns."""
+        """Deletes the keys that match these patterns."""
         for client in self.clients:
             for pattern in patterns:
                 for keys in self._scan(client, pattern):
                     with client.pipeline(transaction=False) as several:
-                        for key in keys:  # one by one: a node of a cluster takes no keys of several slots at once
+                        # one by one, since a cluster node accepts no keys of several slots in one command
+                        for key in keys:
                             several.unlink(key)
                         several.execute()
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. With the user's password, if there is one."""
+        """See `System.arguments`. Includes the user's password, if there is one."""
         counting = {"structure": "increment", "key_template": f"{self.prefix}:{{number}}"}
         return {"url": self._through, "cluster": len(self.clients) > 1, "prefix": self.prefix, **counting, **options}
 
@@ -202,7 +203,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return RedisSink(**arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Deletes a transaction's rows, as their expiry does a week and more after they were prepared."""
+        """Deletes a transaction's rows, as their expiry does at least a week after they were prepared."""
         from sparkonce.protocol.ownership import TransactionName
 
         name = TransactionName.parse(str(handle[names.TRANSACTION]))
@@ -224,7 +225,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
     def values(self, pattern: str = "*") -> Iterator[tuple[bytes, bytes | None]]:
-        """Yields every key of this pattern that is not the sink's own, with its text."""
+        """Yields every matching key that is not the sink's own, with its value."""
         for client in self.clients:
             for keys in self._scan(client, pattern):
                 wanted = [key for key in keys if not key.startswith(_OWN.encode())]
@@ -237,7 +238,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
                 yield from zip(wanted, several.execute(), strict=True)
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`: each key's number, or its parts, as often as it was incremented."""
+        """See `System.visible`. Returns each key's number, or its parts, as often as it was incremented."""
         found = []
         for key, text in self.values(f"{self.prefix}:*"):
             parts = key.decode().split(":")[1:]
@@ -260,7 +261,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
         return pa.concat_tables(found)
 
     def newest(self) -> int:
-        """See `VerifiedSystem.newest`. Each call looks at the next portion of the keys: it may be late."""
+        """See `VerifiedSystem.newest`. Each call scans the next chunk of the keys, so it may be late."""
         for _ in range(_LOOKS):
             self._cursor, keys = self.clients[0].scan(self._cursor, match=f"{self.prefix}:*", count=_PORTION)
             batches = (key.rpartition(b",")[2] for key in keys)
@@ -272,7 +273,7 @@ class RedisSystem(ServerSystem, VerifiedSystem):
     # --- what is open -------------------------------------------------------------------------------------------------
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: staged rows. The ledger is a hash, and stays."""
+        """See `System.left_open`. Returns staged rows. The ledger is a hash, and remains."""
         return sorted(key.decode() for key in self.own_keys("list"))
 
     def own_keys(self, kind: str | None = None) -> set[bytes]:
@@ -292,18 +293,18 @@ class RedisSystem(ServerSystem, VerifiedSystem):
 
     @staticmethod
     def _scan(client: Any, pattern: str, kind: str | None = None) -> Iterator[list[bytes]]:
-        """Yields the keys of a pattern, each once, in portions."""
+        """Yields the matching keys, each once, in chunks."""
         cursor, seen = None, set[bytes]()
         while cursor != 0:
             cursor, found = client.scan(cursor or 0, match=pattern, count=_SCAN, _type=kind)
-            keys = [key for key in dict.fromkeys(found) if key not in seen]  # a scan may give a key twice
+            keys = [key for key in dict.fromkeys(found) if key not in seen]  # a scan may return a key twice
             seen.update(keys)
             if keys:
                 yield keys
 
 
 class RedisClusterSystem(RedisSystem):
-    """Three masters of our own, each of which announces the proxy's port as its own."""
+    """Three masters that we start, each of which announces the proxy's port as its own."""
 
     name = "redis-cluster"
 
@@ -331,7 +332,7 @@ class RedisClusterSystem(RedisSystem):
 
 
 class _Nodes:
-    """All nodes of a cluster at once."""
+    """All nodes of a cluster together."""
 
     def __init__(self, cluster: RedisCluster) -> None:
         self._cluster = cluster
@@ -363,7 +364,7 @@ def _is_readable(url: str) -> bool:
 
 
 def times_applied(text: bytes, count: bytes | None) -> list[bytes | None]:
-    """Returns a row as often as it was applied, and an unreadable one for a number that is no multiple of it."""
+    """Returns a row as often as it was applied; an unreadable one if the number is not a multiple of it."""
     rows = text.split(b",")[4:5]
     if count is None or not rows or not rows[0].isdigit() or not count.isdigit():
         return [None]

@@ -1,4 +1,4 @@
-"""A bucket of S3 that the files sink writes to."""
+"""An S3 bucket that the files sink writes to."""
 
 from __future__ import annotations
 
@@ -34,31 +34,32 @@ _THREADS = 8
 
 
 class S3System(ServerSystem, VerifiedSystem):
-    """A versitygw of our own, on a disk that can be filled where mounting is allowed; or a new prefix in the user's.
+    """A versitygw that we start, on a disk that can be filled if mounting is allowed, or a prefix in the user's bucket.
 
-    Connections to the user's own can be struck where they are not encrypted (an ``endpoint_url`` with ``http:``). Its
-    objects and uploads are deleted in the end.
+    Connections to the user's server can be struck if they are not encrypted (an ``endpoint_url`` with ``http:``). Its
+    objects and uploads are deleted at the end.
 
     Args:
-        location: The user's, ``s3://bucket/prefix``; None for a server of our own.
-        megabytes: The size of our own disk, which is in memory and takes as much of it as is written.
-        store_options: How to reach the user's, see `sparkonce.FilesSink`; what is left out is boto3's to find.
-        server: One that is running; it is not stopped here.
+        location: The user's, ``s3://bucket/prefix``; None for a server that we start.
+        megabytes: The size of our disk, which is in memory and uses as much of it as is written.
+        store_options: How to connect to the user's server; see `sparkonce.FilesSink`. Boto3's defaults apply to what is
+            left out.
+        server: A running server, which is not stopped here.
 
     Attributes:
-        client: boto3's.
-        bucket: Where `place` puts what the sink writes, a new one except on the user's server.
-        prefix: The part of the bucket that the sink writes to, made by `place`.
+        client: The boto3 client.
+        bucket: The bucket that the sink writes to, a new one except on the user's server.
+        prefix: The prefix that the sink writes to, created by `place`.
 
     Raises:
-        ConfigurationError: if the location or an option is none.
+        ConfigurationError: If the location or an option is invalid.
     """
 
     name = "s3"
-    # Only files with rows: a run that starts tries the folder out with a file of its own.
+    # Only files with rows: a starting run tests the folder with a file of its own.
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {
         "held": {
-            # The body: a client first asks whether it may send it.
+            # The body, since a client first asks whether it may send it.
             "prepare": after(re.compile(rb"PUT [^ ]*/part-[^ ]*[?&]partNumber="), b""),
             "commit": re.compile(rb"POST [^ ]*/part-[^ ]*[?&]uploadId="),
             "abort": re.compile(rb"DELETE [^ ]*/part-[^ ]*[?&]uploadId="),
@@ -106,7 +107,7 @@ class S3System(ServerSystem, VerifiedSystem):
         if endpoint.scheme == "http" and self._borrowed is None:
             upstream = (endpoint.hostname or "localhost", endpoint.port or 80)
             proxy = self.start_proxy(upstream, self.REQUESTS["held"])
-            # A name of the bucket before the host would be one that nobody knows.
+            # A host name that begins with the bucket could not be resolved.
             to = {"endpoint_url": f"http://{HOST}:{proxy.port}", "addressing_style": "path"}
             self._through = {**self._direct, **to}
 
@@ -144,7 +145,7 @@ class S3System(ServerSystem, VerifiedSystem):
             self.client.delete_object(Bucket=self.bucket, Key=key)
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """See `System.arguments`. With the credentials, if they are in the options."""
+        """See `System.arguments`. Includes the credentials, if they are in the options."""
         return {"path": f"s3://{self.bucket}/{self.prefix.rstrip('/')}", "store_options": self._through, **options}
 
     def sink_settings(self) -> Mapping[str, Any]:
@@ -157,7 +158,7 @@ class S3System(ServerSystem, VerifiedSystem):
         return FilesSystem.build(arguments)
 
     def expire(self, handle: Handle) -> bool:
-        """Aborts the uploads of a transaction, as a lifecycle rule does."""
+        """Aborts the uploads of a transaction, as a lifecycle rule would."""
         from sparkonce.sinks.files.store import read_handle
 
         wanted = {str(one["upload_id"]) for one in read_handle(handle).files or ()}
@@ -169,13 +170,13 @@ class S3System(ServerSystem, VerifiedSystem):
     # --- what a reader sees -------------------------------------------------------------------------------------------
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Lists the objects whose keys begin with this after `prefix`."""
+        """Lists the objects whose keys begin with this, after `prefix`."""
         pages = self.client.get_paginator("list_objects_v2")
         found = pages.paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
         return [one["Key"] for page in found for one in page.get("Contents", ())]
 
     def published(self) -> list[str]:
-        """Lists the objects that a reader of such folders takes: no part of their path begins with ``.`` or ``_``."""
+        """Lists the objects that a reader of such folders reads: no part of their path begins with ``.`` or ``_``."""
         skip = len(self.prefix)
         return [key for key in self.keys() if not any(part[:1] in "._" for part in key[skip:].split("/"))]
 
@@ -185,13 +186,16 @@ class S3System(ServerSystem, VerifiedSystem):
         return content
 
     def visible(self, *columns: str) -> list[Any]:
-        """See `System.visible`. Fetches each object once: what is published does not change."""
+        """See `System.visible`. Fetches each object once: published objects do not change."""
         listed = self.published()
         self._rows |= {key: self.content(key) for key in listed if key not in self._rows}
         return [row for key in listed for row in rows_in(key, self._rows[key], columns)]
 
     def read(self) -> pa.Table:
-        """See `VerifiedSystem.read`. An object that is not Parquet, or has other columns, gives one unreadable row."""
+        """See `VerifiedSystem.read`.
+
+        An object that is not Parquet, or has other columns, counts as one unreadable row.
+        """
         import pyarrow as pa
 
         from sparkonce_lab.systems.observed import of_parquet, of_texts
@@ -213,7 +217,7 @@ class S3System(ServerSystem, VerifiedSystem):
 
     def uploads(self) -> list[dict[str, Any]]:
         """Lists the uploads that are neither completed nor aborted."""
-        # Not by prefix, which MinIO answers for whole keys only.
+        # Not by prefix, for which MinIO supports only whole keys.
         pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket)
         found = [one for page in pages for one in page.get("Uploads", ())]
         return [one for one in found if one["Key"].startswith(self.prefix)]
@@ -223,5 +227,5 @@ class S3System(ServerSystem, VerifiedSystem):
         self.client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
     def left_open(self) -> Sequence[str]:
-        """See `System.left_open`: uploads that are neither completed nor aborted."""
+        """See `System.left_open`. Returns uploads that are neither completed nor aborted."""
         return [f"{upload['Key']} {upload['UploadId']}" for upload in self.uploads()]

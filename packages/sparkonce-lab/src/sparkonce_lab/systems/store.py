@@ -1,4 +1,4 @@
-"""The store of the query's checkpoint, away from this machine's disk: S3 of our own, or whatever the user names."""
+"""The store of the query's checkpoint if it is not on a local disk: S3 that we start, or whatever the user names."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from sparkonce_lab.rig.servers.s3 import S3Server
 from sparkonce_lab.systems.injections import Served
 
 OWN = "s3"
-"""The location that stands for a server of our own."""
+"""The location that stands for a server that we start."""
 _MEGABYTES = 512
 _S3A = "fs.s3a."
 _BUCKET = "checkpoints"
 _REQUESTS = {"put": re.compile(rf"PUT [^\r\n]*/{FOLDER}/records/".encode())}
-"""The requests that can be struck: those that put a record into the decision log."""
+"""The requests that can be struck, which put a record into the decision log."""
 
 
 class CheckpointStore(Served):
     """A new folder in a store.
 
-    Connections to S3 can be struck where they are not encrypted: a setting ``fs.s3a.endpoint`` with ``http:``.
+    Connections to S3 can be struck if they are not encrypted: a setting ``fs.s3a.endpoint`` with ``http:``.
 
     Args:
-        location: A folder of the user's, a path or a URL; `OWN` for a versitygw of our own.
-        conf: Spark's settings of the store.
+        location: A folder of the user's, as a path or a URL; `OWN` for a versitygw that we start.
+        conf: Spark's settings for the store.
 
     Attributes:
         location: As given.
-        given: The names of the settings that were given.
-        files: The checkpoint's, once it is started. No fault strikes this client's connections.
+        given: The names of the given settings.
+        files: The checkpoint's files, once it is started. No fault strikes this client's connections.
         conf: Spark's settings for the query, once it is started.
 
     Raises:
-        ConfigurationError: if it is no location of a checkpoint, or a setting has no counterpart.
+        ConfigurationError: If a checkpoint cannot be there, or a setting has no counterpart.
     """
 
     name = STORE
@@ -61,10 +61,10 @@ class CheckpointStore(Served):
             )
 
     def start(self, folder: Path) -> None:
-        """Starts a server of our own, or checks the user's.
+        """Starts a server, or checks the user's store.
 
         Raises:
-            ConfigurationError: if there is no versitygw, or no file can be put there.
+            ConfigurationError: If there is no versitygw, or no file can be put there.
         """
         if self.location == OWN:
             self.conf = self._start_s3(folder)
@@ -73,7 +73,7 @@ class CheckpointStore(Served):
         self.conf = {**self.conf, **self._proxied()}
 
     def stop(self) -> None:
-        """Ends what was started here. The user's folder stays. May be called again."""
+        """Ends what was started here. The user's folder remains. May be called repeatedly."""
         self.close_proxy()
         self.stop_own()
 
@@ -104,5 +104,5 @@ class CheckpointStore(Served):
         if scheme != "s3a" or endpoint.scheme != "http":
             return {}
         proxy = self.start_proxy((endpoint.hostname or HOST, endpoint.port or 80), _REQUESTS)
-        # A name of the bucket before the host would be one that nobody knows.
+        # A host name that begins with the bucket could not be resolved.
         return {f"{particular}endpoint": f"http://{HOST}:{proxy.port}", f"{particular}path.style.access": "true"}

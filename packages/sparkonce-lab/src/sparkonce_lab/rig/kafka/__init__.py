@@ -1,8 +1,8 @@
-"""A real Kafka on this machine, for trying out and for tests: no Docker, no download by hand.
+"""A real Kafka on this machine, for trying things out and for tests, without Docker or manual downloads.
 
-- ``jars`` fetches Java libraries, and keeps loaded classes for a faster start.
-- ``broker`` is one node with its settings, ``cluster`` several.
-- ``detached`` keeps a cluster that outlives the command which started it.
+- ``jars``: downloads Java libraries, and archives loaded classes for a faster start
+- ``broker``: one node with its settings; ``cluster``: several nodes
+- ``detached``: a cluster that outlives the command that started it
 """
 
 from sparkonce_lab.rig.kafka.broker import Broker

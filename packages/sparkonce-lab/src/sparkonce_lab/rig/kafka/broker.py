@@ -1,4 +1,4 @@
-"""One embedded Kafka node: a child process on loopback ports that can be stopped, killed, paused and started again."""
+"""One embedded Kafka node: a child process on loopback ports that can be stopped, killed, paused and restarted."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CONTROLLER = "CONTROLLER"
 PLAINTEXT = "PLAINTEXT"
 DEFAULTS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
-    # A consumer group's first member need not wait for others.
+    # A consumer group's first member does not need to wait for others.
     "group.initial.rebalance.delay.ms": "0",
-    # The broker's own 50 take a noticeable time to make, and are for larger loads than this.
+    # The broker's default of 50 takes noticeable time to create, and is meant for larger loads.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
-    # How often the coordinator looks for transactions beyond their timeout; the broker's own 10 s make tests wait.
+    # How often the coordinator checks for transactions that exceed their timeout. The default of 10 s slows tests down.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-    # A broker that comes back after a crash is refused until its old session has expired (the broker's own: 9 s).
+    # A broker that returns after a crash is refused until its old session has expired (default: 9 s).
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Rows with old timestamps must not vanish from a trial.
+    # Rows with old timestamps must not disappear from a trial.
     "log.retention.ms": "-1",
 }
 
@@ -42,17 +42,17 @@ def server_properties(
     listeners: Mapping[str, str],
     overrides: Mapping[str, str],
 ) -> dict[str, str]:
-    """Makes the settings of one node that is broker and controller at once.
+    """Returns the settings of one node that is both broker and controller.
 
     Args:
-        node: Which of the nodes in ``ports``.
-        ports: Of every node of the cluster, the port of each listener, CONTROLLER and PLAINTEXT included.
-        folder: Where the node keeps its data.
-        listeners: Listeners beside those two, by name, with their security protocol.
-        overrides: Broker properties that win over everything here.
+        node: The node's id in ``ports``.
+        ports: For every node of the cluster, the port of each listener, including CONTROLLER and PLAINTEXT.
+        folder: Where the node stores its data.
+        listeners: Additional listeners by name, with their security protocol.
+        overrides: Broker properties that take precedence over everything here.
 
     Raises:
-        ConfigurationError: if an override is no property's name.
+        ConfigurationError: If an override is not a valid property name.
     """
     for name in overrides:
         if not re.fullmatch(r"[\w.$-]+", name):
@@ -88,7 +88,7 @@ def server_properties(
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """Renders the properties as the text of a file that Java reads."""
+    """Formats the properties as a file that Java can read."""
     return "".join(f"{name}={_escape(value)}\n" for name, value in properties.items())
 
 
@@ -96,14 +96,14 @@ def _escape(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     if escaped.startswith(" "):
         escaped = "\\" + escaped
-    # Java reads the file as Latin-1 and has UTF-16 escapes for the rest.
+    # Java reads the file as Latin-1, with UTF-16 escapes for the rest.
     utf16 = escaped.encode("utf-16-be")
     units = (int.from_bytes(utf16[at : at + 2], "big") for at in range(0, len(utf16), 2))
     return "".join(chr(unit) if unit < 128 else f"\\u{unit:04x}" for unit in units)
 
 
 class Surroundings(Protocol):
-    """The cluster as a node of it needs it, see `sparkonce_lab.rig.kafka.cluster.Cluster`."""
+    """The cluster from the perspective of a node; see `sparkonce_lab.rig.kafka.cluster.Cluster`."""
 
     folder: Path
     listeners: dict[str, str]
@@ -119,13 +119,13 @@ class Surroundings(Protocol):
 
 
 class Broker(Restartable):
-    """A node of a cluster, broker and controller at once. It keeps its ports and data when it starts again.
+    """A node of a cluster, both broker and controller. It keeps its ports and data across restarts.
 
     Attributes:
         node_id: From 0.
         ports: The port of each listener, by name.
-        folder: Holds ``server.properties``, ``server.log`` and ``data``.
-        overrides: Broker properties of this node alone, applied when it starts the next time.
+        folder: Contains ``server.properties``, ``server.log`` and ``data``.
+        overrides: Broker properties of only this node, applied at its next start.
     """
 
     def __init__(self, cluster: Surroundings, node_id: int, ports: Mapping[str, int]) -> None:
@@ -142,7 +142,7 @@ class Broker(Restartable):
 
     @property
     def properties_file(self) -> Path:
-        """The rendered settings. Its path is in the process's command line and identifies it."""
+        """The settings file. Its path is in the process's command line and identifies the process."""
         return self.folder / "server.properties"
 
     @property
@@ -152,26 +152,26 @@ class Broker(Restartable):
 
     @property
     def is_formatted(self) -> bool:
-        """Tells whether there is a data folder to start with."""
+        """True if there is a data folder to start with."""
         return self.meta_file.exists()
 
     @property
     def log(self) -> Path:
-        """Everything that the broker prints."""
+        """The file with everything that the broker prints."""
         return self.folder / "server.log"
 
     def start(self, timeout_s: float = 60.0) -> None:
         """Starts it, and waits until it serves clients.
 
         Raises:
-            ConfigurationError: if one of its ports is taken.
-            PreflightError: if it ends or is not ready in time; the message has the end of its log.
+            ConfigurationError: If one of its ports is taken.
+            PreflightError: If it exits or is not ready in time. The message has the end of its log.
         """
         self.launch()
         self.wait_ready({self.node_id}, time.monotonic() + timeout_s)
 
     def launch(self) -> None:
-        """Starts it without waiting. Does nothing if it runs already."""
+        """Starts it without waiting. Does nothing if it is already running."""
         if self.pid is not None:
             return
         for listener, port in self.ports.items():
@@ -189,7 +189,7 @@ class Broker(Restartable):
         )
 
     def write_properties(self) -> None:
-        """Renders the settings to `properties_file`."""
+        """Writes the settings to `properties_file`."""
         settings = server_properties(
             self.node_id,
             self._cluster.ports,
@@ -203,14 +203,14 @@ class Broker(Restartable):
         self.properties_file.write_text(render(settings))
 
     def wait_ready(self, nodes: set[int], give_up_at: float) -> None:
-        """Waits until this broker answers a client and knows these nodes as alive.
+        """Waits until this broker responds to a client and knows these nodes as alive.
 
         Args:
             nodes: Node ids.
-            give_up_at: On the clock of ``time.monotonic``, in seconds.
+            give_up_at: The deadline, by ``time.monotonic``, in seconds.
 
         Raises:
-            PreflightError: if it ends or is not ready by then; the message has the end of its log.
+            PreflightError: If it exits or is not ready by then. The message has the end of its log.
         """
         while not nodes <= self._known_nodes():
             ended = self._process is None or self._process.exit_code is not None
@@ -228,14 +228,14 @@ class Broker(Restartable):
 
         try:
             socket.create_connection((HOST, self.ports[PLAINTEXT]), timeout=1).close()
-            # A new client each time knows no other broker that could answer instead.
+            # A new client each time, so that no other broker that it knows can respond instead.
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
             return set(client.list_topics(timeout=2).brokers)
         except (OSError, KafkaException):
             return set()
 
     def restart(self, timeout_s: float = 60.0) -> None:
-        """Stops it in order and starts it again. Raises what `start` raises."""
+        """Stops it normally and starts it again. Raises the errors of `start`."""
         self.stop()
         self.start(timeout_s)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""JVM flags that start a broker in half the time, and make it slower under load."""
+"""JVM flags that start a broker in half the time, but make it slower under load."""
 
 _FORMAT_TIMEOUT_S = 120.0
 _ARCHIVE_TIMEOUT_S = 60.0
@@ -49,24 +49,26 @@ class Cluster:
     """A Kafka cluster of our own. Also a context manager, which starts and closes it.
 
     Args:
-        nodes: How many. Internal topics and new ones have min(3, nodes) replicas, and need all but one of them.
+        nodes: The number of nodes. Internal topics and new ones have min(3, nodes) replicas, and need all but one of
+            them.
         version: Kafka's version.
-        folder: Keeps settings, logs and data, and is kept; by default a temporary one that `close` deletes.
-        port: The first node's, the next node has the next one; 0 for free ones.
-        listeners: Listeners beside PLAINTEXT and CONTROLLER by name, with their security protocol, for example
-            ``{"SASL": "SASL_PLAINTEXT"}``. Their JAAS settings are overrides. With an authorizer, make
-            ``User:ANONYMOUS`` a super user: it is who the nodes are to each other.
-        overrides: Broker properties of every node, which win over all others.
+        folder: The folder for settings, logs and data, which is not deleted. Defaults to a temporary one that `close`
+            deletes.
+        port: The first node's port; the next node has the next one. 0 for any free ports.
+        listeners: Additional listeners by name, with their security protocol, for example ``{"SASL":
+            "SASL_PLAINTEXT"}``. Their JAAS settings are overrides. With an authorizer, make ``User:ANONYMOUS`` a super
+            user, since nodes connect to each other as that user.
+        overrides: Broker properties of every node, which take precedence over all others.
         heap: The JVM's maximum heap, as in ``-Xmx``.
-        jvm_flags: More JVM flags. Leave `FAST_START` out where speed under load matters.
-        add_scram: Users made when the data is formatted, as in ``kafka-storage format --add-scram``, for example
+        jvm_flags: Additional JVM flags. Leave out `FAST_START` if speed under load matters.
+        add_scram: Users created when the data is formatted, as in ``kafka-storage format --add-scram``, for example
             ``SCRAM-SHA-256=[name=alice,password=secret]``.
         features: Levels of Kafka's features, set when the data is formatted, as in ``{"transaction.version": 1}``.
-            By default those of the version. Kafka 3.9 or newer takes them.
-        dies_with_parent: Whether the brokers end when this process does, even by SIGKILL.
+            Defaults to those of the version. Requires Kafka 3.9 or newer.
+        dies_with_parent: True if the brokers end when this process does, even by SIGKILL.
 
     Attributes:
-        brokers: The nodes, in the order of their ids.
+        brokers: The nodes, by id.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Cluster:
         self._add_scram = tuple(add_scram)
         self._features = dict(features or {})
         self._classes: tuple[str, ...] = ()
-        # In Kafka's form: 16 bytes in URL-safe base64, and no leading dash.
+        # In Kafka's format: 16 bytes in URL-safe base64, without a leading dash.
         self._new_cluster_id = base64.urlsafe_b64encode(b"s" + secrets.token_bytes(15)).rstrip(b"=").decode()
         names = [PLAINTEXT, CONTROLLER, *self.listeners]
         free = iter(free_ports(nodes * len(names)))
@@ -120,11 +122,11 @@ class Cluster:
     def start(self, timeout_s: float = 60.0) -> Self:
         """Starts every node, and waits until each serves clients and knows the others.
 
-        Fetching Kafka, the first time, and keeping its classes is not counted.
+        The first time, downloading Kafka and archiving its classes does not count towards the timeout.
 
         Raises:
-            ConfigurationError: if Java is missing, a port is taken, or a property is malformed.
-            PreflightError: if Kafka cannot be fetched or does not start; the message has the end of the log.
+            ConfigurationError: If Java is missing, a port is taken, or a property is malformed.
+            PreflightError: If Kafka cannot be downloaded or does not start. The message has the end of the log.
         """
         try:
             self.launch()
@@ -135,7 +137,7 @@ class Cluster:
         return self
 
     def launch(self) -> None:
-        """Formats what is new and starts every node, without waiting for them. The first time, fetches Kafka."""
+        """Formats what is new and starts every node, without waiting. Downloads Kafka the first time."""
         if self.dies_with_parent:
             atexit.register(self.close)
         self._check_data()
@@ -151,14 +153,14 @@ class Cluster:
             broker.wait_ready({each.node_id for each in self.brokers}, give_up_at)
 
     def close(self) -> None:
-        """Ends every node, in order if the data is kept, and deletes a temporary folder. May be called again."""
+        """Ends every node, normally if the data is kept, and deletes a temporary folder. May be called repeatedly."""
         atexit.unregister(self.close)
         if self._temporary:
             for broker in self.brokers:
                 broker.kill()
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        for broker in self.brokers:  # all at once: the last ones could not shut down in order without a quorum
+        for broker in self.brokers:  # all in parallel: the last ones could not shut down normally without a quorum
             broker.ask_to_stop()
         for broker in self.brokers:
             broker.stop()
@@ -175,7 +177,7 @@ class Cluster:
         return [find_java(), *self._jvm, *self._classes, "-cp", classpath, main, *arguments]
 
     def _record_classes(self, flag: str) -> None:
-        """Runs a node that keeps the classes which it has loaded; see `archive_flags`."""
+        """Runs a node that archives the classes that it has loaded; see `archive_flags`."""
         with tempfile.TemporaryDirectory(prefix="sparkonce-kafka-") as folder:
             cluster = Cluster(version=self.version, folder=Path(folder))
             cluster._format()
@@ -192,7 +194,7 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's id: the one in the data, or the one that the data will be given."""
+        """The cluster's id: the one in the data, or the one that the data will get."""
         for broker in self.brokers:
             if broker.is_formatted:
                 found = re.search(r"^cluster\.id=(.+)$", broker.meta_file.read_text(), re.MULTILINE)
@@ -209,7 +211,7 @@ class Cluster:
             )
 
     def _format(self) -> None:
-        """Makes the data folders of nodes that have none."""
+        """Creates the data folders of nodes that have none."""
         new = [broker for broker in self.brokers if not broker.is_formatted]
         with ThreadPoolExecutor(max_workers=len(self.brokers)) as pool:
             for _ in pool.map(self._format_node, new):

@@ -1,4 +1,4 @@
-"""A cluster that outlives the command which started it, found again by a file in its folder."""
+"""A cluster that outlives the command that started it, and is found again through a file in its folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One recorded node. ``mark`` is the path in its command line that tells it from another process of its id."""
+    """One recorded node.
+
+    ``mark`` is the path in its command line that distinguishes it from another process with its id.
+    """
 
     node_id: int
     pid: int
@@ -36,7 +39,7 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Tells whether this very process is alive."""
+        """True if this very process is alive."""
         return is_running(self.pid, self.mark)
 
 
@@ -45,10 +48,10 @@ class Recorded:
     """The record of a cluster in its folder.
 
     Attributes:
-        folder: Where settings, logs and data are.
+        folder: The folder with settings, logs and data.
         version: Kafka's version.
         bootstrap: ``bootstrap.servers``.
-        nodes: In the order of their ids.
+        nodes: The nodes, by id.
     """
 
     folder: str
@@ -58,7 +61,7 @@ class Recorded:
 
     @property
     def state(self) -> str:
-        """``running``, ``partly running`` or ``stopped``: asked of the system now."""
+        """``running``, ``partly running`` or ``stopped``, according to the operating system."""
         alive = sum(node.running for node in self.nodes)
         return "stopped" if not alive else "running" if alive == len(self.nodes) else "partly running"
 
@@ -69,10 +72,10 @@ def default_folder() -> Path:
 
 
 def status(folder: Path) -> Recorded | None:
-    """Reads which cluster was last started in the folder. Returns None if there is no record of any.
+    """Returns the cluster that was last started in the folder; None if none is recorded.
 
     Raises:
-        ConfigurationError: if the record cannot be read.
+        ConfigurationError: If the record cannot be read.
     """
     path = folder.absolute() / _STATE
     try:
@@ -96,23 +99,24 @@ def up(
     heap: str = "1g",
     timeout_s: float = 60.0,
 ) -> tuple[Recorded, bool]:
-    """Starts a cluster in the folder, or finds it running already, and then changes nothing.
+    """Starts a cluster in the folder. If it is already running, nothing is changed.
 
     Args:
-        folder: Made if missing. Data that is there already is used again.
-        nodes: See `Cluster`, as for the following.
-        version: Kafka's version.
-        port: The first node's; 0 for any.
+        folder: The folder. It is created if missing, and existing data is reused.
+        nodes: See `Cluster`.
+        version: See `Cluster`.
+        port: The first node's port; 0 for any.
         overrides: Broker properties.
         heap: The maximum heap of each node.
-        timeout_s: Longest wait until it serves clients, in seconds.
+        timeout_s: The longest wait until it serves clients, in seconds.
 
     Returns:
-        The cluster, and whether this call started it.
+        The cluster, and True if this call started it.
 
     Raises:
-        ConfigurationError: if Java is missing, a port is taken, a property is malformed, or only some nodes run.
-        PreflightError: if Kafka cannot be fetched or does not start.
+        ConfigurationError: If Java is missing, a port is taken, a property is malformed, or only some nodes are
+            running.
+        PreflightError: If Kafka cannot be downloaded or does not start.
     """
     with _locked(folder):
         found = status(folder)
@@ -145,17 +149,17 @@ def up(
 
 
 def down(folder: Path, *, delete: bool = False) -> Recorded | None:
-    """Ends the cluster of the folder.
+    """Stops the cluster in the folder.
 
     Args:
         folder: The cluster's folder.
-        delete: Whether to delete its data, logs and settings too, and the folder if nothing else is in it.
+        delete: True to also delete its data, logs and settings, and the folder if nothing else is in it.
 
     Returns:
-        What was recorded before; None if there was no record.
+        The previous record; None if there was none.
 
     Raises:
-        ConfigurationError: if the record cannot be read.
+        ConfigurationError: If the record cannot be read.
     """
     if not folder.is_dir():
         return None

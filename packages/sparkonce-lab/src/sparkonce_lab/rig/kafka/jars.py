@@ -1,9 +1,8 @@
-"""Fetches Java libraries from Maven repositories with the Ivy that PySpark ships, and keeps archives of their classes.
+"""Downloads Java libraries from Maven repositories with the Ivy that PySpark ships, and archives their classes.
 
-Each set of coordinates is one folder in a cache of our own, made under a lock and renamed into place when it is
-complete, so what stands there is whole and a second call costs nothing. With an archive of its classes, read and
-verified once (JEP 350), a broker is up in little more than half the time; where none can be made or read, the program
-starts without it.
+Each set of coordinates is one folder in our own cache, created under a lock and renamed into place when it is complete,
+so what is there is whole and a second call costs nothing. With an archive of its classes, loaded and verified once (JEP
+350), a broker is up in little more than half the time. If none can be created or read, the program starts without it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FETCH_TIMEOUT_S = 600.0
 
 
 def cache_folder() -> Path:
-    """Returns the folder for what sparkonce fetches: SPARKONCE_CACHE, or ``sparkonce`` in the user's cache."""
+    """Returns the folder for sparkonce's downloads: SPARKONCE_CACHE, or ``sparkonce`` in the user's cache."""
     own = os.environ.get("SPARKONCE_CACHE")
     if own:
         return Path(own).expanduser().absolute()
@@ -47,7 +46,7 @@ def spark_jars_folder() -> Path:
     """Finds the jars folder of the installed PySpark, without importing it.
 
     Raises:
-        ConfigurationError: if PySpark is not installed, or is the client that ships no jars.
+        ConfigurationError: If PySpark is not installed, or is the client, which ships no jars.
     """
     spec = importlib.util.find_spec("pyspark")
     folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
@@ -60,29 +59,29 @@ def spark_jars_folder() -> Path:
 
 
 def artifact_name(jar: str) -> str:
-    """Returns the artifact in a jar's file name: ``commons-pool2`` of ``commons-pool2-2.12.0.jar``."""
+    """Returns the artifact in a jar's file name: ``commons-pool2`` for ``commons-pool2-2.12.0.jar``."""
     return re.sub(r"-\d.*$", "", jar.removesuffix(".jar"))
 
 
 def resolve(
     coordinates: Sequence[str], *, exclude: Sequence[str] = (), timeout_s: float = FETCH_TIMEOUT_S
 ) -> list[Path]:
-    """Fetches artifacts and all that they need at run time.
+    """Downloads artifacts with all their runtime dependencies.
 
-    A set that was fetched before is answered from the cache at once. Repositories other than Ivy's default are set by
-    an Ivy settings file, named in the environment variable SPARKONCE_IVY_SETTINGS.
+    A set that was downloaded before is returned from the cache immediately. To use other repositories than Ivy's
+    defaults, name an Ivy settings file in the environment variable SPARKONCE_IVY_SETTINGS.
 
     Args:
-        coordinates: Each ``group:artifact:version``.
-        exclude: Names of artifacts to leave out, for example because Spark has them already.
-        timeout_s: Longest time for the whole call, waiting for another process included, in seconds.
+        coordinates: The artifacts, each as ``group:artifact:version``.
+        exclude: Names of artifacts to leave out, for example because Spark already has them.
+        timeout_s: The timeout of the whole call, including waiting for another process, in seconds.
 
     Returns:
         The jars, sorted by name.
 
     Raises:
-        ConfigurationError: if a coordinate is malformed, or if Java or PySpark is missing.
-        PreflightError: if an artifact cannot be had; the message has Ivy's own lines.
+        ConfigurationError: If a coordinate is malformed, or if Java or PySpark is missing.
+        PreflightError: If an artifact is unavailable. The message has Ivy's own lines.
     """
     parts = [coordinate.split(":") for coordinate in coordinates]
     for coordinate, part in zip(coordinates, parts, strict=True):
@@ -97,51 +96,51 @@ def resolve(
         give_up_at = time.monotonic() + timeout_s
         java = find_java()
         with file_lock(cache_folder() / "ivy.lock", give_up_at):
-            if not complete.is_dir():  # another process may have made it meanwhile
+            if not complete.is_dir():  # another process may have created it meanwhile
                 _fetch(java, _ivy_file(parts, excluded), coordinates, complete, give_up_at)
     return sorted(complete.glob("*.jar"))
 
 
 def kafka_jars(version: str = KAFKA_VERSION) -> list[Path]:
-    """Fetches the jars of a Kafka broker, with an SLF4J binding that logs to standard error.
+    """Downloads the jars of a Kafka broker, with an SLF4J binding that logs to standard error.
 
     Raises:
-        ConfigurationError: see `resolve`.
-        PreflightError: see `resolve`.
+        ConfigurationError: See `resolve`.
+        PreflightError: See `resolve`.
     """
     jars = resolve([f"org.apache.kafka:kafka_{SCALA}:{version}"])
     api = next(jar for jar in jars if artifact_name(jar.name) == "slf4j-api")
-    # A binding works only with the API of its own version, and Kafka brings none.
+    # A binding works only with the same version of the API, and Kafka ships none.
     slf4j = api.stem.removeprefix("slf4j-api-")
     return jars + resolve([f"org.slf4j:slf4j-simple:{slf4j}"], exclude=["slf4j-api"])
 
 
 def spark_kafka_jars(pyspark_version: str | None = None) -> list[Path]:
-    """Fetches the jars for Spark's Kafka source: the connector, and what Spark lacks of its needs.
+    """Downloads the jars for Spark's Kafka source: the connector, and the dependencies that Spark lacks.
 
     Args:
-        pyspark_version: The connector's version, which must be Spark's own; by default that of the installed PySpark.
+        pyspark_version: The connector's version, which must be Spark's own. Defaults to that of the installed PySpark.
 
     Raises:
-        ConfigurationError: see `resolve`.
-        PreflightError: see `resolve`.
+        ConfigurationError: See `resolve`.
+        PreflightError: See `resolve`.
     """
     return _spark_module_jars(KAFKA_MODULE, pyspark_version)
 
 
 def spark_avro_jars(pyspark_version: str | None = None) -> list[Path]:
-    """Fetches the jars for Spark's ``from_avro`` and ``to_avro``."""
+    """Downloads the jars for Spark's ``from_avro`` and ``to_avro``."""
     return _spark_module_jars(AVRO_MODULE, pyspark_version)
 
 
 def spark_delta_jars() -> list[Path]:
-    """Fetches the jars of Delta Lake, in the version that `DeltaSink` is tested with."""
+    """Downloads the jars of Delta Lake, in the version that `DeltaSink` is tested with."""
     present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     return resolve([spark_packages(avro=False, delta=True).rpartition(",")[2]], exclude=present)
 
 
 def spark_s3a_jars() -> list[Path]:
-    """Fetches S3A of Spark's own Hadoop, without what Spark has. The first time that is half a gigabyte."""
+    """Downloads S3A for Spark's own Hadoop, without what Spark already has. The first time, this is half a gigabyte."""
     present = sorted({artifact_name(jar.name) for jar in spark_jars_folder().glob("*.jar")})
     hadoop = next(jar.stem.rpartition("-")[2] for jar in spark_jars_folder().glob("hadoop-client-api-*.jar"))
     return resolve([f"org.apache.hadoop:hadoop-aws:{hadoop}"], exclude=present)
@@ -160,14 +159,14 @@ def _spark_module_jars(module: str, pyspark_version: str | None) -> list[Path]:
 
 @contextmanager
 def file_lock(path: Path, give_up_at: float) -> Iterator[None]:
-    """Holds a lock between processes, freed also by this process's death.
+    """Holds a lock between processes, which is also released if this process dies.
 
     Args:
-        path: The lock's own file, made if missing and never deleted.
-        give_up_at: When to stop waiting for it, on the clock of ``time.monotonic``, in seconds.
+        path: The lock's own file, created if missing and never deleted.
+        give_up_at: When to stop waiting for it, by ``time.monotonic``, in seconds.
 
     Raises:
-        PreflightError: if another process still holds it then.
+        PreflightError: If another process still holds it then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
@@ -238,11 +237,11 @@ def _problems(ivy_output: str) -> str:
 _log = logging.getLogger("sparkonce")
 _ARCHIVED_WITHIN_S = 240.0
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-"""A JVM that an archive does not fit goes without, and need not say so."""
+"""A JVM that the archive does not fit starts without it, and without a message."""
 
 
 def kafka_archive(version: str) -> Path:
-    """Returns where the archive for this Kafka and this Java is kept."""
+    """Returns the path of the archive for this Kafka and this Java."""
     java = Path(find_java()).resolve()
     found = java.stat()
     made_for = f"{java} {found.st_size} {found.st_mtime_ns} {kafka_jars(version)}"
@@ -250,11 +249,11 @@ def kafka_archive(version: str) -> Path:
 
 
 def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
-    """Returns the flags of a JVM that uses the archive, which is made first if there is none.
+    """Returns the flags of a JVM that uses the archive, which is created first if it does not exist.
 
     Args:
         kept: The archive.
-        run: Starts the program with a JVM flag that it is given, and ends it in order. Raises if it cannot.
+        run: Starts the program with the given JVM flag, and ends it normally. Raises an error if it cannot.
     """
     try:
         if not kept.exists():
@@ -269,7 +268,7 @@ def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
 
 
 def _make(kept: Path, run: Callable[[str], None]) -> None:
-    """Makes it. Where the JVM ends in order and makes none, an empty file notes that it never will."""
+    """Creates it. If the JVM exits normally without creating one, an empty file records that it never will."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".making-") as folder:
         new = Path(folder, kept.name)
         run(f"-XX:ArchiveClassesAtExit={new}")

@@ -54,17 +54,17 @@ public class TestHdfs {
 
 
 class Hdfs(Server):
-    """See `Server`. Its address for clients is `url`.
+    """See `Server`. The address for clients is `url`.
 
     Args:
-        folder: For its data.
-        port: Of the name node.
-        permissions: Whether it looks at users and permissions.
-        blocks: Where the data node keeps its blocks, which are then small enough for a small disk.
+        folder: The folder for its data.
+        port: The name node's port.
+        permissions: True if it enforces permissions.
+        blocks: The folder in which the data node stores its blocks, which are then small enough for a small disk.
 
     Raises:
-        PreflightError: if the jars cannot be fetched.
-        ConfigurationError: if there is no Java.
+        PreflightError: If the jars cannot be downloaded.
+        ConfigurationError: If there is no Java.
     """
 
     up_within_s = 240.0  # Java compiles it first, on a machine that may be busy
@@ -83,7 +83,7 @@ class Hdfs(Server):
         return f"hdfs://{HOST}:{self.port}"
 
     def initialise(self) -> None:
-        """Writes its program, which Java compiles at each start (a second)."""
+        """Writes its program, which Java compiles at each start (taking a second)."""
         (self.folder / "TestHdfs.java").write_text(_MAIN)
         (self.folder / "log4j.properties").write_text(_LOGGING)
 
@@ -94,7 +94,7 @@ class Hdfs(Server):
         return [self._java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars, *program]
 
     def is_up(self) -> bool:
-        """Tells whether the name node has left its safe mode."""
+        """Returns True if the name node has left its safe mode."""
         return self.pid is not None and (self.folder / f"up-{self.pid}").exists()
 
 

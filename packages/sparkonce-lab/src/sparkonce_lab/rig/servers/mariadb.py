@@ -25,12 +25,12 @@ _PROTOCOL = bytes([10])
 
 
 class MariaDBServer(Server):
-    """One server; its user ``root`` has no password. Its data are copied from a folder that is made once and kept.
+    """A server whose user ``root`` has no password. Its data is copied from a folder that is created once and cached.
 
     Args:
-        folder: For its data.
-        port: By default a free one.
-        options: More of the server's, for example ``{"local-infile": "0"}``.
+        folder: The folder for its data.
+        port: Defaults to a free port.
+        options: Additional server options, for example ``{"local-infile": "0"}``.
     """
 
     def __init__(self, folder: Path, port: int | None = None, *, options: Mapping[str, str] | None = None) -> None:
@@ -39,7 +39,7 @@ class MariaDBServer(Server):
 
     @staticmethod
     def is_installed() -> bool:
-        """Tells whether the program is installed."""
+        """Returns True if the program is installed."""
         return find_program(PROGRAM) is not None and find_program(INSTALL) is not None
 
     @property
@@ -55,7 +55,10 @@ class MariaDBServer(Server):
 
     @property
     def _temporary(self) -> Path:
-        """The folder of its temporary tables. It is its own: a server that starts deletes all that it finds there."""
+        """The folder of its temporary tables.
+
+        It is not shared: a starting server deletes everything that it finds there.
+        """
         return self.folder.with_name(f"{self.folder.name}-tmp")
 
     def command(self) -> Sequence[str]:
@@ -75,12 +78,16 @@ class MariaDBServer(Server):
             _LOG_SIZE,
             "--innodb-buffer-pool-size=64M",
             "--skip-name-resolve",
-            "--skip-ssl",  # a certificate turns it on again; without one, 11.4 makes a key at each start, for seconds
+            # a certificate enables it again; without one, 11.4 generates a key at each start, which takes seconds
+            "--skip-ssl",
             *more,
         ]
 
     def is_up(self) -> bool:
-        """Tells whether it greets. A server that takes no connections yet sends an error, 0xFF, instead."""
+        """Returns True if it sends a greeting.
+
+        A server that does not accept connections yet sends an error, 0xFF, instead.
+        """
         try:
             with socket.create_connection((HOST, self.port), timeout=_GREETS_WITHIN_S) as client:
                 return client.recv(5)[4:] == _PROTOCOL
@@ -93,12 +100,12 @@ def _user() -> str:
 
 
 def _base(program: Path) -> Path:
-    """Returns the folder of an installation, whose other files are not always where they were compiled to be."""
+    """Returns the folder of an installation, whose other files may not be where it was compiled to look for them."""
     return program.resolve().parents[1]
 
 
 def _template() -> Path:
-    """Returns an empty data folder, made at the first use."""
+    """Returns an empty data folder, created on first use."""
     program = find_program(PROGRAM)
     if program is None or not MariaDBServer.is_installed():
         raise PreflightError(MISSING, next_step=NEXT)
@@ -133,7 +140,7 @@ def _template() -> Path:
             )
         try:
             made.rename(kept)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             if not kept.exists():
                 raise
     return kept

@@ -27,7 +27,10 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def find_postgres() -> Path | None:
-    """Finds the folder of PostgreSQL's programs, the newest if there are several. None if it is not installed."""
+    """Finds the folder of PostgreSQL's programs, the newest if there are several.
+
+    Returns None if it is not installed.
+    """
     found = find_program("postgres", *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
     if found is None:
         return None
@@ -36,20 +39,20 @@ def find_postgres() -> Path | None:
 
 
 class PostgresServer(Server):
-    """A PostgreSQL in a folder of its own, with the superuser ``postgres``, who needs no password.
+    """A PostgreSQL in its own folder, with the superuser ``postgres``, who needs no password.
 
-    PostgreSQL does not run as root: then it runs as the user ``postgres``, who must be able to reach the folder, which
-    is therefore not one of pytest's.
+    PostgreSQL does not run as root. In that case it runs as the user ``postgres``, who must be able to access the
+    folder, which therefore is not one of pytest's.
 
     Args:
-        settings: Of the server, such as ``{"max_prepared_transactions": "0"}``.
-        port: By default a free one.
-        files: Copied into its data folder under these names, readable by the server alone: keys, certificates, and
-            ``pg_hba.conf``, which says who may log in and how.
-        programs: The folder with its programs, by default that of the installed ones.
+        settings: Server settings, such as ``{"max_prepared_transactions": "0"}``.
+        port: Defaults to a free port.
+        files: Files that are copied into its data folder under these names, readable only by the server: keys,
+            certificates, and ``pg_hba.conf``, which controls who may log in and how.
+        programs: The folder with its programs. Defaults to the installed ones.
 
     Raises:
-        PreflightError: if PostgreSQL is not installed.
+        PreflightError: If PostgreSQL is not installed.
     """
 
     def __init__(
@@ -72,10 +75,10 @@ class PostgresServer(Server):
         self.files = dict(files or {})
 
     stop_signal = signal.SIGINT
-    """A fast shutdown: SIGTERM would wait for clients to leave."""
+    """A fast shutdown. SIGTERM would wait for clients to disconnect."""
 
     def initialise(self) -> None:
-        """Makes its data, as a copy of what ``initdb`` once made in this process's life."""
+        """Creates its data by copying what ``initdb`` created once in this process."""
         if (self.folder / "PG_VERSION").exists():
             return
         template = _template_folder(self._programs)
@@ -83,7 +86,7 @@ class PostgresServer(Server):
             if self.user is not None:
                 shutil.chown(template, self.user, self.user)
             self._run("initdb", "-D", str(template), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-        # Keeps owners and modes, which shutil.copytree does not.
+        # Preserves owners and modes, which shutil.copytree does not.
         subprocess.run(["cp", "-a", f"{template}/.", str(self.folder)], check=True)
         for name, content in self.files.items():
             path = self.folder / name
@@ -102,11 +105,11 @@ class PostgresServer(Server):
         ]
 
     def env(self) -> Mapping[str, str]:
-        """Returns the environment without what a shell may have set for clients."""
+        """Returns the environment without variables that a shell may have set for clients."""
         return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
     def is_up(self) -> bool:
-        """Tells whether it takes connections: it writes so into its own file, as ``pg_ctl`` reads it."""
+        """Returns True if it accepts connections, according to its own file, which ``pg_ctl`` also reads."""
         try:
             said = (self.folder / "postmaster.pid").read_text().split()
         except OSError:
@@ -114,7 +117,7 @@ class PostgresServer(Server):
         return said[:1] == [str(self.pid)] and said[-1] == "ready"
 
     def kill(self) -> None:
-        """Ends all of its processes by SIGKILL. It does not start again before the last of them is gone."""
+        """Ends all of its processes with SIGKILL. It cannot start again before the last of them is gone."""
         mains = [] if self.pid is None else [str(self.pid)]
         children = [pid for main in mains for pid in _children(main)]
         super().kill()
@@ -126,7 +129,7 @@ class PostgresServer(Server):
             time.sleep(POLL_S)
 
     def pause(self) -> None:
-        """Stops the clock of all of its processes."""
+        """Pauses all of its processes."""
         super().pause()
         self._signal_children(signal.SIGSTOP)
 
@@ -141,7 +144,7 @@ class PostgresServer(Server):
                 os.kill(pid, number)
 
     def conninfo(self, *, dbname: str = "postgres", user: str = "postgres") -> str:
-        """Returns libpq's settings to connect to it."""
+        """Returns the libpq settings to connect to it."""
         return f"host={HOST} port={self.port} dbname={dbname} user={user}"
 
     def delete(self) -> None:
@@ -182,7 +185,7 @@ class PostgresServer(Server):
 
 @cache
 def _template_folder(programs: Path) -> Path:  # noqa: ARG001 - each version has data of its own
-    """Returns the data that ``initdb`` makes once for all servers of this process. They share a system_identifier."""
+    """Returns the data that ``initdb`` creates once for all servers of this process. They share a system_identifier."""
     parent = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-template-"))
     parent.chmod(0o755)
     atexit.register(shutil.rmtree, parent, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Pravega for tests: controller, segment store and ZooKeeper in one Java process, with its data in memory.
 
-A server that is started again is empty. What would listen on a fixed port, its REST servers and the gateway, is off.
+A restarted server is empty. Parts that would listen on a fixed port (its REST servers and the gateway) are off.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _JARS = ("io.pravega:pravega-standalone:0.13.0", "com.google.protobuf:protobuf-j
 
 
 class PravegaServer(Server):
-    """See `Server`. Its address for clients is `url`.
+    """See `Server`. The address for clients is `url`.
 
     Args:
-        folder: For its settings.
-        port: Of the controller.
-        settings: More of the lines of its file of settings.
+        folder: The folder for its settings.
+        port: The controller's port.
+        settings: Additional lines of its settings file.
 
     Raises:
-        PreflightError: if the jars cannot be fetched.
-        ConfigurationError: if there is no Java.
+        PreflightError: If the jars cannot be downloaded.
+        ConfigurationError: If there is no Java.
     """
 
     up_within_s = 120.0
@@ -45,7 +45,7 @@ class PravegaServer(Server):
 
     @property
     def url(self) -> str:
-        """``tcp://host:port``, of the controller."""
+        """The controller's ``tcp://host:port``."""
         return f"tcp://{HOST}:{self.port}"
 
     def initialise(self) -> None:
@@ -76,7 +76,7 @@ class PravegaServer(Server):
         return [self._java, *memory, *given, "-cp", jars, "io.pravega.local.LocalPravegaEmulator"]
 
     def is_up(self) -> bool:
-        """Tells whether its last part, the controller, has said that it runs."""
+        """Returns True if its last part, the controller, has reported that it is running."""
         return self.pid is not None and "Pravega Sandbox is running locally now" in self.log.read_text()
 
 

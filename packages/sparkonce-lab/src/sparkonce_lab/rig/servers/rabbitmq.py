@@ -37,20 +37,20 @@ _NODE_ENV = ("RABBITMQ_", "ERL_")
 
 
 class RabbitServer(Server):
-    """One node, which shares nothing with another one on this machine: its epmd and Erlang cookie are its own too.
+    """One node, which shares nothing with other nodes on this machine: it has its own epmd and Erlang cookie.
 
-    Its user ``guest`` has the password ``guest`` and all rights in the virtual host ``/``.
+    Its user ``guest`` has the password ``guest`` and all permissions in the virtual host ``/``.
 
     Args:
-        folder: For its data. Its path must have no spaces.
-        port: The port of AMQP; by default a free one, as all its other ports are.
-        settings: More lines of ``rabbitmq.conf``, by name; they win over ours.
-        users: More users: name, password. They have no rights.
-        permissions: Of each user, its virtual host, and patterns of names: configure, write, read.
-        virtual_hosts: More of them.
-        plugins: More of its plugins, for example ``rabbitmq_management``.
-        tls: The paths of the certificate of its authority, its own certificate and its key. It then listens with
-            TLS at `tls_port` and `stream_tls_port`, beside the plain ports.
+        folder: The folder for its data. Its path must not contain spaces.
+        port: The AMQP port. Defaults to a free port, like all its other ports.
+        settings: Additional lines of ``rabbitmq.conf``, by name. They take precedence over ours.
+        users: Additional users, by name, with their passwords. They have no permissions.
+        permissions: For each user, its virtual host, and name patterns for configure, write and read.
+        virtual_hosts: Additional virtual hosts.
+        plugins: Additional plugins, for example ``rabbitmq_management``.
+        tls: The paths of its authority's certificate, its own certificate and its key. It then also listens with TLS,
+            at `tls_port` and `stream_tls_port`.
 
     Attributes:
         stream_port: The port of the stream protocol.
@@ -101,26 +101,26 @@ class RabbitServer(Server):
 
     @staticmethod
     def is_installed() -> bool:
-        """Tells whether the server and Erlang are installed."""
+        """Returns True if the server and Erlang are installed."""
         return _program("rabbitmq-server") is not None and find_program("epmd") is not None
 
     @property
     def node(self) -> str:
-        """The node's name in Erlang."""
+        """The node's Erlang name."""
         return f"sparkonce-{self.port}@localhost"
 
     @property
     def url(self) -> str:
-        """The address, as AMQP clients take it."""
+        """The URL for AMQP clients."""
         return f"amqp://guest:guest@{self.address}/%2F"
 
     def initialise(self) -> None:
         """Writes its settings, and starts its epmd.
 
         Raises:
-            ConfigurationError: if it is not installed.
+            ConfigurationError: If it is not installed.
         """
-        self._dist_port = free_port()  # nobody has to find it again, and somebody may have taken the last one
+        self._dist_port = free_port()  # nobody has to find it again, and somebody may have taken the previous one
         epmd = find_program("epmd")
         if epmd is None or not self.is_installed():
             raise ConfigurationError(
@@ -137,7 +137,7 @@ class RabbitServer(Server):
         return [str(_program("rabbitmq-server")), "-sparkonce", str(self.folder)]
 
     def env(self) -> Mapping[str, str]:
-        """Returns what keeps the node apart from others, and from settings of the machine."""
+        """Returns what isolates the node from others, and from the machine's settings."""
         ours = {name: value for name, value in os.environ.items() if not name.startswith(_NODE_ENV)}
         return {
             **ours,
@@ -146,7 +146,7 @@ class RabbitServer(Server):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_CRASH_DUMP_SECONDS": "0",
-            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, instead of waiting for it
+            "RUNNING_UNDER_SYSTEMD": "true",  # makes the script become the server instead of waiting for it
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_CONF_ENV_FILE": str(self.folder / "rabbitmq-env.conf"),
@@ -158,7 +158,7 @@ class RabbitServer(Server):
         }
 
     def is_up(self) -> bool:
-        """Tells whether it greets at AMQP's port, and listens at its other ports."""
+        """Returns True if it sends a greeting at the AMQP port, and listens at its other ports."""
         try:
             with socket.create_connection((HOST, self.port), timeout=_ANSWERS_WITHIN_S) as client:
                 client.sendall(_AMQP_GREETING)
@@ -171,10 +171,10 @@ class RabbitServer(Server):
         return True
 
     def control(self, *words: str) -> str:
-        """Runs one command of ``rabbitmqctl`` on it, which takes a second or two, and returns what it prints.
+        """Runs a ``rabbitmqctl`` command on it, which takes a second or two, and returns its output.
 
         Raises:
-            PreflightError: if the command fails.
+            PreflightError: If the command fails.
         """
         done = subprocess.run(
             [str(_program("rabbitmqctl")), "--quiet", "--node", self.node, *words],
@@ -193,7 +193,7 @@ class RabbitServer(Server):
         return done.stdout
 
     def settle(self) -> None:
-        """Writes down which streams and quorum queues there are.
+        """Persists which streams and quorum queues exist.
 
         The server itself does so half a second later. A stream or quorum queue that was declared just before a kill is
         never served again.
@@ -208,10 +208,10 @@ class RabbitServer(Server):
         return in_order
 
     def _start_epmd(self, program: Path) -> None:
-        """Starts an epmd that ends with us. A server that finds none would start one that stays for ever."""
+        """Starts an epmd that ends with us. A server that finds none would start one that stays forever."""
         if self._epmd is not None and self._epmd.exit_code is None:
             return
-        marked = self.folder / "epmd"  # by this path, its command line shows whose it is
+        marked = self.folder / "epmd"  # identifies whose it is, in its command line
         with suppress(FileExistsError):
             marked.symlink_to(program)
         self._epmd = ServerProcess(

@@ -1,4 +1,4 @@
-"""Redis servers for tests: one by itself, or three masters that form a cluster."""
+"""Redis servers for tests: a single one, or three masters that form a cluster."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class RedisServer(Server):
     Args:
         folder: See `Server`.
         port: See `Server`.
-        settings: More of its settings, by name; they win over ours.
+        settings: Additional settings, by name. They take precedence over ours.
     """
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, port)
-        # By its title a process of ours is known; Redis would give itself another one.
+        # A process of ours is identified by its title, which Redis would otherwise change.
         plain = {"set-proc-title": "no", "appendonly": "yes", "appendfsync": "always", "save": ""}
         self.settings = {**plain, **(settings or {})}
 
     @property
     def url(self) -> str:
-        """The address, as redis-py takes it."""
+        """The URL for redis-py."""
         return f"redis://{self.address}/0"
 
     def initialise(self) -> None:
         """Does nothing: the server needs only its folder."""
 
     def command(self) -> Sequence[str]:
-        """Returns the program, which listens on this machine only."""
+        """Returns the program, which listens only on this machine."""
         program = find_program("redis-server")
         if program is None:
             raise ConfigurationError(
@@ -49,14 +49,14 @@ class RedisServer(Server):
         return [str(program), "--port", str(self.port), "--bind", HOST, "--dir", str(self.folder), *more]
 
     def is_up(self) -> bool:
-        """Tells whether it has read its data."""
+        """Returns True if it has loaded its data."""
         try:
             return self.ask("PING") == "+PONG"
         except OSError:
             return False
 
     def ask(self, *words: str) -> str:
-        """Sends one command and returns the first line of the answer, where a client library cannot be used yet."""
+        """Sends a command and returns the first line of the response, for when a client library cannot be used yet."""
         with socket.create_connection((HOST, self.port), timeout=UP_WITHIN_S) as line, line.makefile("rb") as answers:
             parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
             line.sendall("".join(parts).encode())
@@ -64,11 +64,11 @@ class RedisServer(Server):
 
 
 class RedisCluster:
-    """Three masters without replicas. Use as a context manager.
+    """Three masters without replicas. Use it as a context manager.
 
     Args:
-        folder: For the nodes' data.
-        settings: More of their settings, by name.
+        folder: The folder for the nodes' data.
+        settings: Additional settings of the nodes, by name.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
@@ -78,7 +78,7 @@ class RedisCluster:
             "cluster-require-full-coverage": "no",
             **(settings or {}),
         }
-        # Without cluster-port it takes the port 10,000 above its own, which a client's connection may have by then.
+        # Without cluster-port it uses the port 10,000 above its own, which a client's connection may have by then.
         ports = free_ports(6)
         self.nodes = [
             RedisServer(folder / f"node{number}", ports[number], {**more, "cluster-port": str(ports[number + 3])})
@@ -87,7 +87,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """The address of one node, as redis-py takes it."""
+        """The URL of one node, for redis-py."""
         return self.nodes[0].url
 
     def start(self) -> None:
@@ -112,10 +112,10 @@ class RedisCluster:
         self.await_formed()
 
     def await_formed(self) -> None:
-        """Waits until every node sees every hash slot served.
+        """Waits until every node sees all hash slots served.
 
         Raises:
-            PreflightError: if they do not find each other.
+            PreflightError: If they do not find each other.
         """
         give_up_at = time.monotonic() + _FORMS_WITHIN_S
         while not all(self._sees_all(node) for node in self.nodes):

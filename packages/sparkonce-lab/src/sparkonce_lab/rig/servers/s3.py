@@ -1,4 +1,4 @@
-"""versitygw, which serves a folder as S3 does."""
+"""versitygw, which serves a folder via the S3 protocol."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sparkonce_lab.rig.kafka.jars import cache_folder
 from sparkonce_lab.rig.process import Server, find_program
 
 ACCESS_KEY = "sparkonce"
-SECRET_KEY = "sparkonce-secret"  # noqa: S105 - of a server on loopback that lives as long as a test
+SECRET_KEY = "sparkonce-secret"  # noqa: S105 - for a loopback server that exists only during a test
 _WITHIN_S = 30.0
 
 
 def find_versitygw() -> Path | None:
-    """Finds versitygw: on PATH, in sparkonce's cache, or where ``go install`` puts it."""
+    """Finds versitygw on PATH, in sparkonce's cache, or where ``go install`` puts it."""
     return find_program("versitygw", cache_folder() / "bin", Path.home() / "go" / "bin")
 
 
 class S3Server(Server):
-    """versitygw with one administrator, `ACCESS_KEY`. Buckets are folders, objects are files in them.
+    """versitygw with one administrator, `ACCESS_KEY`. Buckets are folders, and objects are files in them.
 
-    It knows no lifecycle rules. Old versions are kept where a bucket asks for it.
+    It does not support lifecycle rules. Old versions are retained if a bucket is configured to.
 
     Raises:
-        ConfigurationError: if there is no versitygw.
+        ConfigurationError: If there is no versitygw.
     """
 
     def initialise(self) -> None:
@@ -60,7 +60,7 @@ class S3Server(Server):
         """See `Server.is_up`."""
         try:
             urllib.request.urlopen(self.url, timeout=1).close()  # noqa: S310 - http to loopback
-        except urllib.error.HTTPError as refused:  # it wants a signature, so it is there
+        except urllib.error.HTTPError as refused:  # it requires a signature, so it is up
             refused.close()
             return True
         except OSError:
@@ -73,7 +73,7 @@ class S3Server(Server):
         return f"http://{self.address}"
 
     def settings(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
-        """Returns the options with which a store reaches it."""
+        """Returns the options with which a store connects to it."""
         return {
             "endpoint_url": self.url,
             "region_name": "us-east-1",
@@ -83,10 +83,10 @@ class S3Server(Server):
         }
 
     def add_user(self, access_key: str, secret_key: str) -> None:
-        """Makes a user who may do nothing until a bucket's policy says so.
+        """Creates a user who has no permissions until a bucket's policy grants them.
 
         Raises:
-            ConfigurationError: if versitygw refuses.
+            ConfigurationError: If versitygw refuses.
         """
         command = [
             *(str(_program()), "admin", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--endpoint-url", self.url),
