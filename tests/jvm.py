@@ -11,9 +11,7 @@ from pyspark.conf import SparkConf
 from pyspark.java_gateway import launch_gateway
 
 from sparkonce.spark.checkpoints.hadoop import HadoopFiles
-from sparkonce.spark.checkpoints.s3a import S3AFiles
 from sparkonce_lab.rig.kafka.jars import artifact_name, resolve, spark_jars_folder
-from sparkonce_lab.rig.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 
 def jars_beside_spark(library: str) -> list[Path]:
@@ -46,20 +44,3 @@ def hadoop_conf(jvm: Any, settings: Mapping[str, str] | None = None) -> Any:
 
 def hadoop_files(jvm: Any, url: str, settings: Mapping[str, str] | None = None) -> HadoopFiles:
     return HadoopFiles.opened(jvm, hadoop_conf(jvm, settings), url)
-
-
-def s3a_settings(url: str) -> dict[str, str]:
-    return {
-        "fs.s3a.endpoint": url,
-        "fs.s3a.endpoint.region": "us-east-1",
-        "fs.s3a.access.key": ACCESS_KEY,
-        "fs.s3a.secret.key": SECRET_KEY,
-        "fs.s3a.path.style.access": "true",
-        "fs.s3a.connection.ssl.enabled": "false",
-    }
-
-
-def s3a_files(jvm: Any, location: str, url: str) -> S3AFiles:
-    files = S3AFiles.opened(jvm, hadoop_conf(jvm, s3a_settings(url)), location)
-    assert files is not None
-    return files

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark.checkpoints.s3a import S3AFiles
+from sparkonce.spark.checkpoints.opening import open_checkpoint
+from sparkonce.storage.hdfs import HdfsFiles
+from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.objects import ObjectAccess, ObjectFiles
 from sparkonce.storage.opening import PlainSettings, object_files
 
 HADOOP = "org.apache.hadoop.fs.s3a"
 PROVIDERS = "fs.s3a.aws.credentials.provider"
 KEYS = {"fs.s3a.access.key": "AKIA", "fs.s3a.secret.key": "hidden-secret"}
+ROLE = {
+    **KEYS,
+    PROVIDERS: f"{HADOOP}.auth.AssumedRoleCredentialProvider",
+    "fs.s3a.assumed.role.arn": "arn:aws:iam::1:role/log",
+    "fs.s3a.assumed.role.session.duration": "1h",
+    "fs.s3a.assumed.role.sts.endpoint": "sts.here.org",
+}
 AZURE = "abfss://box@account.dfs.core.windows.net/ck"
 OAUTH = {
     "fs.azure.account.auth.type": "OAuth",
@@ -138,7 +150,9 @@ def test_providers_are_asked_in_their_order(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({PROVIDERS: f"{HADOOP}.auth.AssumedRoleCredentialProvider"}, "AssumedRoleCredentialProvider"),
+        ({PROVIDERS: f"{HADOOP}.auth.AssumedRoleCredentialProvider"}, "fs.s3a.assumed.role.arn is not set"),
+        ({**ROLE, "fs.s3a.assumed.role.session.duration": "soon"}, "fs.s3a.assumed.role.session.duration=soon"),
+        ({**ROLE, "fs.s3a.secret.key": ""}, "fs.s3a.assumed.role.credentials.provider gives no credentials"),
         ({PROVIDERS: "com.example.Own"}, "com.example.Own"),
         ({PROVIDERS: f"{HADOOP}.SimpleAWSCredentialsProvider"}, "gives no credentials"),
         ({**KEYS, "fs.s3a.delegation.token.binding": "x"}, "fs.s3a.delegation.token.binding"),
@@ -152,6 +166,33 @@ def test_what_has_no_counterpart_is_refused_by_name(settings: dict[str, str], na
         access_of(settings)
     assert refused.value.next_step
     assert "hidden-secret" not in str(refused.value)
+
+
+def test_a_role_is_assumed_with_the_sessions_keys() -> None:
+    pytest.importorskip("boto3")
+    access = pickle.loads(pickle.dumps(access_of(ROLE)))  # noqa: S301 - our own
+    assert access.keys is None
+    request, client = access.provider.args
+    assert request == {"RoleArn": "arn:aws:iam::1:role/log", "RoleSessionName": "sparkonce", "DurationSeconds": 3600}
+    assert client == {
+        "endpoint_url": "https://sts.here.org",
+        "region_name": "us-east-1",
+        "aws_access_key_id": "AKIA",
+        "aws_secret_access_key": "hidden-secret",
+    }
+    assert "hidden-secret" not in repr(access)
+
+
+def test_a_profile_is_read_anew_as_its_keys_may_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("boto3")
+    assert access_of({PROVIDERS: "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"}).provider is None
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "etl")
+    access = access_of({PROVIDERS: "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"})
+    assert access.provider is not None
+    for key in ("one", "two"):
+        (tmp_path / "credentials").write_text(f"[etl]\naws_access_key_id={key}\naws_secret_access_key=s\n")
+        assert access.provider()["access_key_id"] == key
 
 
 def test_encryption() -> None:
@@ -215,11 +256,51 @@ def test_settings_without_a_jvm_are_read_alike_and_credential_files_refused() ->
         object_files(url, PlainSettings({**given, "hadoop.security.credential.provider.path": "jceks://file/a"}))
 
 
-def test_python_workers_are_not_sent_to_a_newer_spark() -> None:
-    """Spark's own connector is in the JVM, also on a newer Spark: workers put rows by our client on any."""
-    settings = Configuration({PROVIDERS: f"{HADOOP}.auth.AssumedRoleCredentialProvider"})
-    files = S3AFiles(None, None, "s3a://bkt/ck", settings)
-    with pytest.raises(ConfigurationError, match=r"Python workers .*AssumedRoleCredentialProvider has no") as caught:
-        files.for_workers()
-    assert "newer" not in caught.value.next_step
-    assert "Or give that sink folder=" in caught.value.next_step
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    return tmp_path / "core-site.xml"
+
+
+def connect_session(**shown: str) -> Any:
+    """A session of Spark Connect, which has no JVM and shows its settings."""
+    return cast("Any", SimpleNamespace(conf=SimpleNamespace(getAll={"spark.app.name": "a", **shown})))
+
+
+def test_spark_connect_reaches_a_store_as_its_session_does(site: Path) -> None:
+    keys = "<property><name>fs.s3a.{0}.key</name><value>{1}</value></property>"
+    site.write_text(f"<configuration>{keys.format('access', 'SITE')}{keys.format('secret', 'hidden')}</configuration>")
+    shown = {"spark.hadoop.fs.s3a.endpoint": "http://one:9000", "spark.hadoop.fs.s3a.access.key": "OURS"}
+    files = open_checkpoint(connect_session(**shown, **{"fs.s3a.endpoint": "http://two:9000"}), "s3a://bkt/ck")
+    assert isinstance(files, ObjectFiles)
+    assert files._access.keys == {"access_key_id": "OURS", "secret_access_key": "hidden"}
+    assert files._access.options["endpoint"] == "http://bkt.two:9000"
+
+
+def test_spark_connect_takes_a_path_for_what_spark_takes_it(site: Path) -> None:
+    assert isinstance(open_checkpoint(connect_session(), "/ck"), LocalFiles)
+    site.write_text(
+        "<configuration><property><name>fs.defaultFS</name><value>hdfs://nn:1</value></property></configuration>"
+    )
+    files = open_checkpoint(connect_session(**{"spark.hadoop.fs.s3a.secret.key": "hidden"}), "/ck")
+    assert isinstance(files, HdfsFiles)
+    assert (files.location, files._settings) == ("hdfs://nn:1/ck", {"fs.defaultFS": "hdfs://nn:1"})
+
+
+@pytest.mark.parametrize(
+    ("shown", "location", "named"),
+    [
+        ({"spark.hadoop.hadoop.security.credential.provider.path": "jceks://file/a"}, "s3a://b/c", "provider.path"),
+        ({"spark.hadoop.dfs.client.failover.proxy.provider.nn": "org.Own"}, "hdfs://nn/c", "provider.nn='org.Own'"),
+    ],
+)
+def test_what_spark_connect_cannot_reach_is_refused_by_name(
+    site: Path, shown: dict[str, str], location: str, named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named) as refused:
+        open_checkpoint(connect_session(**shown), location)
+    assert refused.value.next_step
+
+    site.write_text("<configuration>")
+    with pytest.raises(ConfigurationError, match=r"core-site\.xml cannot be read"):
+        open_checkpoint(connect_session(), location)

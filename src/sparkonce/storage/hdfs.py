@@ -183,6 +183,16 @@ def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+_SETTINGS = ("dfs.", "fs.viewfs.", "fs.defaultFS", "hadoop.security.")
+"""The beginnings of the names of settings that the client reads. Those of other stores may be secrets."""
+_PROVIDER = "dfs.client.failover.proxy.provider"
+_PROVIDERS = tuple(
+    f"org.apache.hadoop.hdfs.server.namenode.ha.{name}"
+    for name in ("ConfiguredFailoverProxyProvider", "RequestHedgingProxyProvider")
+)
+"""The classes that find the active name node, and differ only in whom they ask first."""
+
+
 class HdfsFiles(RenamingFiles):
     """See `CheckpointFiles`. It can be pickled, and makes a client in each process.
 
@@ -190,15 +200,23 @@ class HdfsFiles(RenamingFiles):
         location: The folder's URL, ``hdfs://…``, as Hadoop qualifies it.
         settings: Hadoop's settings; missing ones are read from ``HADOOP_CONF_DIR``.
         user: The user in a process whose environment has no ``HADOOP_USER_NAME``; by default that of the process.
+
+    Raises:
+        ConfigurationError: if a setting has no counterpart.
     """
 
     modules = ("hdfs_native",)
 
     def __init__(self, location: str, settings: Mapping[str, str] | None = None, user: str = "") -> None:
         self._location = location.rstrip("/")
-        self._settings = dict(settings or {})
+        self._settings = {name: value for name, value in (settings or {}).items() if name.startswith(_SETTINGS)}
         self._user = user
         self._scheme, self._authority = urlsplit(location)[:2]
+        for name in (f"{_PROVIDER}.{self._authority}", _PROVIDER):
+            if provider := self._settings.get(name):
+                if provider not in _PROVIDERS:
+                    raise without_jvm(location, name, provider)
+                break
         self._root = self._location.removeprefix(f"{self._scheme}://{self._authority}")
         self._clients: dict[int, Any] = {}
 
@@ -405,6 +423,17 @@ class HdfsFiles(RenamingFiles):
 
     def _shown(self, path: str) -> str:
         return f"{self._location}/{path}" if path else self._location
+
+
+def without_jvm(location: str, setting: str, value: str) -> ConfigurationError:
+    """Returns the error for a setting that only Hadoop's own client has."""
+    return ConfigurationError(
+        f"checkpoint={location!r} has {setting}={value!r}, which only Hadoop's own client has. Python workers, Spark "
+        "Connect and the command line reach HDFS without Spark's JVM.",
+        next_step="Give a sink whose workers write rows there folder=, the path of a mounted disk or the s3a: URL of a "
+        "folder for its rows. With Spark Connect, put the checkpoint on such a disk or store, too.",
+        setting=setting,
+    )
 
 
 def create(client: Any, path: str, options: Any) -> Any:

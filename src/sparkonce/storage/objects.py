@@ -66,6 +66,7 @@ class ObjectAccess:
         bucket: The bucket, or the container.
         options: The client's settings, in obstore's names.
         keys: Keys of S3, in obstore's names, in place of any that the environment has.
+        provider: Returns keys of S3 that expire, with ``expires_at``; asked again in time.
         allow_http: True to speak without TLS.
         proxy: The URL of an HTTP proxy.
     """
@@ -74,6 +75,7 @@ class ObjectAccess:
     bucket: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     keys: Mapping[str, str] | None = field(default=None, repr=False)
+    provider: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
     allow_http: bool = False
     proxy: str | None = None
 
@@ -101,6 +103,8 @@ class ObjectAccess:
         }
         if self.keys is not None:
             how["credential_provider"] = partial(_given, self.keys)
+        elif self.provider is not None:
+            how["credential_provider"] = self.provider
         kinds = {"s3": store.S3Store, "azure": store.AzureStore, "gcs": store.GCSStore}
         try:
             return kinds[self.kind](self.bucket, **how)

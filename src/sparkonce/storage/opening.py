@@ -1,19 +1,24 @@
-"""Opens a checkpoint without a session of Spark, and translates a session's settings for a client without a JVM.
+"""Opens a checkpoint without a JVM, and translates Hadoop's settings for clients of our own.
 
-The command line and other tools open a checkpoint by its location, and reach it by Hadoop's settings or else by the
-environment. A setting that has no translation is refused by name, rather than answered by other credentials than
-Spark's own checkpoint has. No message has the value of a setting that may be a secret.
+Spark Connect, the formats, the command line and other tools open a checkpoint by its location, and reach it by Hadoop's
+settings or else by the environment. A setting that has no translation is refused by name, rather than answered by other
+credentials than Spark's own checkpoint has. No message has the value of a setting that may be a secret.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
+from sparkonce.arguments import need_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.hdfs import HdfsFiles
@@ -21,6 +26,10 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, checked_location, local_folder
 from sparkonce.storage.objects import ObjectAccess, ObjectFiles
 
+_HADOOP = "spark.hadoop."
+OF_STORES = ("dfs.", "fs.", "google.cloud.", "hadoop.security.", "ipc.")
+"""The beginnings of the names of Hadoop's settings that lead to stores."""
+_URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/?.*)", re.DOTALL)
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
@@ -33,14 +42,15 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
     ``HADOOP_CONF_DIR``.
 
     Args:
-        location: See `sparkonce.storage.location.checked_location`. A path is one of this machine.
+        location: See `sparkonce.storage.location.checked_location`. A path is one of this machine, unless
+            ``fs.defaultFS`` names another store.
         settings: Hadoop's, without ``spark.hadoop.``; None for the environment's. For HDFS they count before those of
             the files.
 
     Raises:
         ConfigurationError: if it is no location of a checkpoint, a setting has no counterpart, or a package is missing.
     """
-    url = checked_location(location)
+    url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
     scheme, _, rest = url.partition("://")
     if scheme in HADOOP:
         return HdfsFiles(url, settings)
@@ -50,6 +60,42 @@ def open_location(location: str, settings: Mapping[str, str] | None = None) -> C
         authority, _, path = rest.partition("/")
         return ObjectFiles(url, path.strip("/"), _OPENED[scheme](authority))
     return LocalFiles(local_folder(url))
+
+
+def _qualified(location: str, default: str) -> str:
+    """Returns a location as Hadoop qualifies it: with the default store's scheme and host where it names none."""
+    given, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
+    scheme, authority = given["scheme"], given["authority"]
+    if not scheme and store["scheme"] not in (None, "file"):
+        scheme, authority = store["scheme"], store["authority"]
+    elif scheme == store["scheme"] and scheme != "file":
+        authority = authority or store["authority"]
+    return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{given['path']}"
+
+
+def read_settings(shown: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings of stores, without a JVM: those in ``HADOOP_CONF_DIR``, and the session's before them.
+
+    Args:
+        shown: All settings of the session. As for Spark, one without ``spark.hadoop.`` comes before one with it.
+
+    Raises:
+        ConfigurationError: if ``core-site.xml`` cannot be read.
+    """
+    file = Path(os.environ.get("HADOOP_CONF_DIR", ""), "core-site.xml")
+    found: dict[str, str] = {}
+    if os.environ.get("HADOOP_CONF_DIR") and file.exists():
+        try:
+            of_site = ElementTree.parse(file).iter("property")  # noqa: S314 - the operator's own file
+        except (OSError, ElementTree.ParseError) as error:
+            raise ConfigurationError(
+                f"{file} cannot be read: {error}.",
+                next_step="Correct HADOOP_CONF_DIR, the folder of Hadoop's XML files, or the file.",
+                setting="HADOOP_CONF_DIR",
+            ) from None
+        found = {one.findtext("name", "").strip(): one.findtext("value", "").strip() for one in of_site}
+    found |= {name.removeprefix(_HADOOP): value for name, value in shown.items() if name.startswith(_HADOOP)}
+    return {name: value for name, value in (found | dict(shown)).items() if name.startswith(OF_STORES)}
 
 
 def _s3_by_environment(bucket: str) -> ObjectAccess:
@@ -86,15 +132,16 @@ _DEFAULT_PROVIDERS = (
 _AMAZON = re.compile(r"(?:https?://)?s3(?:[.-](?P<region>[a-z]{2,3}(?:-[a-z]+)+-\d))?\.amazonaws\.com(?:\.cn)?/?")
 _REGION_ELSEWHERE = "us-east-2"
 """S3A's region of a store that is not Amazon's, if no setting names one."""
+_ROLE_PROVIDERS = (
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
+    "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+)
+"""S3A's providers of the keys with which a role is assumed, if no setting names them."""
 _ENCRYPTIONS = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
 _KMS_KEY, _CUSTOMER_KEY = "sse_kms_key_id", "sse_customer_key_base64"
 _PROVIDER_PATH = "hadoop.security.credential.provider.path"
-NEWER_SPARK = (
-    "Use Spark 4.1 or newer, where Spark's own connector puts the log's objects and no setting is translated, or "
-    "credentials that docs/checkpoints.md lists."
-)
-"""The advice where the log has no other client, but not where Python workers need one."""
-LISTED = "Use credentials that docs/checkpoints.md lists."
+_LISTED = "Use credentials that docs/checkpoints.md lists."
+_UNDERSTOOD = "Remove it for this bucket: docs/checkpoints.md lists the settings that are understood."
 _REFUSED_OF_S3 = ("delegation.token.binding", "accesspoint.arn", "custom.signers", "proxy.username", "endpoint.fips")
 """Settings of S3A that lead to other requests or other credentials, and have no counterpart."""
 
@@ -187,17 +234,18 @@ def _s3(bucket: str, configuration: Any) -> ObjectAccess:
     settings.add_credential_files("fs.s3a.security.credential.provider.path")
     for name in _REFUSED_OF_S3:
         if settings.get(f"fs.s3a.{name}") not in ("", "false"):
-            raise _refused(f"fs.s3a.{name}", "", NEWER_SPARK)
+            raise _refused(f"fs.s3a.{name}", "", _UNDERSTOOD)
     options = {**_endpoint_of_s3(bucket, settings), **_encryption(settings)}
     if settings.is_on("fs.s3a.requester.pays.enabled", default=False):
         options["request_payer"] = True
-    keys, more = _credentials_of_s3(settings)
+    keys, more = _credentials_of_s3(settings, "fs.s3a.aws.credentials.provider", _DEFAULT_PROVIDERS)
     host, port = settings.get("fs.s3a.proxy.host"), settings.get("fs.s3a.proxy.port")
     return ObjectAccess(
         kind="s3",
         bucket=bucket,
         options={**options, **more},
         keys=keys,
+        provider=more.pop(_PROVIDER, None),
         allow_http=str(options["endpoint"]).startswith("http:"),
         proxy=f"http://{host}:{port or 80}" if host else None,
     )
@@ -230,23 +278,33 @@ def _encryption(settings: HadoopSettings) -> dict[str, str]:
     if not algorithm:
         return {}
     if algorithm not in _ENCRYPTIONS:
-        raise _refused(name, algorithm, NEWER_SPARK)
+        raise _refused(name, algorithm, _UNDERSTOOD)
     key = settings.secret("fs.s3a.encryption.key") or settings.secret("fs.s3a.server-side-encryption.key")
     setting = _CUSTOMER_KEY if algorithm == "SSE-C" else _KMS_KEY
     return {"server_side_encryption": _ENCRYPTIONS[algorithm], **({setting: key} if key else {})}
 
 
-def _credentials_of_s3(settings: HadoopSettings) -> tuple[dict[str, str] | None, dict[str, Any]]:
+_PROVIDER = "provider"
+"""The key of `ObjectAccess.provider` among the options."""
+
+
+def _credentials_of_s3(
+    settings: HadoopSettings, name: str, default: str
+) -> tuple[dict[str, str] | None, dict[str, Any]]:
     """Returns the keys and further options that the first provider with credentials gives.
+
+    Args:
+        settings: The session's.
+        name: The setting that lists the providers.
+        default: The providers if it is not set.
 
     Raises:
         ConfigurationError: if a provider before it has no counterpart, or no provider has any.
     """
-    name = "fs.s3a.aws.credentials.provider"
-    for provider in re.split(r"[\s,]+", settings.get(name) or _DEFAULT_PROVIDERS):
+    for provider in re.split(r"[\s,]+", settings.get(name) or default):
         short = provider.rpartition(".")[2]
         if short not in _PROVIDERS:
-            raise _refused(name, provider, NEWER_SPARK)
+            raise _refused(name, provider, _LISTED)
         if (found := _PROVIDERS[short](settings)) is not None:
             return found
     raise _refused(name, "", "Set keys, or a provider that has some.", why="gives no credentials")
@@ -282,9 +340,79 @@ def _instance(_settings: HadoopSettings) -> _Found:
 def _default_chain(settings: HadoopSettings) -> _Found:
     if (found := _environment(settings) or _web_identity(settings)) is not None:
         return found
-    if os.environ.get("AWS_PROFILE") or Path("~/.aws/credentials").expanduser().exists():
-        raise _refused("~/.aws/credentials", "", "Set fs.s3a.access.key and fs.s3a.secret.key. " + NEWER_SPARK)
-    return _instance(settings)
+    return _profile(settings) or _instance(settings)
+
+
+def _profile(_settings: HadoopSettings) -> _Found:
+    if not os.environ.get("AWS_PROFILE") and not Path("~/.aws/credentials").expanduser().exists():
+        return None
+    need_package("A profile of ~/.aws/credentials", "boto3", "boto3", "s3")
+    return None, {_PROVIDER: _keys_of_profile}
+
+
+def _keys_of_profile() -> dict[str, Any]:
+    import boto3
+
+    if (found := boto3.Session().get_credentials()) is None:
+        raise OSError(errno.EACCES, "The profile of ~/.aws/credentials gives no credentials")
+    keys = found.get_frozen_credentials()
+    until = datetime.now(timezone.utc) + timedelta(minutes=10)
+    return {
+        "access_key_id": keys.access_key,
+        "secret_access_key": keys.secret_key,
+        "token": keys.token,
+        "expires_at": until,
+    }
+
+
+def _assumed_role(settings: HadoopSettings) -> _Found:
+    name = "fs.s3a.assumed.role."
+    given = {one: settings.get(name + one) for one in ("arn", "session.name", "session.duration", "policy")}
+    if not given["arn"]:
+        raise _refused(f"{name}arn", "", "Set it to the role that the bucket's owner has given.", why="is not set")
+    need_package(f"{name}arn", "boto3", "boto3", "s3")
+    keys, _ = _credentials_of_s3(settings, f"{name}credentials.provider", _ROLE_PROVIDERS)
+    duration = re.fullmatch(r"(\d+)([smh]?)", given["session.duration"] or "30m")
+    if duration is None:
+        raise _refused(f"{name}session.duration", given["session.duration"], "Set it to minutes, such as 30m.")
+    endpoint = settings.get(f"{name}sts.endpoint")
+    return None, {
+        _PROVIDER: partial(
+            _keys_of_role,
+            {
+                "RoleArn": given["arn"],
+                "RoleSessionName": given["session.name"] or "sparkonce",
+                "DurationSeconds": int(duration[1]) * {"m": 60, "h": 3600}.get(duration[2], 1),
+                **({"Policy": given["policy"]} if given["policy"] else {}),
+            },
+            {
+                "endpoint_url": (endpoint if "://" in endpoint else f"https://{endpoint}") if endpoint else None,
+                "region_name": settings.get(f"{name}sts.endpoint.region")
+                or settings.get("fs.s3a.endpoint.region")
+                or "us-east-1",
+                **{_BOTO3[one]: key for one, key in (keys or {}).items()},
+            },
+        )
+    }
+
+
+_BOTO3 = {
+    "access_key_id": "aws_access_key_id",
+    "secret_access_key": "aws_secret_access_key",
+    "token": "aws_session_token",
+}
+
+
+def _keys_of_role(request: Mapping[str, Any], client: Mapping[str, Any]) -> dict[str, Any]:
+    import boto3
+
+    keys = boto3.client("sts", **client).assume_role(**request)["Credentials"]
+    return {
+        "access_key_id": keys["AccessKeyId"],
+        "secret_access_key": keys["SecretAccessKey"],
+        "token": keys["SessionToken"],
+        "expires_at": keys["Expiration"],
+    }
 
 
 def _anonymous(_settings: HadoopSettings) -> _Found:
@@ -301,6 +429,8 @@ _PROVIDERS: Mapping[str, Callable[[HadoopSettings], _Found]] = {
     "InstanceProfileCredentialsProvider": _instance,
     "ContainerCredentialsProvider": _instance,
     "EC2ContainerCredentialsProviderWrapper": _instance,
+    "ProfileCredentialsProvider": _profile,
+    "AssumedRoleCredentialProvider": _assumed_role,
     "DefaultCredentialsProvider": _default_chain,
     "DefaultAWSCredentialsProviderChain": _default_chain,
     "AnonymousAWSCredentialsProvider": _anonymous,
@@ -319,7 +449,7 @@ def _azure(authority: str, configuration: Any) -> ObjectAccess:
     name = "fs.azure.account.auth.type"
     kind = settings.get(name) or "SharedKey"
     if kind not in _AZURE_KINDS:
-        raise _refused(name, kind, LISTED)
+        raise _refused(name, kind, _LISTED)
     options = _AZURE_KINDS[kind](settings)
     endpoint = f"https://{host.replace('.dfs.', '.blob.')}"
     account = {"account_name": host.partition(".")[0], "endpoint": endpoint}
@@ -333,7 +463,7 @@ def _shared_key(settings: HadoopSettings) -> dict[str, Any]:
 def _sas(settings: HadoopSettings) -> dict[str, Any]:
     name = "fs.azure.sas.token.provider.type"
     if (provider := settings.get(name)) and not provider.endswith(".FixedSASTokenProvider"):
-        raise _refused(name, provider, LISTED)
+        raise _refused(name, provider, _LISTED)
     return {"sas_key": _needed(settings, "fs.azure.sas.fixed.token")}
 
 
@@ -357,7 +487,7 @@ def _oauth(settings: HadoopSettings) -> dict[str, Any]:
             "tenant_id": _needed(settings, "fs.azure.account.oauth2.msi.tenant"),
             "federated_token_file": _needed(settings, "fs.azure.account.oauth2.token.file"),
         }
-    raise _refused(name, provider, LISTED)
+    raise _refused(name, provider, _LISTED)
 
 
 _AZURE_KINDS: Mapping[str, Callable[[HadoopSettings], dict[str, Any]]] = {
@@ -376,7 +506,7 @@ def _google(bucket: str, configuration: Any) -> ObjectAccess:
     kind = settings.get("fs.gs.auth.type")
     _without(("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"))
     if kind not in ("", "SERVICE_ACCOUNT_JSON_KEYFILE", "APPLICATION_DEFAULT", "COMPUTE_ENGINE"):
-        raise _refused("fs.gs.auth.type", kind, LISTED)
+        raise _refused("fs.gs.auth.type", kind, _LISTED)
     options = {"service_account": file} if file and kind in ("", "SERVICE_ACCOUNT_JSON_KEYFILE") else {}
     return ObjectAccess(kind="gcs", bucket=bucket, options=options)
 

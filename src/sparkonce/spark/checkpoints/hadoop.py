@@ -3,8 +3,8 @@
 A put writes a temporary file, and gives it its name by a rename that fails if the name is taken. The name node carries
 that out in one step, and answers when its journal has it.
 
-Each call of a Hadoop client, also that of `s3a`, has a deadline, and its Java exception becomes an ``OSError``. Python
-workers have no JVM: they reach the checkpoint as the session does, or not at all.
+Each call of a Hadoop client has a deadline, and its Java exception becomes an ``OSError``. Python workers have no JVM:
+they reach the checkpoint as the session does, or not at all.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from sparkonce.arguments import missing_package
 from sparkonce.errors import ConfigurationError
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken, within
-from sparkonce.storage.hdfs import HdfsFiles, RenamingFiles, is_stale
-from sparkonce.storage.objects import is_full
+from sparkonce.storage.hdfs import HdfsFiles, RenamingFiles, is_stale, without_jvm
 
 DEADLINE_S = 30.0
 """The time after which a call is given up. Hadoop's own clients may try again for many minutes."""
@@ -35,19 +33,12 @@ _ERRNOS = {
     "AccessControlException": errno.EACCES,
     "AccessDeniedException": errno.EACCES,
     "AuthorizationException": errno.EACCES,
-    "CredentialInitializationException": errno.EACCES,
-    "NoAuthWithAWSException": errno.EACCES,
-    "NoAwsCredentialsException": errno.EACCES,
     "DSQuotaExceededException": errno.EDQUOT,
     "NSQuotaExceededException": errno.EDQUOT,
-    "QuotaExceededException": errno.EDQUOT,
     "QuotaByStorageTypeExceededException": errno.EDQUOT,
     "SafeModeException": errno.EAGAIN,
     "FileNotFoundException": errno.ENOENT,
-    "UnknownStoreException": errno.ENXIO,
     "ParentNotDirectoryException": errno.ENOTDIR,
-    "AWSBadRequestException": errno.EINVAL,
-    "AWSRedirectException": errno.EINVAL,
     "IllegalArgumentException": errno.EINVAL,
     "InvalidPathException": errno.EINVAL,
     "NotInMountpointException": errno.EINVAL,
@@ -57,8 +48,6 @@ _ERRNOS = {
     "FileAlreadyExistsException": errno.EEXIST,
 }
 """The errno of a Java exception, by its short name. All others may pass: no connection, a fail-over, no room."""
-
-CONFLICT = 409
 
 _MOST_CAUSES = 20
 
@@ -70,21 +59,12 @@ class StoreError(OSError):
 
     Attributes:
         kinds: The short names of the Java exception and its causes.
-        status: The status of the HTTP answer; 0 if there is none.
     """
 
     def __init__(self, error: Py4JError) -> None:
-        self.kinds, self.status, text = _told(error)
-        # S3A calls a conflict, which says that another put is under way, a bad request.
-        codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS and self.status != CONFLICT]
-        if self.status and is_full(self.status, text):
-            codes = [errno.ENOSPC]
+        self.kinds, text = _told(error)
+        codes = [_ERRNOS[kind] for kind in self.kinds if kind in _ERRNOS]
         super().__init__(codes[0] if codes else errno.EHOSTDOWN, text)
-
-    @property
-    def may_pass(self) -> bool:
-        """True if the same call may succeed soon."""
-        return self.errno == errno.EHOSTDOWN
 
 
 class Decisive:
@@ -149,34 +129,20 @@ def in_time(call: Callable[[], Answer], decisive: Decisive | None = None) -> Ans
     return answer
 
 
-def _told(error: Py4JError) -> tuple[tuple[str, ...], int, str]:
-    """Returns the short names of an exception and its causes, an HTTP answer's status, and the first line."""
+def _told(error: Py4JError) -> tuple[tuple[str, ...], str]:
+    """Returns the short names of an exception and its causes, and the first line."""
     if not isinstance(error, Py4JJavaError):
-        return (), 0, f"the JVM does not answer: {error}"
+        return (), f"the JVM does not answer: {error}"
     thrown: Any = error.java_exception
     text = str(thrown.toString()).partition("\n")[0]
     kinds: list[str] = []
-    status = 0
     while thrown is not None and len(kinds) < _MOST_CAUSES:
         kind = str(thrown.getClass().getName())
         kinds.append(_short(kind))
         if kind.endswith(".RemoteException"):
             kinds.append(_short(str(thrown.getClassName())))
-        if kind.startswith("software.amazon.awssdk.services."):
-            status = int(thrown.statusCode())
         thrown = thrown.getCause()
-    return tuple(kinds), status, text
-
-
-def each_in_time(calls: Sequence[Callable[[], object]]) -> None:
-    """Makes several calls, some beside each other.
-
-    Raises:
-        OSError: the first error.
-    """
-    for answer in within(DEADLINE_S, calls):
-        if isinstance(answer, BaseException):
-            raise TimeoutError(errno.ETIMEDOUT, str(answer)) if isinstance(answer, TimeoutError) else answer
+    return tuple(kinds), text
 
 
 def _short(kind: str) -> str:
@@ -197,19 +163,39 @@ _SETTINGS = {
 """The settings of our client only: by default it may ask a name node that is away for many minutes."""
 
 
-class FileSystemFiles(CheckpointFiles):
-    """The calls that every file system of Hadoop answers in the same way.
+class HadoopFiles(RenamingFiles):
+    """See `CheckpointFiles`.
 
     Args:
         jvm: The JVM of the session.
         filesystem: A ``FileSystem`` of our own.
+        context: A ``FileContext`` of the same store, whose rename is the only one that refuses to overwrite.
         folder: The folder's URL, as Hadoop qualifies it.
+        settings: Hadoop's, from which a client for Python workers gets its own.
     """
 
-    def __init__(self, jvm: Any, filesystem: Any, folder: str) -> None:
+    def __init__(self, jvm: Any, filesystem: Any, context: Any, folder: str, settings: Any) -> None:
         self._jvm = jvm
         self._fs = filesystem
+        self._context = context
         self._folder = folder.rstrip("/")
+        self._settings = settings
+
+    @classmethod
+    def opened(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
+        """Opens clients of our own: Spark's are shared, and have other settings.
+
+        Raises:
+            StoreError: if the store's name cannot be resolved.
+        """
+        own = jvm.org.apache.hadoop.conf.Configuration(settings)
+        for name, value in _SETTINGS.items():
+            own.set(name, value)
+        hadoop = jvm.org.apache.hadoop.fs
+        uri = called(lambda: hadoop.Path(folder).toUri())
+        filesystem = called(lambda: hadoop.FileSystem.newInstance(uri, own))
+        context = called(lambda: hadoop.FileContext.getFileContext(uri, own))
+        return cls(jvm, filesystem, context, folder, settings)
 
     @property
     def location(self) -> str:
@@ -226,7 +212,9 @@ class FileSystemFiles(CheckpointFiles):
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `CheckpointFiles.delete`."""
-        each_in_time([partial(self._delete, path) for path in paths])
+        for answer in within(DEADLINE_S, [partial(self._delete, path) for path in paths]):
+            if isinstance(answer, BaseException):
+                raise TimeoutError(errno.ETIMEDOUT, str(answer)) if isinstance(answer, TimeoutError) else answer
 
     def check(self) -> None:
         """See `CheckpointFiles.check`."""
@@ -244,8 +232,30 @@ class FileSystemFiles(CheckpointFiles):
         """See `CheckpointFiles.exists`."""
         return in_time(lambda: self._exists(path))
 
-    def _try_out(self) -> None:
-        raise NotImplementedError
+    def put(self, path: str, data: bytes) -> Landed | Taken:
+        """See `CheckpointFiles.put`."""
+        decisive = Decisive()
+        return in_time(lambda: self._put(path, data, decisive.begin), decisive)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `CheckpointFiles.replace`."""
+        in_time(lambda: self._replace(path, [data]))
+
+    def sync(self, folder: str) -> None:
+        """See `CheckpointFiles.sync`."""
+        in_time(lambda: self._sync(folder))
+
+    def tidy(self, folder: str) -> None:
+        """See `CheckpointFiles.tidy`."""
+        in_time(lambda: self._tidy(folder))
+
+    def inside(self, folder: str) -> HadoopFiles:
+        """See `CheckpointFiles.inside`."""
+        return HadoopFiles(self._jvm, self._fs, self._context, f"{self._folder}/{folder}", self._settings)
+
+    def for_workers(self) -> CheckpointFiles:
+        """See `CheckpointFiles.for_workers`."""
+        return hdfs_files(self._jvm, self._settings, self._folder)
 
     def _path(self, path: str) -> Any:
         return called(lambda: self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{path}" if path else self._folder))
@@ -283,62 +293,6 @@ class FileSystemFiles(CheckpointFiles):
         if len(named) == 1 and named[0][0] == folder.rpartition("/")[2]:
             return [] if called(lambda: self._fs.getFileStatus(path).isFile()) else named
         return named
-
-
-class HadoopFiles(FileSystemFiles, RenamingFiles):
-    """See `CheckpointFiles`.
-
-    Args:
-        jvm: The JVM of the session.
-        filesystem: A ``FileSystem`` of our own.
-        context: A ``FileContext`` of the same store, whose rename is the only one that refuses to overwrite.
-        folder: The folder's URL, as Hadoop qualifies it.
-        settings: Hadoop's, from which a client for Python workers gets its own.
-    """
-
-    def __init__(self, jvm: Any, filesystem: Any, context: Any, folder: str, settings: Any) -> None:
-        super().__init__(jvm, filesystem, folder)
-        self._context = context
-        self._settings = settings
-
-    @classmethod
-    def opened(cls, jvm: Any, settings: Any, folder: str) -> HadoopFiles:
-        """Opens clients of our own: Spark's are shared, and have other settings.
-
-        Raises:
-            StoreError: if the store's name cannot be resolved.
-        """
-        own = bounded(jvm, settings, _SETTINGS)
-        hadoop = jvm.org.apache.hadoop.fs
-        uri = called(lambda: hadoop.Path(folder).toUri())
-        filesystem = called(lambda: hadoop.FileSystem.newInstance(uri, own))
-        context = called(lambda: hadoop.FileContext.getFileContext(uri, own))
-        return cls(jvm, filesystem, context, folder, settings)
-
-    def put(self, path: str, data: bytes) -> Landed | Taken:
-        """See `CheckpointFiles.put`."""
-        decisive = Decisive()
-        return in_time(lambda: self._put(path, data, decisive.begin), decisive)
-
-    def replace(self, path: str, data: bytes) -> None:
-        """See `CheckpointFiles.replace`."""
-        in_time(lambda: self._replace(path, [data]))
-
-    def sync(self, folder: str) -> None:
-        """See `CheckpointFiles.sync`."""
-        in_time(lambda: self._sync(folder))
-
-    def tidy(self, folder: str) -> None:
-        """See `CheckpointFiles.tidy`."""
-        in_time(lambda: self._tidy(folder))
-
-    def inside(self, folder: str) -> HadoopFiles:
-        """See `CheckpointFiles.inside`."""
-        return HadoopFiles(self._jvm, self._fs, self._context, f"{self._folder}/{folder}", self._settings)
-
-    def for_workers(self) -> CheckpointFiles:
-        """See `CheckpointFiles.for_workers`."""
-        return hdfs_files(self._jvm, self._settings, self._folder)
 
     def _sync(self, folder: str) -> None:
         # The name node shows a rename before its journal has it. It answers a change when the journal has that change
@@ -387,14 +341,6 @@ class HadoopFiles(FileSystemFiles, RenamingFiles):
         called(lambda: self._context.rename(self._path(source), self._path(target), options))
 
 
-def bounded(jvm: Any, settings: Any, bounds: dict[str, str]) -> Any:
-    """Returns a copy of Hadoop's settings, with ours."""
-    own = jvm.org.apache.hadoop.conf.Configuration(settings)
-    for name, value in bounds.items():
-        own.set(name, value)
-    return own
-
-
 def _array(jvm: Any, kind: Any, one: Any) -> Any:
     """Returns a Java array of one element, as a method with a variable number of arguments takes it."""
     made = jvm.java.lang.reflect.Array.newInstance(jvm.java.lang.Class.forName(kind._fqn), 1)
@@ -402,17 +348,7 @@ def _array(jvm: Any, kind: Any, one: Any) -> Any:
     return made
 
 
-_UNDERSTOOD = ("dfs.", "fs.viewfs.")
-
 _AUTHENTICATION = "hadoop.security.authentication"
-
-_PROVIDER = "dfs.client.failover.proxy.provider"
-
-_PROVIDERS = tuple(
-    f"org.apache.hadoop.hdfs.server.namenode.ha.{name}"
-    for name in ("ConfiguredFailoverProxyProvider", "RequestHedgingProxyProvider")
-)
-"""The classes that find the active name node, and differ only in whom they ask first."""
 
 
 def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
@@ -428,35 +364,17 @@ def hdfs_files(jvm: Any, settings: Any, folder: str) -> HdfsFiles:
     """
     authentication = str(settings.get(_AUTHENTICATION, "simple"))
     if authentication.lower() != "simple":
-        raise _refused(folder, _AUTHENTICATION, authentication)
+        raise without_jvm(folder, _AUTHENTICATION, authentication)
     if find_spec("hdfs_native") is None:
         raise missing_package(
             f"checkpoint={folder!r}, with a sink whose workers write rows there,", "hdfs-native", "hdfs"
         )
-    given = _given(jvm, settings)
-    name = f"{_PROVIDER}.{urlsplit(folder).netloc}"
-    provider = given.get(name, given.get(_PROVIDER, ""))
-    if provider and provider not in _PROVIDERS:
-        raise _refused(folder, name if name in given else _PROVIDER, provider)
-    users = jvm.org.apache.hadoop.security.UserGroupInformation
-    return HdfsFiles(folder, given, str(called(lambda: users.getCurrentUser().getShortUserName())))
-
-
-def _given(jvm: Any, settings: Any) -> dict[str, str]:
-    """Returns the settings that the client reads, without Hadoop's own defaults."""
     writer = jvm.java.io.StringWriter()
     called(lambda: jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(settings, writer))
-    return {
+    given = {
         one["key"]: one["value"]
         for one in json.loads(str(writer.toString()))["properties"]
-        if one["key"].startswith(_UNDERSTOOD) and not one["resource"].endswith("-default.xml")
+        if one["key"].startswith(("dfs.", "fs.viewfs.")) and not one["resource"].endswith("-default.xml")
     }
-
-
-def _refused(folder: str, setting: str, value: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"checkpoint={folder!r} has {setting}={value!r}, which the client of Python workers does not have, and a "
-        "sink's workers write rows there.",
-        next_step="Give that sink folder=, the path of a mounted disk or the s3a: URL of a folder for its rows.",
-        setting=setting,
-    )
+    users = jvm.org.apache.hadoop.security.UserGroupInformation
+    return HdfsFiles(folder, given, str(called(lambda: users.getCurrentUser().getShortUserName())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from sparkonce.errors import ConfigurationError
@@ -14,6 +13,7 @@ from sparkonce.spark.jvm import jvm
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
+from sparkonce.storage.opening import object_files, open_location, read_settings
 from sparkonce.storage.proof import prove
 
 
@@ -35,30 +35,36 @@ def open_for(spark: SparkSession, location: str, sinks: Iterable[TwoPhaseCommitS
 def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
     """Returns the files of a checkpoint.
 
+    A classic session says by its JVM where the location is, and with which settings and credential files it is reached.
+    A session of Spark Connect shows its settings, and the rest is in this process's environment, as it is in that of
+    the Connect server, which starts it.
+
     Args:
-        spark: The session whose query has the checkpoint.
+        spark: The session whose query has the checkpoint, classic or of Spark Connect.
         location: See `sparkonce.storage.location.checked_location`.
 
     Raises:
         ConfigurationError: if the session cannot reach the store, or the store cannot carry a decision log.
     """
-    url = _qualified(spark, location)
-    scheme = url.partition(":")[0]
-    if scheme == "file":
-        return LocalFiles(local_folder(url))
+    if not hasattr(spark, "_jsparkSession"):  # on Spark Connect the JVM is in another process
+        return open_location(location, read_settings(spark.conf.getAll))
+    from py4j.protocol import Py4JJavaError
+
     from sparkonce.spark.checkpoints.hadoop import HadoopFiles, StoreError
-    from sparkonce.spark.checkpoints.s3a import S3AFiles
-    from sparkonce.storage.opening import object_files
 
     settings = hadoop_settings(spark)
     try:
+        path = jvm().org.apache.hadoop.fs.Path(location)
+        url = str(path.getFileSystem(settings).makeQualified(path).toString())
+        scheme = url.partition(":")[0]
         if scheme in HADOOP:
             return HadoopFiles.opened(jvm(), settings, url)
-        # Older versions of S3A have no conditional put, and the connectors of other stores have none to ask for.
-        if scheme == "s3a" and (files := S3AFiles.opened(jvm(), settings, url)) is not None:
-            return files
+    except Py4JJavaError as error:
+        raise _unreachable(location, error.java_exception.toString()) from None
     except StoreError as error:
         raise _unreachable(location, error.strerror) from None
+    if scheme == "file":
+        return LocalFiles(local_folder(url))
     if scheme in OBJECT_STORES:
         return object_files(url, settings)
     raise ConfigurationError(
@@ -66,16 +72,6 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
         next_step=f"Give a URL with one of {', '.join(SCHEMES)}.",
         setting="checkpoint",
     )
-
-
-def _qualified(spark: SparkSession, location: str) -> str:
-    """Returns a location as Spark qualifies it: ``fs.defaultFS`` says on which store a path without a scheme is."""
-    settings = hadoop_settings(spark)
-    try:
-        path = jvm().org.apache.hadoop.fs.Path(location)
-        return str(path.getFileSystem(settings).makeQualified(path).toString())
-    except Py4JJavaError as error:
-        raise _unreachable(location, error.java_exception.toString()) from None
 
 
 def _unreachable(location: str, reason: str | None) -> ConfigurationError:

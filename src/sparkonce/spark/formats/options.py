@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError
@@ -23,9 +22,8 @@ from sparkonce.sinks.mysql.sink import MySQLSink
 from sparkonce.sinks.postgres.sink import PostgresSink
 from sparkonce.sinks.redis.sink import RedisSink
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.location import checked_location, local_folder
-from sparkonce.storage.opening import open_location
+from sparkonce.storage.location import checked_location
+from sparkonce.storage.opening import OF_STORES, open_location
 
 _KAFKA = "kafka."
 
@@ -190,10 +188,6 @@ FORMATS = (
 Settings = Mapping[str, str]
 """Hadoop's settings of stores, by name."""
 
-_OF_STORES = ("dfs.", "fs.", "google.cloud.", "hadoop.security.", "ipc.")
-
-_URL = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):)?(?://(?P<authority>[^/]*))?(?P<path>/?.*)", re.DOTALL)
-
 
 def session_settings(spark: Any) -> Settings | None:
     """Reads a session's settings of stores; None on Spark Connect, where the server has them."""
@@ -204,7 +198,7 @@ def session_settings(spark: Any) -> Settings | None:
 
     everything = hadoop_settings(spark).getPropsWithPrefix("")
     told = jvm().com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(everything)
-    return {name: value for name, value in json.loads(told).items() if name.startswith(_OF_STORES)}
+    return {name: value for name, value in json.loads(told).items() if name.startswith(OF_STORES)}
 
 
 def open_files(setting: str, location: str, settings: Settings | None) -> CheckpointFiles:
@@ -218,27 +212,12 @@ def open_files(setting: str, location: str, settings: Settings | None) -> Checkp
     Raises:
         ConfigurationError: if it is relative, or its store cannot carry a log, or cannot be reached from here.
     """
-    url = checked_location(_qualified(checked_location(location), (settings or {}).get("fs.defaultFS", "")))
-    scheme, colon, _ = url.partition(":")
-    if not colon or scheme == "file":
-        return LocalFiles(local_folder(url))
+    checked_location(location)
     try:
-        return open_location(url, settings)
+        return open_location(location, settings)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{setting}={location!r}: {error.message}",
-            next_step="Use credentials that docs/checkpoints.md lists, or ExactlyOnce, for which Spark's own connector "
-            "reaches the store.",
+            next_step=error.next_step,
             setting=setting,
         ) from None
-
-
-def _qualified(location: str, default: str) -> str:
-    """Returns a location as Hadoop qualifies it: with the default store's scheme and host where it names none."""
-    given, store = (cast(re.Match[str], _URL.fullmatch(one)) for one in (location, default))
-    scheme, authority = given["scheme"], given["authority"]
-    if not scheme and store["scheme"] not in (None, "file"):
-        scheme, authority = store["scheme"], store["authority"]
-    elif scheme == store["scheme"] and scheme != "file":
-        authority = authority or store["authority"]
-    return location if scheme in (None, "file") else f"{scheme}://{authority or ''}{given['path']}"
