@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkonce.driver.run import RunDriver
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.sink import Owner, WriterContext
@@ -58,7 +58,7 @@ class _Query:
     def __init__(self, folder: Path, listener: QueryListener | None) -> None:
         folder.mkdir()
         self._sink, self._listener = MemorySink(MemoryServer(), timeout_s=900.0), listener
-        log = DecisionLog(FilesLogStore(LocalFiles(folder)))
+        log = DecisionLog(LocalFiles(folder))
         self._driver = RunDriver(run="r1", query=QUERY, sinks={"memory": self._sink}, log=log, listener=listener)
         if listener is not None:
             listener.begin_run(QUERY, "r1", self._driver, LocalFiles(folder))

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from small_job import SmallJob
 from sparkonce.driver.start import read_log
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.operate.systems import OperatorFile
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory import MemoryServer, MemorySink
@@ -81,7 +81,7 @@ class PageScene:
         for number in range(batches):
             self.plan(number)
         job.run(*range(batches))
-        newest = read_log(DecisionLog(FilesLogStore(LocalFiles(path)))).newest_run
+        newest = read_log(DecisionLog(LocalFiles(path))).newest_run
         assert newest is not None
         self.run = f"{newest.token.position}-{newest.token.nonce}"
         self.timeline = path / "sparkonce" / "timeline"

@@ -17,7 +17,7 @@ from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query
@@ -129,7 +129,7 @@ class SmallJob:
         return decided
 
     def _log(self) -> DecisionLog:
-        return DecisionLog(FilesLogStore(self.files_of_checkpoint))
+        return DecisionLog(self.files_of_checkpoint)
 
     def _asked(self, batch: int) -> BatchAsked:
         def line(number: int) -> tuple[str, ...]:

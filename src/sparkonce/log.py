@@ -8,7 +8,6 @@ Layout, under ``<checkpoint>/sparkonce``::
 
 from __future__ import annotations
 
-import abc
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,18 +27,44 @@ _READ_AT_ONCE = 8
 
 
 class DecisionLog:
-    """The records of one query, read and written as values.
+    """The records of one query, by position, each put once; and floors, of which the highest counts.
+
+    Positions count from 0. A put is atomic (no reader sees a part of it), exclusive (of several at one position one
+    lands), and durable before it is answered. Records are read and written as values, or as the bytes of their files.
 
     Args:
-        store: The store.
-        checkpoint: The query's checkpoint, for a run that decides batches: Spark's files in it are made durable before
-            each decision.
+        checkpoint: The files of the query's checkpoint; the log is in the subfolder ``sparkonce``.
+        make: False for readers, which make no folder that is missing.
+        decides: True for a run that decides batches: Spark's files in the checkpoint are made durable before each
+            decision.
+
+    Raises:
+        OSError: if the folders cannot be made.
     """
 
-    def __init__(self, store: LogStore, checkpoint: CheckpointFiles | None = None) -> None:
-        self.store = store
+    _decides = False
+    _known_floor: tuple[bytes | None, Floor] = (None, Floor())
+
+    def __init__(self, checkpoint: CheckpointFiles, *, make: bool = True, decides: bool = False) -> None:
         self._checkpoint = checkpoint
-        self._known_floor: tuple[bytes | None, Floor] = (None, Floor())
+        self._files = checkpoint.inside(FOLDER)
+        self._decides = decides
+        self._read_floor = -1, b""
+        if not make:
+            return
+        try:
+            self._files.require(_RECORDS)
+            self._files.require(_FLOORS)
+        except OSError:
+            for folder in ("", _RECORDS, _FLOORS):  # one by one, so that a kill between them leaves no name unsynced
+                self._files.make(folder)
+
+    @property
+    def location(self) -> str:
+        """The folder of the log, with links followed: the same for every path that leads to it."""
+        return self._files.resolved
+
+    # --- values -----------------------------------------------------------------------------------------------------
 
     def read(self, view: LogView) -> LogView:
         """Reads on from a view to the log's end.
@@ -56,7 +81,7 @@ class DecisionLog:
             elif floor.position > view.floor.position:
                 view = view.above(floor)
             try:
-                for data in self.store.read(view.end):
+                for data in self.read_bytes(view.end):
                     view = view.apply(view.end, self._record(view.end, data))
             except LogViolation:
                 # Below a floor that has risen meanwhile there may be a void record that landed late.
@@ -68,7 +93,7 @@ class DecisionLog:
             if self.floor().position <= view.floor.position:
                 return view
         raise CorruptRecordError(
-            f"The floor of the decision log {self.store.location} rose {MOST_READS} times while it was read.",
+            f"The floor of the decision log {self.location} rose {MOST_READS} times while it was read.",
             next_step="Find out which other driver runs on this checkpoint.",
         )
 
@@ -79,21 +104,21 @@ class DecisionLog:
             PutUnknownError: if it is not known whether it landed.
             OSError: if it surely did not land.
         """
-        if self._checkpoint is not None and isinstance(record, Commit):
+        if self._decides and isinstance(record, Commit):
             # Spark renames its files into place, and never calls fsync. A decision that outlives them in a crash of
             # the machine would name offsets and files that nobody has any more.
             self._checkpoint.sync_spark()
-        answer = self.store.put(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
+        answer = self.put_bytes(position, codec.encode_record(record, at_ms=time.time_ns() // 1_000_000))
         return self._record(position, answer.standing) if isinstance(answer, Taken) else None
 
     def standing(self, position: int) -> Record | None:
         """Returns the record at a position, once it is durable; None if there is none."""
-        found = self.store.read(position)
+        found = self.read_bytes(position)
         return self._record(position, found[0]) if found else None
 
     def floor(self) -> Floor:
         """Returns the highest floor."""
-        data = self.store.floor()
+        data = self.floor_bytes()
         # The floor is read after every put, may be large, and seldom changes.
         if data is not None and data != self._known_floor[0]:
             try:
@@ -106,113 +131,33 @@ class DecisionLog:
 
     def raise_floor(self, floor: Floor) -> None:
         """Makes a floor durable."""
-        self.store.raise_floor(floor.position, codec.encode_floor(floor))
+        self.raise_floor_bytes(floor.position, codec.encode_floor(floor))
 
-    def _record(self, position: int, data: bytes) -> Record:
-        try:
-            return codec.decode_record(data)
-        except codec.Unreadable as error:
-            raise self._corrupt(f"Record {position}", error) from error
-        except codec.TooNew as error:
-            raise self._too_new(f"Record {position}", error) from error
+    # --- bytes ------------------------------------------------------------------------------------------------------
 
-    def _corrupt(self, what: str, error: Exception) -> CorruptRecordError:
-        return CorruptRecordError(
-            f"{what} of the decision log {self.store.location} cannot be read: {error}.",
-            next_step="Restore the file from a copy of the checkpoint. Deleting it could double or lose a batch.",
-        )
-
-    def _too_new(self, what: str, error: Exception) -> NewerFormatError:
-        return NewerFormatError(
-            f"{what} of the decision log {self.store.location}: {error}.",
-            next_step="Run the newer version of sparkonce again, or upgrade this one.",
-        )
-
-
-class LogStore(abc.ABC):
-    """Keeps records by position, each put once, and floors, of which the highest counts. Positions count from 0.
-
-    A put is atomic (no reader sees a part of it), exclusive (of several at one position one lands), and durable before
-    it is answered.
-    """
-
-    @abc.abstractmethod
-    def put(self, position: int, data: bytes) -> Landed | Taken:
-        """Puts the bytes if the position is free.
+    def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
+        """Puts the bytes of a record if the position is free.
 
         Raises:
             PutUnknownError: if it is not known whether they landed.
             OSError: if they surely did not land (disk full, no permission).
         """
-
-    @abc.abstractmethod
-    def read(self, position: int) -> Sequence[bytes]:
-        """Returns the records from the position up to the first free one, once they are durable."""
-
-    @abc.abstractmethod
-    def floor(self) -> bytes | None:
-        """Returns the floor with the highest position; None if none was ever raised."""
-
-    @abc.abstractmethod
-    def raise_floor(self, position: int, data: bytes) -> None:
-        """Adds a floor, durably. A floor is never lowered: a lower one that arrives late changes nothing."""
-
-    @abc.abstractmethod
-    def delete_below(self, position: int) -> None:
-        """Deletes records below the position, and floors below the highest."""
-
-    @property
-    @abc.abstractmethod
-    def location(self) -> str:
-        """The location of the log, for messages and for claims: the same for every path that leads to it."""
-
-
-class FilesLogStore(LogStore):
-    """The log in a checkpoint's files.
-
-    Args:
-        checkpoint: The checkpoint's files; the log is in the subfolder ``sparkonce``.
-        make: False for readers, which make no folder that is missing.
-
-    Raises:
-        OSError: if the folders cannot be made.
-    """
-
-    def __init__(self, checkpoint: CheckpointFiles, *, make: bool = True) -> None:
-        self._files = checkpoint.inside(FOLDER)
-        self._read_floor = -1, b""
-        if not make:
-            return
-        try:
-            self._files.require(_RECORDS)
-            self._files.require(_FLOORS)
-        except OSError:
-            for folder in ("", _RECORDS, _FLOORS):  # one by one, so that a kill between them leaves no name unsynced
-                self._files.make(folder)
-
-    @property
-    def location(self) -> str:
-        """The folder of the log, with links followed."""
-        return self._files.resolved
-
-    def put(self, position: int, data: bytes) -> Landed | Taken:
-        """See `LogStore.put`."""
         return self._put(_RECORDS, position, data)
 
-    def read(self, position: int) -> Sequence[bytes]:
-        """See `LogStore.read`."""
-        first = self._record(position)
+    def read_bytes(self, position: int) -> Sequence[bytes]:
+        """Returns the records from the position up to the first free one, once they are durable."""
+        first = self._read(position)
         if first is None:
             return []
-        found = [first, *self._listed(position + 1)]
-        while (data := self._record(position + len(found))) is not None:
+        found = [first, *(self._listed(position + 1) if self._files.is_remote else ())]
+        while (data := self._read(position + len(found))) is not None:
             found.append(data)
         # A record is visible before its name is durable. A power cut could take it back: nobody may act on it before.
         self._files.sync(_RECORDS)
         return found
 
-    def floor(self) -> bytes | None:
-        """See `LogStore.floor`."""
+    def floor_bytes(self) -> bytes | None:
+        """Returns the floor with the highest position; None if none was ever raised."""
         while True:
             newest = max(_positions(self._files, _FLOORS), default=None)
             if newest is None:
@@ -225,12 +170,12 @@ class FilesLogStore(LogStore):
             if newest == self._read_floor[0]:
                 return self._read_floor[1]
 
-    def raise_floor(self, position: int, data: bytes) -> None:
-        """See `LogStore.raise_floor`."""
+    def raise_floor_bytes(self, position: int, data: bytes) -> None:
+        """Adds a floor, durably. A floor is never lowered: a lower one that arrives late changes nothing."""
         self._put(_FLOORS, position, data)
 
     def delete_below(self, position: int) -> None:
-        """See `LogStore.delete_below`."""
+        """Deletes records below the position, and floors below the highest."""
         highest = max(_positions(self._files, _FLOORS), default=0)
         for folder, limit in ((_RECORDS, position), (_FLOORS, highest)):
             below = [one for one in _positions(self._files, folder) if one < limit]
@@ -242,7 +187,7 @@ class FilesLogStore(LogStore):
         self._files.require(folder)
         return self._files.put(f"{folder}/{record_name(position)}", data)
 
-    def _record(self, position: int) -> bytes | None:
+    def _read(self, position: int) -> bytes | None:
         return self._files.read(f"{_RECORDS}/{record_name(position)}")
 
     def _listed(self, position: int) -> Sequence[bytes]:
@@ -254,9 +199,29 @@ class FilesLogStore(LogStore):
         if not wanted:
             return []
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-            read = list(pool.map(self._record, wanted))
+            read = list(pool.map(self._read, wanted))
         # One that was deleted since ends what was found; the reader sees the floor that has risen.
         return [data for number, data in enumerate(read) if data is not None and None not in read[:number]]
+
+    def _record(self, position: int, data: bytes) -> Record:
+        try:
+            return codec.decode_record(data)
+        except codec.Unreadable as error:
+            raise self._corrupt(f"Record {position}", error) from error
+        except codec.TooNew as error:
+            raise self._too_new(f"Record {position}", error) from error
+
+    def _corrupt(self, what: str, error: Exception) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"{what} of the decision log {self.location} cannot be read: {error}.",
+            next_step="Restore the file from a copy of the checkpoint. Deleting it could double or lose a batch.",
+        )
+
+    def _too_new(self, what: str, error: Exception) -> NewerFormatError:
+        return NewerFormatError(
+            f"{what} of the decision log {self.location}: {error}.",
+            next_step="Run the newer version of sparkonce again, or upgrade this one.",
+        )
 
 
 def check_whole(files: CheckpointFiles) -> None:

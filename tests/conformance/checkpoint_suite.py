@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import CorruptRecordError, NewerFormatError, SupersededError
-from sparkonce.log import DecisionLog, FilesLogStore, LogStore, record_name
+from sparkonce.log import DecisionLog, record_name
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation
@@ -34,9 +34,8 @@ def commit(batch: int) -> Commit:
     return Commit(token=Token(0, "00000000"), query="query", batch=batch, offsets=("1",), handles=())
 
 
-def filled(store: LogStore, batches: int) -> DecisionLog:
+def filled(log: DecisionLog, batches: int) -> DecisionLog:
     """A claim at position 0, and batch N decided at position N + 1."""
-    log = DecisionLog(store)
     assert log.put(0, claim()) is None
     for batch in range(batches):
         assert log.put(batch + 1, commit(batch)) is None
@@ -118,8 +117,8 @@ class CheckpointSuite(abc.ABC):
         """Python code for another process, which sets ``files`` to the same folder."""
 
     @pytest.fixture
-    def store(self, files: CheckpointFiles) -> LogStore:
-        return FilesLogStore(files)
+    def log(self, files: CheckpointFiles) -> DecisionLog:
+        return DecisionLog(files)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -279,97 +278,97 @@ class CheckpointSuite(abc.ABC):
 
     # --- the log ----------------------------------------------------------------------------------------------------
 
-    def test_records(self, files: CheckpointFiles, store: LogStore) -> None:
-        assert (list(store.read(0)), store.floor()) == ([], None)
-        assert store.put(0, b"zero") == store.put(1, b"one") == Landed()
-        assert store.put(1, b"two") == Taken(standing=b"one")
-        assert [list(store.read(position)) for position in range(3)] == [[b"zero", b"one"], [b"one"], []]
-        assert list(FilesLogStore(self.another(files)).read(0)) == [b"zero", b"one"]
+    def test_records(self, files: CheckpointFiles, log: DecisionLog) -> None:
+        assert (list(log.read_bytes(0)), log.floor_bytes()) == ([], None)
+        assert log.put_bytes(0, b"zero") == log.put_bytes(1, b"one") == Landed()
+        assert log.put_bytes(1, b"two") == Taken(standing=b"one")
+        assert [list(log.read_bytes(position)) for position in range(3)] == [[b"zero", b"one"], [b"one"], []]
+        assert list(DecisionLog(self.another(files)).read_bytes(0)) == [b"zero", b"one"]
 
-    def test_a_gap_ends_the_log(self, store: LogStore) -> None:
-        log = filled(store, 1)
-        store.put(5, encode_record(commit(4), at_ms=0))
+    def test_a_gap_ends_the_log(self, log: DecisionLog) -> None:
+        filled(log, 1)
+        log.put_bytes(5, encode_record(commit(4), at_ms=0))
         assert log.read(LogView()).end == 2
-        assert len(store.read(5)) == 1
+        assert len(log.read_bytes(5)) == 1
 
-    def test_floors_only_rise(self, store: LogStore) -> None:
+    def test_floors_only_rise(self, log: DecisionLog) -> None:
         for position in (5, 9, 7):
-            store.raise_floor(position, b"%d" % position)
-        assert store.floor() == b"9"
-        store.raise_floor(9, b"again")
-        assert store.floor() == b"9"
-        store.delete_below(9)
-        store.raise_floor(5, b"5")
-        assert store.floor() == b"9", "a lower one that comes late changes nothing"
+            log.raise_floor_bytes(position, b"%d" % position)
+        assert log.floor_bytes() == b"9"
+        log.raise_floor_bytes(9, b"again")
+        assert log.floor_bytes() == b"9"
+        log.delete_below(9)
+        log.raise_floor_bytes(5, b"5")
+        assert log.floor_bytes() == b"9", "a lower one that comes late changes nothing"
 
-    def test_a_put_below_the_floor_is_void(self, files: CheckpointFiles, store: LogStore) -> None:
+    def test_a_put_below_the_floor_is_void(self, files: CheckpointFiles, log: DecisionLog) -> None:
         """The position is free again, so a late put lands there: who reads the floor behind it sees that it counts for
         nothing, and no reader finds it."""
-        log = filled(store, 5)
-        late = DecisionLog(FilesLogStore(self.another(files)))
+        filled(log, 5)
+        late = DecisionLog(self.another(files))
         floor = log.read(LogView()).raised(2)
         log.raise_floor(floor)
-        store.delete_below(floor.position)
+        log.delete_below(floor.position)
         assert late.put(1, commit(0)) is None
         assert late.floor().position > 1
         view = late.read(LogView())
         assert (view.end, [decision.batch for decision in view.decisions]) == (6, [3, 4])
 
-    def test_clean_up_deletes_below_and_nothing_else(self, files: CheckpointFiles, store: LogStore) -> None:
+    def test_clean_up_deletes_below_and_nothing_else(self, files: CheckpointFiles, log: DecisionLog) -> None:
         for position in range(6):
-            store.put(position, b"record")
+            log.put_bytes(position, b"record")
         files.put("sparkonce/records/README", b"not ours")
         for position in (2, 4):
-            store.raise_floor(position, b"%d" % position)
-        store.delete_below(4)
-        assert [position for position in range(7) if store.read(position)] == [4, 5]
+            log.raise_floor_bytes(position, b"%d" % position)
+        log.delete_below(4)
+        assert [position for position in range(7) if log.read_bytes(position)] == [4, 5]
         assert list(files.names("sparkonce/floors")) == [record_name(4)]
         assert "README" in files.names("sparkonce/records")
-        store.delete_below(4)
-        assert store.floor() == b"4"
+        log.delete_below(4)
+        assert log.floor_bytes() == b"4"
 
-    def test_reading_goes_on_beside_clean_up(self, files: CheckpointFiles, store: LogStore) -> None:
-        log = filled(store, 8)
+    def test_reading_goes_on_beside_clean_up(self, files: CheckpointFiles, log: DecisionLog) -> None:
+        filled(log, 8)
         view = log.read(LogView())
         floor = view.raised(2)
         log.raise_floor(floor)
-        log.store.delete_below(floor.position)
+        log.delete_below(floor.position)
         log.put(9, commit(8))
         assert [decision.batch for decision in log.read(view).decisions] == [6, 7, 8]
-        other = DecisionLog(FilesLogStore(self.another(files)))
+        other = DecisionLog(self.another(files))
         assert [decision.batch for decision in other.read(LogView()).decisions] == [6, 7, 8]
 
-    def test_many_records_are_read_in_order(self, files: CheckpointFiles, store: LogStore) -> None:
+    def test_many_records_are_read_in_order(self, files: CheckpointFiles, log: DecisionLog) -> None:
         records = [b"record %d" % position for position in range(25)]
         for position, data in enumerate(records):
-            assert store.put(position, data) == Landed()
-        assert list(FilesLogStore(self.another(files)).read(0)) == records
+            assert log.put_bytes(position, data) == Landed()
+        assert list(DecisionLog(self.another(files)).read_bytes(0)) == records
 
-    def test_a_record_that_no_correct_run_can_have_written(self, store: LogStore) -> None:
-        log = filled(store, 2)
+    def test_a_record_that_no_correct_run_can_have_written(self, log: DecisionLog) -> None:
+        filled(log, 2)
         log.put(3, commit(0))
         with pytest.raises(LogViolation, match="decides batch 0 after batch 1"):
             log.read(LogView())
 
     @pytest.mark.parametrize("how", ["torn", "empty", "altered", "zeros", "foreign"])
-    def test_a_damaged_record_is_refused(self, files: CheckpointFiles, store: LogStore, how: str) -> None:
-        log = filled(store, 1)
+    def test_a_damaged_record_is_refused(self, files: CheckpointFiles, log: DecisionLog, how: str) -> None:
+        filled(log, 1)
         data = files.read(RECORD)
         assert data is not None
         files.replace(RECORD, damaged(data, how))
         for ask in (lambda: log.read(LogView()), lambda: log.put(1, commit(0))):
             with pytest.raises(CorruptRecordError, match="Record 1 of the decision log") as caught:
                 ask()
-            assert store.location in str(caught.value)
+            assert log.location in str(caught.value)
 
-    def test_a_damaged_floor_and_a_newer_one(self, store: LogStore) -> None:
+    def test_a_damaged_floor_and_a_newer_one(self, log: DecisionLog) -> None:
         data = encode_floor(Floor(position=1))
-        store.raise_floor(1, data[:-5])
+        log.raise_floor_bytes(1, data[:-5])
         with pytest.raises(CorruptRecordError, match="The floor of the decision log"):
-            DecisionLog(store).floor()
-        store.raise_floor(2, encode_floor(Floor(position=2)).replace(b"floor 1 ", b"floor 4 ", 1))
+            log.floor()
+        log.raise_floor_bytes(2, encode_floor(Floor(position=2)).replace(b"floor 1 ", b"floor 4 ", 1))
         with pytest.raises(NewerFormatError, match="The floor"):
-            DecisionLog(store).floor()
+            log.floor()
 
 
 def damaged(data: bytes, how: str) -> bytes:

@@ -16,7 +16,7 @@ from conformance.checkpoint_suite import RECORD, claim, commit
 from conformance.network_suite import Faulty, NetworkSuite
 from eventually import eventually
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
@@ -118,9 +118,8 @@ class S3Suite(NetworkSuite):
 
     def test_a_put_below_the_floor_that_arrives_late(self, behind: Behind) -> None:
         """A newer driver has decided and cleaned up before the put of a paused one comes to the freed position."""
-        late = DecisionLog(FilesLogStore(behind.hurry()))
-        store = FilesLogStore(behind.clean)
-        newer = DecisionLog(store)
+        late = DecisionLog(behind.hurry())
+        newer = DecisionLog(behind.clean)
         assert newer.put(0, claim()) is None
         with held(behind.between):
             with pytest.raises(PutUnknownError):
@@ -129,12 +128,12 @@ class S3Suite(NetworkSuite):
                 assert newer.put(batch + 1, commit(batch)) is None
             floor = newer.read(LogView()).raised(2)
             newer.raise_floor(floor)
-            store.delete_below(floor.position)
+            newer.delete_below(floor.position)
             assert behind.clean.read(RECORD) is None
         eventually(lambda: behind.clean.read(RECORD) is not None, "the put has reached the store")
         assert late.floor().position > 1, "its driver sees that it counts for nothing"
         for log in (late, newer):
             view = log.read(LogView())
             assert (view.end, [decision.batch for decision in view.decisions]) == (6, [3, 4])
-        store.delete_below(floor.position)
+        newer.delete_below(floor.position)
         assert behind.clean.read(RECORD) is None

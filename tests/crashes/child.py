@@ -21,7 +21,7 @@ from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
 from sparkonce.errors import SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
@@ -127,7 +127,7 @@ def _run(order: Order, gate: Gate) -> None:
         run=str(uuid.uuid4()),
         query=QUERY,
         sinks={sink.name: sink},
-        log=DecisionLog(FilesLogStore(LocalFiles(order.checkpoint))),
+        log=DecisionLog(LocalFiles(order.checkpoint)),
         timing=Timing(outage_patience_s=order.deadline_s, sweep_every_s=0.0),
         listener=lambda phase, batch: _listen(phase, batch, gate, order),
     )

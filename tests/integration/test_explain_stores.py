@@ -13,7 +13,7 @@ from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
 from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.view import Claim
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.hdfs import HdfsFiles
@@ -42,7 +42,7 @@ def make_checkpoint(files: CheckpointFiles) -> None:
     files.put("offsets/3", "\n".join(["v1", SETTINGS, '{"orders":{"0":5}}']).encode())
     sinks = (("kafka", (("cluster_id", "c"), ("transaction_timeout_ms", "900000"))),)
     claim = Claim(nonce="00000000", run="run", query=QUERY, location=files.location, sinks=sinks)
-    assert DecisionLog(FilesLogStore(files)).put(0, claim) is None
+    assert DecisionLog(files).put(0, claim) is None
 
 
 def explained(url: str, *options: str) -> list[tuple[str, str]]:

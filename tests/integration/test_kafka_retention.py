@@ -17,7 +17,7 @@ from eventually import eventually
 from integration.kafka_witness import LIMIT_S, Witness, new_name
 from small_job import SmallJob
 from sparkonce.errors import TransactionLostError
-from sparkonce.log import FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Void
@@ -76,7 +76,7 @@ class Job:
         return int(self.witness.admin.list_offsets({spot: which})[spot].result(LIMIT_S).offset)
 
     def records(self) -> list[Any]:
-        return [decode_record(data) for data in FilesLogStore(LocalFiles(self.job.checkpoint)).read(0)]
+        return [decode_record(data) for data in DecisionLog(LocalFiles(self.job.checkpoint)).read_bytes(0)]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from integration.kafka_witness import Prepared, Witness, new_name
 from sparkonce.cli.main import app
 from sparkonce.driver.start import read_log
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.kafka.sink import KafkaSink
@@ -44,9 +44,9 @@ class Scene:
         (checkpoint / "offsets" / "0").write_text("v1\n{}\n1")
         sink = KafkaSink({"bootstrap.servers": witness.bootstrap}, topic=self.topic, prefix=self.prefix)
         self.sinks = (("kafka", tuple(sorted(sink.preflight(short_query(QUERY), None).items()))),)
-        self.log = DecisionLog(FilesLogStore(LocalFiles(checkpoint)))
+        self.log = DecisionLog(LocalFiles(checkpoint))
         for position, token in enumerate((OLDER, NEWEST)):
-            location = self.log.store.location
+            location = self.log.location
             claim = Claim(nonce=token.nonce, run="r", query=QUERY, location=location, sinks=self.sinks)
             assert self.log.put(position, claim) is None
         self.config = checkpoint.parent / "systems.yaml"
@@ -291,7 +291,7 @@ def test_a_copy_resolves_nothing_unless_somebody_confirms_that_the_checkpoint_wa
     asked = CliRunner().invoke(app, words, input="n\n")
     assert (asked.exit_code, str(scene.checkpoint) in asked.stderr) == (1, True)
     assert scene.witness.state(one.handle) == {"Ongoing"}
-    assert read_log(DecisionLog(FilesLogStore(LocalFiles(copy)))).end == 3
+    assert read_log(DecisionLog(LocalFiles(copy))).end == 3
     assert CliRunner().invoke(app, words, input="y\n").exit_code == 0
     assert scene.read() == ["decided"]
 

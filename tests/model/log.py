@@ -7,7 +7,7 @@ from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
-from sparkonce.log import DecisionLog, Landed, LogStore, Taken
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Amend, Commit, Floor, LogView, Record, Void
@@ -89,29 +89,20 @@ def delete_below(keys: Keys, position: int) -> Keys:
 
 def read(keys: Keys, view: LogView) -> LogView:
     """Reads on from a view, as `DecisionLog.read` does."""
-    return DecisionLog(_Store(keys)).read(view)
+    return _KeysLog(keys).read(view)
 
 
-class _Store(LogStore):
-    """A `LogStore` that can only be read."""
+class _KeysLog(DecisionLog):
+    """A log that can only be read."""
 
     location = "the model"
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
-    def put(self, position: int, data: bytes) -> Landed | Taken:
-        raise NotImplementedError
-
-    def read(self, position: int) -> list[bytes]:
+    def read_bytes(self, position: int) -> list[bytes]:
         standing = takewhile(lambda record: record is not None, self._keys.records[position:])
         return [_encoded(record) for record in standing if record is not None]
 
-    def floor(self) -> bytes | None:
+    def floor_bytes(self) -> bytes | None:
         return _encoded_floor(self._keys.top)
-
-    def raise_floor(self, position: int, data: bytes) -> None:
-        raise NotImplementedError
-
-    def delete_below(self, position: int) -> None:
-        raise NotImplementedError

@@ -13,7 +13,7 @@ from mutants.operators import wrong
 from mutants.rules import RULES
 from simulation.config import KINDS, STAGED
 from simulation.kafka import Kafka
-from simulation.logstore import ModelStore
+from simulation.model_log import ModelLog
 
 _SWEEPS = "a sweep takes newer runs' transactions, too"
 
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "a record that stands and cannot be read is taken for one that was not written",
         first_seed=8124,
-        patches=((ModelStore, "unreadable", staticmethod(lambda: OSError(errno.ESTALE, "stale file handle"))),),
+        patches=((ModelLog, "unreadable", staticmethod(lambda: OSError(errno.ESTALE, "stale file handle"))),),
     ),
     *_mutants(
         "transactions",

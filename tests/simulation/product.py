@@ -210,7 +210,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     ("sparkonce.spark.formats.ends", "KeptRun", spark.KeptRun),
     ("sparkonce.operate.resolve", "uuid", SimpleNamespace(uuid4=_run)),
     ("sparkonce.operate.resolve", "_point", lambda checkpoint: checkpoint.point()),
-    ("sparkonce.operate.resolve", "FilesLogStore", lambda checkpoint: checkpoint.point()[0].store),
+    ("sparkonce.operate.resolve", "DecisionLog", lambda checkpoint: checkpoint.point()[0]),
     ("sparkonce.driver.put", "random", SimpleNamespace(uniform=lambda low, high: high)),
     ("sparkonce.driver.run", "socket", SimpleNamespace(gethostname=lambda: "h")),
     ("sparkonce.driver.run", "os", SimpleNamespace(getpid=lambda: 1)),

@@ -12,8 +12,8 @@ from simulation.engine import MOST_TURNS, Broken, Simulation
 from simulation.files import Files
 from simulation.iceberg import Iceberg
 from simulation.kafka import Kafka
-from simulation.logstore import ModelStore
 from simulation.mariadb import MariaDB
+from simulation.model_log import ModelLog
 from simulation.oracle import Oracle, Place, Violation
 from simulation.postgres import Postgres
 from simulation.pravega import Pravega
@@ -23,7 +23,6 @@ from simulation.s3 import S3
 from simulation.spark import Cluster
 from simulation.systems import System
 from sparkonce.errors import SparkonceError
-from sparkonce.log import DecisionLog
 
 SYSTEMS: Mapping[str, Callable[[Simulation, str], System]] = {
     "kafka-v1": Kafka,
@@ -68,7 +67,7 @@ def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
     simulation = Simulation(config, dice, [] if tell else None)
     built = {name: SYSTEMS[name](simulation, name) for name in config.sinks}
     oracle = simulation.oracle = Oracle(simulation, {name: system.key for name, system in built.items()})
-    cluster = Cluster(simulation, built, DecisionLog(ModelStore(simulation)))
+    cluster = Cluster(simulation, built, ModelLog(simulation))
     simulation.events += _events(simulation, cluster)
     with under_way(simulation):
         try:

@@ -9,11 +9,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import forwarding_store
+import forwarding_log
 import sparkonce
-from forwarding_store import ForwardingStore
+from forwarding_log import ForwardingLog
 from spark.in_process import travelling
-from sparkonce.log import DecisionLog, Landed, LogStore, Taken
+from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.spark.formats.options import session_settings
@@ -23,31 +23,31 @@ from sparkonce.storage.files import CheckpointFiles
 BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
 
 
-class StrikingStore(ForwardingStore):
+class StrikingLog(ForwardingLog):
     """Strikes once, at the decision of one batch.
 
     Args:
-        store: Of the log.
+        log: The log.
         when: `BEFORE` or `AFTER` the put; `DEPOSED`: another run claims first.
         batch: Whose.
         struck: A file that is made by the strike.
     """
 
-    def __init__(self, store: LogStore, when: str, batch: int, struck: Path) -> None:
-        super().__init__(store)
+    def __init__(self, log: DecisionLog, when: str, batch: int, struck: Path) -> None:
+        super().__init__(log)
         self._when, self._batch, self._struck = when, batch, struck
 
-    def put(self, position: int, data: bytes) -> Landed | Taken:
+    def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
         record = codec.decode_record(data)
         if not isinstance(record, Commit) or record.batch != self._batch or self._struck.exists():
-            return super().put(position, data)
+            return super().put_bytes(position, data)
         self._struck.touch()
         if self._when == DEPOSED:
             claim = Claim(nonce="0" * 8, run=str(uuid.uuid4()), query=record.query, location=self.location)
-            super().put(position, codec.encode_record(claim, at_ms=0))
-            return super().put(position, data)
+            super().put_bytes(position, codec.encode_record(claim, at_ms=0))
+            return super().put_bytes(position, data)
         if self._when == AFTER:
-            super().put(position, data)
+            super().put_bytes(position, data)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("this process is dead")
 
@@ -68,12 +68,12 @@ class Struck(FormatSource):
         if strike is None:
             return log
         when, batch, struck = strike.split(" ", 2)
-        return DecisionLog(StrikingStore(log.store, when, int(batch), Path(struck)))
+        return StrikingLog(log, when, int(batch), Path(struck))
 
 
 def register(spark: Any) -> None:
     """Registers the formats and those that strike in a session, with its settings of stores."""
     sparkonce.register(spark)
-    with travelling(sys.modules[__name__], forwarding_store):
+    with travelling(sys.modules[__name__], forwarding_log):
         for source in sources(session_settings(spark)):
             spark.dataSource.register(type(source.__name__, (Struck, source), {}))

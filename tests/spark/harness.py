@@ -14,7 +14,7 @@ from eventually import LIMIT_S
 from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.pipeline import KAFKA, PHASE, Config
 from spark.processes import Run
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.local import LocalFiles
@@ -135,7 +135,7 @@ class AnyJob:
         return start_together([self], self.folder / f"run-{len(self.runs)}.log", **changed)
 
     def log(self) -> LogView:
-        return DecisionLog(FilesLogStore(LocalFiles(self.checkpoint))).read(LogView())
+        return DecisionLog(LocalFiles(self.checkpoint)).read(LogView())
 
     def decided(self) -> int:
         """The last batch that the log has decided now, or -1. Batches are decided in order and without gaps."""

@@ -108,16 +108,16 @@ def tell(**what: Any) -> None:
 
 def count_records_read() -> Callable[[], int]:
     """Returns what says how many records of the decision log have been read since."""
-    from sparkonce.log import FilesLogStore
+    from sparkonce.log import DecisionLog
 
-    whole, found = FilesLogStore.read, [0]
+    whole, found = DecisionLog.read_bytes, [0]
 
-    def read(store: FilesLogStore, position: int) -> Sequence[bytes]:
-        records = whole(store, position)
+    def read(log: DecisionLog, position: int) -> Sequence[bytes]:
+        records = whole(log, position)
         found[0] += len(records)
         return records
 
-    FilesLogStore.read = read  # type: ignore[method-assign]
+    DecisionLog.read_bytes = read  # type: ignore[method-assign]
     return lambda: found[0]
 
 

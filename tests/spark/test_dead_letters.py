@@ -88,10 +88,10 @@ def test_a_replay_that_refuses_other_rows_is_not_taken(spark: SparkSession, kafk
     def lose(stream: Stream, name: str, topic: str, slots: Callable[[int], bool]) -> int:
         """Aborts decided transactions of the newest batch, as the broker does when their time is over."""
         from sparkonce.driver.start import read_log
-        from sparkonce.log import DecisionLog, FilesLogStore
+        from sparkonce.log import DecisionLog
         from sparkonce.storage.local import LocalFiles
 
-        view = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))))
+        view = read_log(DecisionLog(LocalFiles(stream.checkpoint)))
         decided = view.newest_decision
         assert decided is not None
         handles = [one for one in decided.handles if one.sink == name and one.transaction and slots(one.slot)]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink
@@ -229,8 +229,6 @@ def test_a_store_that_cannot_be_reached_without_a_jvm_is_refused(
 
 
 def test_a_job_that_is_decided_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    known = SimpleNamespace(
-        log=DecisionLog(FilesLogStore(LocalFiles(tmp_path))), query="q", sink=None, begin=lambda _: None
-    )
+    known = SimpleNamespace(log=DecisionLog(LocalFiles(tmp_path)), query="q", sink=None, begin=lambda _: None)
     FormatJobWriter(cast(Ends, known), "nightly", "{}", ["key"])
     assert "job='nightly' is decided already" in caplog.text

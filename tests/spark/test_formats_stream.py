@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.formats_struck import AFTER, BEFORE, DEPOSED, register
 from spark.in_process import MARKS, Stream, ended
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.rig.kafka import Cluster
@@ -47,7 +47,7 @@ def strike(tmp_path: Path, when: str, batch: int = 1) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_run_claims_once_and_each_row_is_there_once(stream: Stream) -> None:
     def log_of(stream: Stream) -> LogView:
-        return DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint))).read(LogView())
+        return DecisionLog(LocalFiles(stream.checkpoint)).read(LogView())
 
     written(stream)
     assert stream.keys() == IDS

@@ -20,7 +20,7 @@ from spark.harness import Job
 from spark.kills import hold_at
 from spark.pipeline import ENDED, REFUSED
 from spark.processes import Run
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce_lab.rig.kafka import Cluster
@@ -63,7 +63,7 @@ class ObjectJob(Job):
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_path: Path, phase: str) -> None:
 
     def decided() -> int:
-        newest = DecisionLog(FilesLogStore(job.files)).read(LogView()).newest_decision
+        newest = DecisionLog(job.files).read(LogView()).newest_decision
         return newest.batch if newest is not None else -1
 
     with ObjectJob(kafka, tmp_path / "job") as job:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from spark.in_process import MARKS, CrashError, Stream, crash_at
 from sparkonce.driver.start import read_log
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Decision
 from sparkonce.storage.local import LocalFiles
@@ -81,7 +81,7 @@ def test_a_batch_that_was_lost_has_the_slots_of_its_decision(stream: Stream) -> 
     """Though nothing is known of the rows' size after a restart."""
 
     def decided(stream: Stream, batch: int) -> Decision:
-        found = read_log(DecisionLog(FilesLogStore(LocalFiles(stream.checkpoint)))).decision(batch)
+        found = read_log(DecisionLog(LocalFiles(stream.checkpoint))).decision(batch)
         assert found is not None
         return found
 

@@ -24,7 +24,7 @@ from spark.harness import new_name
 from spark.in_process import SPARK, call_at
 from spark.table_job import ARROW, QUERY, TableJob
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, UnknownOutcomeError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
@@ -396,7 +396,7 @@ def test_a_batch_is_not_decided_for_a_table_that_is_gone(job: DeltaJob, made_ane
     assert says in job.query(call_at(Phase.WRITING, 1, replace))
     assert job.path.exists() == made_anew
     assert not made_anew or job.numbers() == []
-    decided = DecisionLog(FilesLogStore(LocalFiles(job.folder / "query"))).read(LogView()).newest_decision
+    decided = DecisionLog(LocalFiles(job.folder / "query")).read(LogView()).newest_decision
     assert decided is not None
     assert decided.batch == 0
 
@@ -486,7 +486,7 @@ def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> No
     sent = make_orders(job.folder / "orders", files=4)
     constrain(job, f"number <> {sent[-1]}")
     assert "CHECK constraint some" in job.query()
-    log = DecisionLog(FilesLogStore(LocalFiles(job.folder / "query"))).read(LogView())
+    log = DecisionLog(LocalFiles(job.folder / "query")).read(LogView())
     decided = -1 if log.newest_decision is None else log.newest_decision.batch
     assert decided < 1
     assert job.versions() == 1 + decided + 1

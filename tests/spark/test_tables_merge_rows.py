@@ -25,7 +25,7 @@ from spark.merge_job import (
 )
 from spark.table_job import QUERY
 from sparkonce.errors import SchemaError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
@@ -255,7 +255,7 @@ def test_a_query_with_several_rows_of_one_key_stops_undecided(tables: SparkSessi
     job.settings = {"merge_on": ["id"]}
     sent = make_orders(tmp_path / "orders", files=4)
     assert "rows of the batch have the key id=" in job.query()
-    assert DecisionLog(FilesLogStore(LocalFiles(tmp_path / "query"))).read(LogView()).newest_decision is None
+    assert DecisionLog(LocalFiles(tmp_path / "query")).read(LogView()).newest_decision is None
     assert job.rows() == [(-1, 0, "")]
     assert list((tmp_path / "rows" / "delta" / "prepared").iterdir()) == []
     job.settings = {"merge_on": ["id"], "order_by": ["n"]}

@@ -19,7 +19,7 @@ from spark.harness import new_name
 from spark.in_process import LIMIT_S, MARKS, CrashError, Stream, crash_at, travelling
 from sparkonce import ExactlyOnce, KafkaSink
 from sparkonce.errors import ConfigurationError, PrepareError, SchemaError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.spark.views import Share, Sinks, computed_once
@@ -168,7 +168,7 @@ def test_what_one_has_lost_is_written_to_it_alone(unit: Unit) -> None:
         unit.run(listener=crash_at(Phase.FINISHING, 1))
     (prepared,) = (unit.folder / "prepared").iterdir()
     prepared.rename(unit.folder / "aborted" / prepared.name)
-    log = DecisionLog(FilesLogStore(LocalFiles(unit.stream.checkpoint)))
+    log = DecisionLog(LocalFiles(unit.stream.checkpoint))
     before = log.read(LogView()).decision(1)
     unit.run()
     after = log.read(LogView()).decision(1)

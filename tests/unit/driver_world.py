@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from forwarding_store import ForwardingStore
+from forwarding_log import ForwardingLog
 from sparkonce import executor as executor_module
 from sparkonce.driver import outage, put, run, sweeper, write
 from sparkonce.driver.outage import Timing
@@ -21,7 +21,7 @@ from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog, FilesLogStore, Landed, LogStore, Taken
+from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
@@ -193,7 +193,7 @@ class World:
         self.servers: dict[str, MemoryServer] = {"memory": MemoryServer()}
         self.guarantees: dict[str, Guarantee] = {}
         self.timeouts_s: dict[str, float] = {}
-        self.store: LogStore = FilesLogStore(LocalFiles(folder))
+        self.log: DecisionLog = DecisionLog(LocalFiles(folder))
 
     def another(self) -> World:
         """A new world, whose folder is in this one's."""
@@ -223,7 +223,7 @@ class World:
         listener: Listener | None = None,
         *,
         query: str = QUERY,
-        store: LogStore | None = None,
+        log: DecisionLog | None = None,
         deadline_s: float = 300.0,
         moved: bool = False,
         in_background: bool = False,
@@ -235,7 +235,7 @@ class World:
             run=str(uuid.uuid4()),
             query=query,
             sinks=self.sinks(),
-            log=DecisionLog(store or self.store),
+            log=log or self.log,
             timing=Timing(
                 outage_patience_s=deadline_s, sweep_in_background=in_background, look_out_every_s=look_out_every_s
             ),
@@ -272,16 +272,16 @@ class World:
         return [type(record).__name__ for record in self.records()]
 
 
-class FlakyStore(ForwardingStore):
-    """A store whose next puts of some kind go wrong: full, read-only, unknown, landed, or no floor behind it."""
+class FlakyLog(ForwardingLog):
+    """A log whose next puts of some kind go wrong: full, read-only, unknown, landed, or no floor behind it."""
 
-    def __init__(self, inner: LogStore, kind: type, *faults: str) -> None:
+    def __init__(self, inner: DecisionLog, kind: type, *faults: str) -> None:
         super().__init__(inner)
         self._kind = kind
         self._faults = list(faults)
         self._floor_is_read = True
 
-    def put(self, position: int, data: bytes) -> Landed | Taken:
+    def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
         fault = self._faults.pop(0) if self._faults and isinstance(decode_record(data), self._kind) else "none"
         if fault == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -289,13 +289,13 @@ class FlakyStore(ForwardingStore):
             raise OSError(errno.EROFS, "Read-only file system")
         if fault == "unknown":
             raise PutUnknownError("the reply was lost")
-        answer = super().put(position, data)
+        answer = super().put_bytes(position, data)
         if fault == "landed":
             raise PutUnknownError("the reply was lost")
         self._floor_is_read = fault != "no floor"
         return answer
 
-    def floor(self) -> bytes | None:
+    def floor_bytes(self) -> bytes | None:
         if not self._floor_is_read:
             raise OSError(errno.ESTALE, "Stale file handle")
-        return super().floor()
+        return super().floor_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.log import FilesLogStore, check_whole, record_name
+from sparkonce.log import DecisionLog, check_whole, record_name
 from sparkonce.storage.files import Landed, Taken
 from sparkonce.storage.hdfs import RenamingFiles
 from sparkonce.storage.local import LocalFiles
@@ -74,16 +74,16 @@ def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path: Path) -
                 if one.is_file() and str(one) not in self.synced:
                     one.unlink()
 
-    another = FilesLogStore(LocalFiles(tmp_path))
-    another.put(0, b"claim")
-    another.put(1, b"commit")
-    another.raise_floor(1, b"floor")
+    another = DecisionLog(LocalFiles(tmp_path))
+    another.put_bytes(0, b"claim")
+    another.put_bytes(1, b"commit")
+    another.raise_floor_bytes(1, b"floor")
 
     disk = SharedDisk(tmp_path)
-    log = FilesLogStore(disk)
-    assert (log.read(0), log.floor()) == ([b"claim", b"commit"], b"floor")
+    log = DecisionLog(disk)
+    assert (log.read_bytes(0), log.floor_bytes()) == ([b"claim", b"commit"], b"floor")
     disk.lose_power()
-    assert (another.read(0), another.floor()) == ([b"claim", b"commit"], b"floor")
+    assert (another.read_bytes(0), another.floor_bytes()) == ([b"claim", b"commit"], b"floor")
 
 
 def test_a_store_whose_puts_are_sent_twice_proves_that_one_of_two_lands(tmp_path: Path) -> None:

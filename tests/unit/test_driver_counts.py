@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.log import Landed, LogStore, Taken
+from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol import horizon
 from sparkonce.protocol.codec import decode_floor, encode_record
 from sparkonce.protocol.handles import Finished, Outcome
@@ -20,7 +20,7 @@ from unit.driver_world import QUERY, SLOTS, Clock, World, numbers, stopped_clock
 MANY = 10_000
 
 
-class InMemory(LogStore):
+class InMemory(DecisionLog):
     """A log without a disk: as correct, and quick."""
 
     def __init__(self, location: str) -> None:
@@ -32,20 +32,20 @@ class InMemory(LogStore):
     def location(self) -> str:
         return self._location
 
-    def put(self, position: int, data: bytes) -> Landed | Taken:
+    def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
         standing = self.records.setdefault(position, data)
         return Landed() if standing is data else Taken(standing=standing)
 
-    def read(self, position: int) -> list[bytes]:
+    def read_bytes(self, position: int) -> list[bytes]:
         end = position
         while end in self.records:
             end += 1
         return [self.records[place] for place in range(position, end)]
 
-    def floor(self) -> bytes | None:
+    def floor_bytes(self) -> bytes | None:
         return self.floors[max(self.floors)] if self.floors else None
 
-    def raise_floor(self, position: int, data: bytes) -> None:
+    def raise_floor_bytes(self, position: int, data: bytes) -> None:
         self.floors.setdefault(position, data)
 
     def delete_below(self, position: int) -> None:
@@ -63,17 +63,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def world(tmp_path: Path, clock: Clock) -> World:
     world = World(tmp_path)
-    world.store = InMemory(str(tmp_path))
+    world.log = InMemory(str(tmp_path))
     return world
 
 
 def claims(world: World, count: int) -> None:
     """Puts what so many runs leave that claim, and fail before they decide anything."""
-    assert isinstance(world.store, InMemory)
-    end = max(world.store.records, default=-1) + 1
+    assert isinstance(world.log, InMemory)
+    end = max(world.log.records, default=-1) + 1
     for position in range(end, end + count):
-        claim = Claim(nonce=f"{position:08x}", run=f"run {position}", query=QUERY, location=world.store.location)
-        world.store.records[position] = encode_record(claim, at_ms=0)
+        claim = Claim(nonce=f"{position:08x}", run=f"run {position}", query=QUERY, location=world.log.location)
+        world.log.records[position] = encode_record(claim, at_ms=0)
 
 
 def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: Clock) -> None:
@@ -82,8 +82,8 @@ def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: C
     world.run(world.start(), 1, 2)
     assert world.visible() == numbers(0, 1, 2)
     assert sum(clock.slept) <= 30.0
-    assert isinstance(world.store, InMemory)
-    assert sorted(world.store.records) == [MANY + 2, MANY + 3, MANY + 4], "its claim, and two decisions"
+    assert isinstance(world.log, InMemory)
+    assert sorted(world.log.records) == [MANY + 2, MANY + 3, MANY + 4], "its claim, and two decisions"
     world.run(world.start(), 2, 3)
     assert world.visible() == numbers(0, 1, 2, 3)
 
@@ -91,11 +91,11 @@ def test_a_query_that_has_failed_for_a_night_starts_again(world: World, clock: C
 def test_a_log_of_failures_does_not_grow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horizon, "KEEP_RECORDS", 20)
     world.run(world.start(), 0)
-    assert isinstance(world.store, InMemory)
+    assert isinstance(world.log, InMemory)
     for _ in range(100):
         world.crash(1, Phase.WRITING)
-        assert len(world.store.records) <= 22
-        assert len(world.store.floors) <= 1
+        assert len(world.log.records) <= 22
+        assert len(world.log.floors) <= 1
     world.run(world.start(), 1)
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
@@ -139,9 +139,9 @@ def test_a_run_of_many_batches_keeps_what_a_short_one_keeps(world: World, batche
         assert held() < 1.2 * before
     finally:
         tracemalloc.stop()
-    assert isinstance(world.store, InMemory)
-    assert len(world.store.records) <= horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
-    assert len(world.store.floors) == 1
+    assert isinstance(world.log, InMemory)
+    assert len(world.log.records) <= horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
+    assert len(world.log.floors) == 1
     named = [bool(decision.handles) for decision in driver.state.view.decisions]
     assert named == [False] * (len(named) - 1) + [True], "no run finishes an older one than the newest"
     world.run(world.start(), batches)
@@ -155,15 +155,15 @@ def test_a_query_that_starts_for_each_batch_finds_as_little_as_at_first(
     """As with ``availableNow`` in a loop. Each batch raises the floor, which carries the runs below it."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
-    assert isinstance(world.store, InMemory)
+    assert isinstance(world.log, InMemory)
     for batch in range(starts):
         world.run(world.start(), batch)
-        assert len(world.store.records) <= 6
-        assert len(world.store.floors) <= 1
+        assert len(world.log.records) <= 6
+        assert len(world.log.floors) <= 1
         assert world.visible()[-len(numbers(0)) :] == numbers(batch)
         for number in [*world.server._transactions][:-SLOTS]:  # a server forgets, too
             del world.server._transactions[number]
-    (floor,) = world.store.floors.values()
+    (floor,) = world.log.floors.values()
     assert len(decode_floor(floor).runs) <= KEPT_RUNS
     assert len(floor) < 64 * 1024
 

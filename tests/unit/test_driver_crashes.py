@@ -14,7 +14,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Amend, Commit
 from sparkonce.sinks.memory import MemoryServer
 from sparkonce.sinks.memory.server import reply_lost
-from unit.driver_world import Clock, Crash, FlakyStore, World, crash_at, numbers, stopped_clock
+from unit.driver_world import Clock, Crash, FlakyLog, World, crash_at, numbers, stopped_clock
 
 # What a batch goes through when nothing is wrong, in a run's first batch.
 PHASES = [
@@ -140,7 +140,7 @@ def test_a_crash_while_the_log_is_cleaned_up(tmp_path: Path, monkeypatch: pytest
 def test_a_crash_while_a_failure_is_dealt_with(world: World, phase: Phase) -> None:
     faults = ["landed"] if phase is Phase.RESOLVING else ["read-only"]
     with pytest.raises(Crash):
-        world.run(world.start(crash_at(phase), store=FlakyStore(world.store, Commit, *faults)), 1)
+        world.run(world.start(crash_at(phase), log=FlakyLog(world.log, Commit, *faults)), 1)
     check(world)
 
 
@@ -179,7 +179,7 @@ def test_a_crash_while_a_part_of_a_batch_is_healed(world: World, phase: Phase) -
 def test_the_reply_to_an_amendment_is_lost(world: World, faults: list[str]) -> None:
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
-    world.run(world.start(store=FlakyStore(world.store, Amend, *faults)), 1)
+    world.run(world.start(log=FlakyLog(world.log, Amend, *faults)), 1)
     check(world)
 
 
@@ -187,7 +187,7 @@ def test_failures_while_a_batch_is_healed(world: World) -> None:
     world.crash(1, Phase.FINISHING)
     expire_all(world.server)
     with pytest.raises(errors.LogError):
-        world.run(world.start(store=FlakyStore(world.store, Amend, "read-only")), 1)
+        world.run(world.start(log=FlakyLog(world.log, Amend, "read-only")), 1)
     assert world.unfinished() == []
     check(world)
 

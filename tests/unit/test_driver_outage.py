@@ -17,7 +17,7 @@ from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import NEVER, Clock, FlakyStore, Work, World, asked, call_at, numbers, stopped_clock
+from unit.driver_world import NEVER, Clock, FlakyLog, Work, World, asked, call_at, numbers, stopped_clock
 
 AWAY = errors.OutageError("the server is away", next_step="start it.")
 
@@ -269,7 +269,7 @@ def test_a_refused_write_is_not_waited_for_and_keeps_its_advice(
 
 
 def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.run(world.start(store=FlakyStore(world.store, Commit, *["full"] * 9)), 0, 1)
+    world.run(world.start(log=FlakyLog(world.log, Commit, *["full"] * 9)), 0, 1)
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
     assert world.kinds() == ["Claim", "Commit", "Commit"]
     waits, goes_on = warnings(caplog)
@@ -278,14 +278,14 @@ def test_a_full_disk_at_the_decision_is_waited_for(world: World, caplog: pytest.
     assert "10 times" in goes_on
 
     world = world.another()
-    inner = FlakyStore(world.store, Claim, "none", "full", "full")
-    world.run(world.start(store=FlakyStore(inner, Commit, "landed")), 0, 1)
+    inner = FlakyLog(world.log, Claim, "none", "full", "full")
+    world.run(world.start(log=FlakyLog(inner, Commit, "landed")), 0, 1)
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])
 
 
 def test_a_disk_that_stays_full_undoes_what_was_prepared(world: World, clock: Clock) -> None:
     with pytest.raises(errors.LogError, match="No space left") as caught:
-        world.run(world.start(store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
+        world.run(world.start(log=FlakyLog(world.log, Commit, *["full"] * NEVER)), 0)
     assert isinstance(caught.value.__cause__, OSError)
     assert 300 <= clock.monotonic() < 301
     assert (world.visible(), world.unfinished()) == ([], [])
@@ -296,7 +296,7 @@ def test_a_disk_that_stays_full_undoes_what_was_prepared(world: World, clock: Cl
 def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(world: World, clock: Clock) -> None:
     world.timeouts_s["memory"] = 120.0
     with pytest.raises(errors.LogError, match=r"No space left.*meanwhile the transaction of slot 0 .* is 9[0-9] s old"):
-        world.run(world.start(store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
+        world.run(world.start(log=FlakyLog(world.log, Commit, *["full"] * NEVER)), 0)
     assert sum(clock.slept) < 120
     assert (world.visible(), world.unfinished()) == ([], [])
 
@@ -304,7 +304,7 @@ def test_transactions_that_grow_too_old_while_the_disk_is_full_are_not_decided(w
 def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: World, clock: Clock) -> None:
     newer = call_at(Phase.DECIDING, lambda: world.run(world.start(), 0))
     with pytest.raises(errors.SupersededError):
-        world.run(world.start(newer, store=FlakyStore(world.store, Commit, *["full"] * NEVER)), 0)
+        world.run(world.start(newer, log=FlakyLog(world.log, Commit, *["full"] * NEVER)), 0)
     assert sum(clock.slept) < 1
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
@@ -313,7 +313,7 @@ def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: W
     work = world.work(0)
     work.stopped = True
     with pytest.raises(errors.LogError, match="No space left"):
-        world.start(store=FlakyStore(world.store, Commit, "full")).run_batch(asked(0), work)
+        world.start(log=FlakyLog(world.log, Commit, "full")).run_batch(asked(0), work)
     assert clock.slept == []
 
 
@@ -321,20 +321,20 @@ def test_a_run_that_is_superseded_or_stopped_does_not_wait_for_its_disk(world: W
 def test_a_quota_that_is_used_up_when_the_log_is_tidied(
     world: World, clock: Clock, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FullAtFloors(FlakyStore):
+    class FullAtFloors(FlakyLog):
         def __init__(self, world: World, times: int) -> None:
-            super().__init__(world.store, Commit)
+            super().__init__(world.log, Commit)
             self.times = times
 
-        def raise_floor(self, position: int, data: bytes) -> None:
+        def raise_floor_bytes(self, position: int, data: bytes) -> None:
             if self.times:
                 self.times -= 1
                 raise OSError(errno.EDQUOT, "Disk quota exceeded")
-            super().raise_floor(position, data)
+            super().raise_floor_bytes(position, data)
 
     monkeypatch.setattr("sparkonce.protocol.horizon.KEEP_BATCHES", 1)
     monkeypatch.setattr("sparkonce.protocol.horizon.TIDY_EVERY_BATCHES", 1)
-    driver = world.start(store=FullAtFloors(world, times))
+    driver = world.start(log=FullAtFloors(world, times))
     if times == NEVER:
         with pytest.raises(errors.LogError, match="Disk quota exceeded"):
             world.run(driver, 0, 1)

@@ -15,7 +15,7 @@ from sparkonce import executor as executor_module
 from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase
@@ -30,7 +30,7 @@ from unit.driver_world import (
     SLOTS,
     Clock,
     Crash,
-    FlakyStore,
+    FlakyLog,
     Work,
     World,
     asked,
@@ -475,13 +475,13 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_taken(
     there = tmp_path / "there"
     shutil.copytree(tmp_path / "sparkonce", there / "sparkonce")
     with pytest.raises(errors.CheckpointMismatchError, match=r"twice\. Next: If .*checkpoint_moved=True.*last used\.$"):
-        world.run(world.start(store=FilesLogStore(LocalFiles(there))), 1)
+        world.run(world.start(log=DecisionLog(LocalFiles(there))), 1)
     with caplog.at_level("WARNING", "sparkonce"):
-        world.run(world.start(store=FilesLogStore(LocalFiles(there)), moved=True), 1)
+        world.run(world.start(log=DecisionLog(LocalFiles(there)), moved=True), 1)
         assert caplog.text == ""
-        world.run(world.start(store=FilesLogStore(LocalFiles(there))), 2)
+        world.run(world.start(log=DecisionLog(LocalFiles(there))), 2)
         assert caplog.text == ""
-        world.run(world.start(store=FilesLogStore(LocalFiles(there)), moved=True), 3)
+        world.run(world.start(log=DecisionLog(LocalFiles(there)), moved=True), 3)
     assert f"checkpoint_moved=True, and the decision log has not moved since the last run: {there}" in caplog.text
     assert world.visible() == numbers(0, 1, 2, 3)
 
@@ -695,7 +695,7 @@ def test_a_batch_that_is_just_in_time_is_decided(world: World, clock: Clock, mon
 
 
 def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
-    driver = world.start(store=FlakyStore(world.store, Commit, "read-only"))
+    driver = world.start(log=FlakyLog(world.log, Commit, "read-only"))
     with pytest.raises(errors.LogError, match="Read-only") as caught:
         world.run(driver, 0)
     assert isinstance(caught.value.__cause__, OSError)
@@ -706,13 +706,13 @@ def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
     world = world.another()
     work = world.work(0)
     with pytest.raises(errors.LogError, match="Read-only"):
-        world.start(store=FlakyStore(world.store, Claim, "read-only")).run_batch(asked(0), work)
+        world.start(log=FlakyLog(world.log, Claim, "read-only")).run_batch(asked(0), work)
     assert (work.written, world.kinds()) == ([], [])
 
     world = world.another()
     # The renewal that would settle it cannot be written: the decision may stand.
-    inner = FlakyStore(world.store, Claim, "none", "read-only")
-    driver = world.start(store=FlakyStore(inner, Commit, "landed"))
+    inner = FlakyLog(world.log, Claim, "none", "read-only")
+    driver = world.start(log=FlakyLog(inner, Commit, "landed"))
     with pytest.raises(errors.UnknownOutcomeError, match="could not be learned"):
         world.run(driver, 0)
     assert len(world.unfinished()) == SLOTS
@@ -726,7 +726,7 @@ def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
     [["landed"], ["unknown"], ["unknown", "unknown"], ["unknown", "landed"], ["no floor"], ["unknown", "no floor"]],
 )
 def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: list[str]) -> None:
-    driver = world.start(store=FlakyStore(world.store, kind, *faults))
+    driver = world.start(log=FlakyLog(world.log, kind, *faults))
     world.run(driver, 0, 1)
     assert world.visible() == numbers(0, 1)
     assert world.unfinished() == []
@@ -736,8 +736,8 @@ def test_a_put_whose_reply_is_lost_is_settled(world: World, kind: type, faults: 
 
 @pytest.mark.parametrize(("kind", "reason"), [("unknown", "reply was lost"), ("no floor", "Stale file handle")])
 def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind: str, reason: str) -> None:
-    inner = FlakyStore(world.store, Claim, "none", *[kind] * NEVER)
-    driver = world.start(store=FlakyStore(inner, Commit, kind))
+    inner = FlakyLog(world.log, Claim, "none", *[kind] * NEVER)
+    driver = world.start(log=FlakyLog(inner, Commit, kind))
     with pytest.raises(errors.UnknownOutcomeError, match=reason):
         world.run(driver, 0)
     assert len(world.unfinished()) == SLOTS
@@ -747,7 +747,8 @@ def test_doubts_that_do_not_end_stop_the_run_and_undo_nothing(world: World, kind
 
 @pytest.mark.usefixtures("short_log")
 @pytest.mark.parametrize(
-    ("call", "message"), [("read", "cannot be read"), ("raise_floor", "tidied away"), ("delete_below", "tidied away")]
+    ("call", "message"),
+    [("read_bytes", "cannot be read"), ("raise_floor_bytes", "tidied away"), ("delete_below", "tidied away")],
 )
 def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str, message: str
@@ -757,19 +758,19 @@ def test_a_log_that_the_disk_does_not_give_or_tidy_is_said_to_be_one(
 
     batches = horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     with monkeypatch.context() as patch:
-        patch.setattr(FilesLogStore, call, fail)
+        patch.setattr(DecisionLog, call, fail)
         with pytest.raises(errors.LogError, match=rf"{message}: .*Stale file handle"):
             world.run(world.start(), *range(batches))
-    done = 0 if call == "read" else batches
+    done = 0 if call == "read_bytes" else batches
     world.run(world.start(), *range(max(0, done - 1), batches + 1))
     assert (world.visible(), world.unfinished()) == (numbers(*range(batches + 1)), [])
 
 
-@pytest.mark.parametrize("call", ["read", "floor", "put"])
+@pytest.mark.parametrize("call", ["read_bytes", "floor_bytes", "put_bytes"])
 def test_a_store_that_is_away_for_a_moment_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    real, left = getattr(FilesLogStore, call), [2]
+    real, left = getattr(DecisionLog, call), [2]
 
     def fail_first(*arguments: object) -> object:
         left[0] -= 1
@@ -777,7 +778,7 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(
             raise OSError(errno.ETIMEDOUT, "no answer from the store")
         return real(*arguments)
 
-    monkeypatch.setattr(FilesLogStore, call, fail_first)
+    monkeypatch.setattr(DecisionLog, call, fail_first)
     world.run(world.start(), 0, 1)
     assert left[0] < 0
     assert (world.visible(), world.unfinished()) == (numbers(0, 1), [])

@@ -11,7 +11,7 @@ import pytest
 from sparkonce import errors
 from sparkonce.driver import start as start_module
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace
@@ -30,7 +30,7 @@ def keep_copy(world: World) -> Path:
 def restore(world: World, copy: Path) -> None:
     shutil.rmtree(world.checkpoint)
     shutil.copytree(copy, world.checkpoint)
-    world.store = FilesLogStore(LocalFiles(world.checkpoint))
+    world.log = DecisionLog(LocalFiles(world.checkpoint))
 
 
 @pytest.mark.parametrize("same_run", [False, True], ids=["a newer run has gone on", "the same run has gone on"])
@@ -75,7 +75,7 @@ def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
     world = world.another()
     world.run(world.start(), 0)
     shutil.rmtree(world.checkpoint / "sparkonce")
-    world.store = FilesLogStore(LocalFiles(world.checkpoint))
+    world.log = DecisionLog(LocalFiles(world.checkpoint))
     with pytest.raises(errors.StaleLogError, match="this log ends at 0"):
         world.start()
 
@@ -227,12 +227,12 @@ def test_two_copies_that_have_both_written_are_both_refused(world: World) -> Non
     """What they have doubled cannot be undone, but neither goes on as if nothing had been."""
     original = world.start()
     world.run(original, 0)
-    copy = FilesLogStore(LocalFiles(keep_copy(world)))
-    world.run(world.start(store=copy, moved=True), 1)
+    copy = DecisionLog(LocalFiles(keep_copy(world)))
+    world.run(world.start(log=copy, moved=True), 1)
     world.run(original, 1)  # which has started before, and does not see it
-    for store in (world.store, copy):
+    for log in (world.log, copy):
         with pytest.raises(errors.StaleLogError, match="two copies that have both written"):
-            world.start(store=store)
+            world.start(log=log)
 
 
 def test_a_sink_that_is_taken_away_is_named_with_what_it_may_have_left_open(

@@ -14,7 +14,7 @@ from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import Commit, Void
 from sparkonce.sinks.memory.server import TransactionState
 from sparkonce.sinks.memory.sink import _Committer
-from unit.driver_world import NEVER, Clock, Crash, FlakyStore, World, asked, numbers, owner_of, stopped_clock
+from unit.driver_world import NEVER, Clock, Crash, FlakyLog, World, asked, numbers, owner_of, stopped_clock
 
 DAMAGED = Finished(outcome=Outcome.DAMAGED, reason="rows are gone", next_step="Keep rows for longer.")
 
@@ -97,7 +97,7 @@ def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_trans
     monkeypatch.setattr(_Committer, "begun_ms", begun_ms)
     world.timeouts_s["memory"] = 100.0
     world.server.fail("commit", DAMAGED)
-    driver = world.start(store=FlakyStore(world.store, Void, "full"))
+    driver = world.start(log=FlakyLog(world.log, Void, "full"))
     work = world.work(0)
     work.after = partial(clock.pass_by, 60.0)
     driver.run_batch(asked(0), work)
@@ -107,7 +107,7 @@ def test_a_full_disk_is_waited_for_whatever_has_become_of_the_batchs_other_trans
 def test_a_disk_that_has_room_again_is_no_cause_of_what_comes_later(world: World) -> None:
     world.server.fail("commit", *[Finished(outcome=Outcome.UNKNOWN, reason="?")] * NEVER)
     with pytest.raises(errors.UnknownOutcomeError) as raised:
-        world.run(world.start(store=FlakyStore(world.store, Commit, "full")), 0)
+        world.run(world.start(log=FlakyLog(world.log, Commit, "full")), 0)
     assert raised.value.__cause__ is None
 
     world = world.another()

@@ -18,7 +18,7 @@ import sparkonce.spark
 import sparkonce_pravega
 import sparkonce_rabbitmq
 from sparkonce.errors import CorruptRecordError, NewerFormatError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName
@@ -143,18 +143,18 @@ def test_a_floor() -> None:
 
 @pytest.mark.parametrize("kind", ["record", "floor"])
 def test_files_of_the_log_and_a_newer_one_among_them(kind: str, tmp_path: Path) -> None:
-    store = FilesLogStore(LocalFiles(tmp_path))
-    store.put(5, codec.encode_record(replace(CLAIM, renews=None), at_ms=9))
-    store.raise_floor(5, codec.encode_floor(Floor(position=5)))
+    log = DecisionLog(LocalFiles(tmp_path))
+    log.put_bytes(5, codec.encode_record(replace(CLAIM, renews=None), at_ms=9))
+    log.raise_floor_bytes(5, codec.encode_floor(Floor(position=5)))
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
     number = "00000000000000000005"
     assert sorted(files) == [f"sparkonce/floors/{number}", f"sparkonce/records/{number}"]
-    assert [run.token for run in DecisionLog(store).read(LogView()).runs] == [TOKEN]
+    assert [run.token for run in log.read(LogView()).runs] == [TOKEN]
     path = tmp_path / "sparkonce" / f"{kind}s" / number
     newer = codec.FORMATS[kind] + 1
     path.write_bytes(re.sub(rb"^(sparkonce \w+) \d", rb"\1 %d" % newer, path.read_bytes()))
     with pytest.raises(NewerFormatError, match=rf"(?i:{kind} .*) has format {newer}") as refused:
-        DecisionLog(FilesLogStore(LocalFiles(tmp_path))).read(LogView())
+        DecisionLog(LocalFiles(tmp_path)).read(LogView())
     assert "upgrade this one" in refused.value.next_step
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sparkonce.driver.start import read_log
 from sparkonce.errors import CorruptRecordError, LogError
-from sparkonce.log import DecisionLog, FilesLogStore, LogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -34,7 +34,7 @@ PATIENTLY = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slo
 """Nothing here is about time: a machine with other work is no failure."""
 
 
-class Standing(LogStore):
+class Standing(DecisionLog):
     """A log in which these bytes stand, and nothing can be put."""
 
     location = "here"
@@ -43,20 +43,11 @@ class Standing(LogStore):
         self._records = records
         self._floor = floor
 
-    def read(self, position: int) -> list[bytes]:
+    def read_bytes(self, position: int) -> list[bytes]:
         return self._records[position:]
 
-    def floor(self) -> bytes | None:
+    def floor_bytes(self) -> bytes | None:
         return self._floor
-
-    def put(self, position: int, data: bytes) -> Any:
-        raise NotImplementedError
-
-    def raise_floor(self, position: int, data: bytes) -> None:
-        raise NotImplementedError
-
-    def delete_below(self, position: int) -> None:
-        raise NotImplementedError
 
 
 def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
@@ -66,13 +57,13 @@ def sealed(kind: str, body: bytes, version: str = "1") -> bytes:
 
 def refused(records: list[bytes], floor: bytes | None = None) -> None:
     with pytest.raises(LogError):
-        read_log(DecisionLog(Standing(records, floor)))
+        read_log(Standing(records, floor))
 
 
 def refused_or_read(records: list[bytes], floor: bytes | None = None) -> None:
     """Any other exception fails the test."""
     try:
-        read_log(DecisionLog(Standing(records, floor)))
+        read_log(Standing(records, floor))
     except LogError:
         return
 
@@ -190,11 +181,11 @@ def test_what_json_allows_and_nobody_writes_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("name", ["5", "²", "9" * 21, f"{5:020d}.tmp", "-0000000000000000005"])
 def test_a_strangers_file_among_floors_is_left_alone(tmp_path: Path, name: str) -> None:
     """A name that is a number, and not written as ours are, was looked for under ours, for ever."""
-    store = FilesLogStore(LocalFiles(tmp_path))
-    store.raise_floor(3, b"ours")
+    log = DecisionLog(LocalFiles(tmp_path))
+    log.raise_floor_bytes(3, b"ours")
     (tmp_path / "sparkonce" / "floors" / name).write_text("theirs")
-    assert store.floor() == b"ours"
-    store.delete_below(3)
+    assert log.floor_bytes() == b"ours"
+    log.delete_below(3)
     assert (tmp_path / "sparkonce" / "floors" / name).exists()
 
 

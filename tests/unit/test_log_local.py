@@ -13,7 +13,7 @@ import pytest
 
 from sparkonce import log as log_module
 from sparkonce.errors import CorruptRecordError
-from sparkonce.log import DecisionLog, FilesLogStore, Landed
+from sparkonce.log import DecisionLog, Landed
 from sparkonce.protocol import codec
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView
@@ -23,8 +23,8 @@ from sparkonce.storage.local import LocalFiles
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FilesLogStore:
-    return FilesLogStore(LocalFiles(tmp_path))
+def log(tmp_path: Path) -> DecisionLog:
+    return DecisionLog(LocalFiles(tmp_path))
 
 
 def record_file(tmp_path: Path, position: int) -> Path:
@@ -43,18 +43,17 @@ def commit(batch: int, position: int = 0) -> Commit:
     return Commit(token=Token(position, "00000000"), query="query", batch=batch, offsets=("1",), handles=())
 
 
-def filled(store: FilesLogStore, batches: int) -> DecisionLog:
+def filled(log: DecisionLog, batches: int) -> DecisionLog:
     """A claim at position 0, and batch N decided at position N + 1."""
-    log = DecisionLog(store)
     assert log.put(0, claim()) is None
     for batch in range(batches):
         assert log.put(batch + 1, commit(batch)) is None
     return log
 
 
-def test_files_are_not_for_everybody(store: FilesLogStore, tmp_path: Path) -> None:
-    store.put(0, b"record")
-    store.raise_floor(1, b"floor")
+def test_files_are_not_for_everybody(log: DecisionLog, tmp_path: Path) -> None:
+    log.put_bytes(0, b"record")
+    log.raise_floor_bytes(1, b"floor")
     files = [path for path in (tmp_path / "sparkonce").rglob("*") if path.is_file()]
     assert len(files) == 2
     assert [stat.S_IMODE(path.stat().st_mode) & 0o007 for path in files] == [0, 0]
@@ -86,40 +85,40 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_record_is_durable_before_it_has_its_name_and_its_name_before_the_answer(
-    store: FilesLogStore, calls: list[str]
+    log: DecisionLog, calls: list[str]
 ) -> None:
-    store.put(7, b"record")
+    log.put_bytes(7, b"record")
     assert calls == ["fsync file", "link 7 with 6 bytes", "fsync records"]
 
 
-def test_a_floor_is_as_durable_as_a_record(store: FilesLogStore, calls: list[str]) -> None:
-    store.raise_floor(7, b"floor")
+def test_a_floor_is_as_durable_as_a_record(log: DecisionLog, calls: list[str]) -> None:
+    log.raise_floor_bytes(7, b"floor")
     assert calls == ["fsync file", "link 7 with 5 bytes", "fsync floors"]
 
 
-def test_whoever_comes_second_makes_the_first_durable(store: FilesLogStore, calls: list[str]) -> None:
-    store.put(7, b"first")
+def test_whoever_comes_second_makes_the_first_durable(log: DecisionLog, calls: list[str]) -> None:
+    log.put_bytes(7, b"first")
     calls.clear()
-    store.put(7, b"second")
+    log.put_bytes(7, b"second")
     assert calls == ["fsync file", "link 7 with 6 bytes", "read 7", "fsync records"]
 
 
-def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(store: FilesLogStore, calls: list[str]) -> None:
-    store.put(7, b"record")
-    store.put(8, b"record")
-    store.raise_floor(3, b"floor")
+def test_a_reader_makes_a_record_durable_before_anybody_acts_on_it(log: DecisionLog, calls: list[str]) -> None:
+    log.put_bytes(7, b"record")
+    log.put_bytes(8, b"record")
+    log.raise_floor_bytes(3, b"floor")
     calls.clear()
-    store.read(7)
-    store.floor()
+    log.read_bytes(7)
+    log.floor_bytes()
     assert calls == ["read 7", "read 8", "read 9", "fsync records", "read 3", "fsync floors"]
     calls.clear()
-    store.floor()
+    log.floor_bytes()
     assert calls == [], "it is the one that was made durable before"
 
 
 def test_new_folders_are_durable(tmp_path: Path, calls: list[str]) -> None:
     checkpoint = tmp_path / "checkpoint"
-    FilesLogStore(LocalFiles(checkpoint))
+    DecisionLog(LocalFiles(checkpoint))
     folders = ("records", "floors", "sparkonce", "checkpoint", tmp_path.name)
     assert set(calls) == {f"fsync {folder}" for folder in folders}
     assert calls[-2:] == ["fsync floors", "fsync sparkonce"], "after the last was made"
@@ -134,56 +133,54 @@ def failing(error: int, name: str) -> Callable[..., None]:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
 def test_a_link_that_was_surely_not_made(
-    store: FilesLogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(os, "link", failing(code, "link"))
     with pytest.raises(OSError, match="link") as caught:
-        store.put(0, b"record")
+        log.put_bytes(0, b"record")
     assert caught.value.errno == code
     assert temporaries(tmp_path) == []
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_a_link_that_may_have_been_made(store: FilesLogStore, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_link_that_may_have_been_made(log: DecisionLog, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(os, "link", failing(code, "link"))
     with pytest.raises(PutUnknownError, match="link"):
-        store.put(0, b"record")
+        log.put_bytes(0, b"record")
 
 
 @pytest.mark.parametrize("broken", [(Path, "read_bytes"), (local_files, "sync_folder")], ids=["read", "sync"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
 def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
-    store: FilesLogStore, monkeypatch: pytest.MonkeyPatch, code: int, broken: tuple[object, str]
+    log: DecisionLog, monkeypatch: pytest.MonkeyPatch, code: int, broken: tuple[object, str]
 ) -> None:
     """It may be this very put's: NFS sends a link again whose reply was lost, and is told that the name is taken."""
-    store.put(0, b"record")
+    log.put_bytes(0, b"record")
     monkeypatch.setattr(*broken, failing(code, "it"))
     with pytest.raises(PutUnknownError, match="stands already"):
-        store.put(0, b"record")
+        log.put_bytes(0, b"record")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.ENOTSUP])
-def test_a_disk_without_links_is_said_to_be_one(
-    store: FilesLogStore, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_a_disk_without_links_is_said_to_be_one(log: DecisionLog, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(os, "link", failing(code, "link"))
     with pytest.raises(OSError, match="hard links") as caught:
-        store.put(0, b"record")
+        log.put_bytes(0, b"record")
     assert caught.value.errno == code
 
 
 def test_a_record_that_does_not_fit_on_the_disk_leaves_nothing(
-    store: FilesLogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC, "fsync"))
     with pytest.raises(OSError, match="fsync"):
-        store.put(0, b"record")
+        log.put_bytes(0, b"record")
     assert not record_file(tmp_path, 0).exists()
     assert temporaries(tmp_path) == []
 
 
 def test_a_name_that_may_not_be_durable_is_in_doubt(
-    store: FilesLogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsync = os.fsync
 
@@ -194,21 +191,21 @@ def test_a_name_that_may_not_be_durable_is_in_doubt(
 
     monkeypatch.setattr(os, "fsync", fail_for_folders)
     with pytest.raises(PutUnknownError, match="fsync of"):
-        store.put(0, b"record")
+        log.put_bytes(0, b"record")
     assert record_file(tmp_path, 0).exists()
 
 
 def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(
-    store: FilesLogStore, monkeypatch: pytest.MonkeyPatch
+    log: DecisionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error here was taken for a put that surely failed, and what stands in the log was undone."""
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", failing(errno.EIO, "unlink"))
-        assert store.put(0, b"record") == Landed()
-    assert store.read(0) == [b"record"]
+        assert log.put_bytes(0, b"record") == Landed()
+    assert log.read_bytes(0) == [b"record"]
 
 
-def test_no_permission(store: FilesLogStore, tmp_path: Path) -> None:
+def test_no_permission(log: DecisionLog, tmp_path: Path) -> None:
     records = tmp_path / "sparkonce" / "records"
     for folder in (one for one in (tmp_path, *tmp_path.parents) if "pytest" in str(one)):  # pytest's own are private
         folder.chmod(0o755)
@@ -218,17 +215,17 @@ def test_no_permission(store: FilesLogStore, tmp_path: Path) -> None:
         os.seteuid(nobody)
     try:
         with pytest.raises(PermissionError):
-            store.put(0, b"record")
+            log.put_bytes(0, b"record")
     finally:
         os.seteuid(was)
         records.chmod(0o700)
-    assert store.read(0) == []
+    assert log.read_bytes(0) == []
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "sparkonce").write_text("in the way")
     with pytest.raises(OSError, match="sparkonce"):
-        FilesLogStore(LocalFiles(tmp_path))
+        DecisionLog(LocalFiles(tmp_path))
 
 
 def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,50 +237,52 @@ def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return decode(data)
 
     monkeypatch.setattr(codec, "decode_floor", noted)
-    log = DecisionLog(FilesLogStore(LocalFiles(tmp_path)))
+    log = DecisionLog(LocalFiles(tmp_path))
     for position in (3, 5):
         log.raise_floor(Floor(position))
         assert [log.floor() for _ in range(10)] == [Floor(position)] * 10
     assert len(asked) == 2
 
 
-def test_clean_up_deletes_what_dead_writers_left(store: FilesLogStore, tmp_path: Path) -> None:
+def test_clean_up_deletes_what_dead_writers_left(log: DecisionLog, tmp_path: Path) -> None:
     records = tmp_path / "sparkonce" / "records"
     dead, living = records / ".dead.tmp", records / ".living.tmp"
     for path in (dead, living):
         path.write_text("half")
     long_ago = time.time() - 7200
     os.utime(dead, (long_ago, long_ago))
-    store.delete_below(0)
+    log.delete_below(0)
     assert temporaries(tmp_path) == [".living.tmp"]
 
 
-def test_a_put_says_what_stands_there(store: FilesLogStore) -> None:
-    log = filled(store, 1)
+def test_a_put_says_what_stands_there(log: DecisionLog) -> None:
+    filled(log, 1)
     assert log.put(1, commit(7)) == commit(0)
     assert log.put(2, commit(1)) is None
 
 
-def test_reading_begins_at_the_floor(store: FilesLogStore) -> None:
-    log = filled(store, 5)
+def test_reading_begins_at_the_floor(log: DecisionLog, tmp_path: Path) -> None:
+    filled(log, 5)
     log.raise_floor(log.read(LogView()).raised(2))
-    log.store.delete_below(4)
-    view = DecisionLog(store).read(LogView())
+    log.delete_below(4)
+    view = DecisionLog(LocalFiles(tmp_path)).read(LogView())
     assert [decision.batch for decision in view.decisions] == [3, 4]
     assert view.newest_run is not None
     assert view.newest_run.token == Token(0, "00000000")
 
 
-def test_a_view_forgets_what_fell_below_the_floor(store: FilesLogStore) -> None:
-    log = filled(store, 5)
+def test_a_view_forgets_what_fell_below_the_floor(log: DecisionLog) -> None:
+    filled(log, 5)
     view = log.read(LogView())
     log.raise_floor(view.raised(2))
     assert [decision.batch for decision in log.read(view).decisions] == [3, 4]
 
 
-def test_a_reader_that_races_with_clean_up_starts_again(store: FilesLogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_races_with_clean_up_starts_again(
+    log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clean-up frees position 2 while it is about to be read: that is not the log's end."""
-    log = filled(store, 6)
+    filled(log, 6)
     floor = log.read(LogView()).raised(2)
     read_bytes = Path.read_bytes
 
@@ -291,31 +290,31 @@ def test_a_reader_that_races_with_clean_up_starts_again(store: FilesLogStore, mo
         if path.parent.name == "records" and int(path.name) == 2:
             monkeypatch.setattr(Path, "read_bytes", read_bytes)
             log.raise_floor(floor)
-            store.delete_below(floor.position)
+            log.delete_below(floor.position)
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", clean_up_first)
-    view = DecisionLog(store).read(LogView())
+    view = DecisionLog(LocalFiles(tmp_path)).read(LogView())
     assert Path.read_bytes is read_bytes
     assert (view.end, [decision.batch for decision in view.decisions]) == (7, [4, 5])
 
 
-def test_a_floor_that_is_deleted_while_it_is_read(store: FilesLogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.raise_floor(1, b"1")
+def test_a_floor_that_is_deleted_while_it_is_read(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.raise_floor_bytes(1, b"1")
     read_bytes = Path.read_bytes
 
     def raise_it_first(path: Path) -> bytes:
         monkeypatch.setattr(Path, "read_bytes", read_bytes)
-        store.raise_floor(2, b"2")
-        store.delete_below(2)
+        log.raise_floor_bytes(2, b"2")
+        log.delete_below(2)
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", raise_it_first)
-    assert store.floor() == b"2"
+    assert log.floor_bytes() == b"2"
 
 
-def test_a_reader_that_never_catches_up_gives_up(store: FilesLogStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = filled(store, 0)
+def test_a_reader_that_never_catches_up_gives_up(log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(log, 0)
     floors = iter(range(1, 10 * log_module.MOST_READS))
     monkeypatch.setattr(DecisionLog, "floor", lambda self: Floor(position=next(floors)))
     with pytest.raises(CorruptRecordError, match="rose 100 times"):
@@ -326,5 +325,5 @@ def test_the_location_is_the_same_through_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()
     link.symlink_to(real)
-    locations = {FilesLogStore(LocalFiles(folder)).location for folder in (link, real)}
+    locations = {DecisionLog(LocalFiles(folder)).location for folder in (link, real)}
     assert locations == {str(real / "sparkonce")}

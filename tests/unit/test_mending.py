@@ -11,7 +11,7 @@ import pytest
 
 from sparkonce.driver.start import mend
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, LogView
 from sparkonce.storage.local import LocalFiles
@@ -41,7 +41,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def decided(checkpoint: Path, *batches: int) -> LogView:
     """Decides these batches with the offsets that the checkpoint has now."""
     files = LocalFiles(checkpoint)
-    log = DecisionLog(FilesLogStore(files), files)
+    log = DecisionLog(files, decides=True)
     log.put(0, Claim(nonce="0badcafe", run="r", query=QUERY, location=str(checkpoint)))
     for position, batch in enumerate(batches, 1):
         offsets = SparkCheckpoint(files).input_offsets(batch)

@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
-from sparkonce.log import DecisionLog, FilesLogStore, Landed, check_whole
+from sparkonce.log import DecisionLog, Landed, check_whole
 from sparkonce.operate.checkpoint import read_history
 from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -34,14 +34,14 @@ def checkpoint_of(folder: Path, *, decided: int, begun: int, finished: int) -> P
         (folder / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"orders":{{"0":{batch + 1},"1":{batch + 1}}}}}')
     for batch in range(finished + 1):
         (folder / "commits" / str(batch)).write_text("v1\n{}")
-    store = FilesLogStore(LocalFiles(folder))
+    log = DecisionLog(LocalFiles(folder))
     claim = Claim(nonce="", run="r", query=QUERY, host="driver.example", process=4711, library="0.1.0")
     claim = replace(claim, location="/data/elsewhere/sparkonce", sinks=(("kafka", (("prefix", "shop.eu"),)),))
     told = [replace(claim, nonce="0badcafe"), *(commit(batch, Token(0, "0badcafe")) for batch in range(3))]
     told += [replace(claim, nonce="deadbeef"), replace(claim, nonce="0c5b77b9")]
     told += [commit(batch, Token(5, "0c5b77b9")) for batch in range(3, decided + 1)]
     for position, record in enumerate(told):
-        assert isinstance(store.put(position, encode_record(record, at_ms=1000 + position)), Landed)
+        assert isinstance(log.put_bytes(position, encode_record(record, at_ms=1000 + position)), Landed)
     return folder
 
 
@@ -138,11 +138,11 @@ def test_the_history_has_every_record_in_order(decided: Path) -> None:
 
 
 def test_a_history_begins_at_the_floor(tmp_path: Path) -> None:
-    log = DecisionLog(FilesLogStore(LocalFiles(tmp_path)))
+    log = DecisionLog(LocalFiles(tmp_path))
     for number in range(4):
         assert log.put(number, Claim(nonce=f"{number:08x}", run="r", query="q", location="here")) is None
     log.raise_floor(Floor(position=2))
-    log.store.delete_below(2)
+    log.delete_below(2)
     view, entries = read_history(log)
     assert (view.end, [one.position for one in entries]) == (4, [2, 3])
 

@@ -19,7 +19,7 @@ from sparkonce.errors import (
     SupersededError,
     UnknownOutcomeError,
 )
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.operate import resolve as resolving
 from sparkonce.operate.checkpoint import read_checkpoint
 from sparkonce.operate.resolve import Resolved, resolve
@@ -63,7 +63,7 @@ class Scene(World):
         return resolve(LocalFiles(folder or self.checkpoint), self.sinks(), patience_s=0.0, **how)
 
     def view(self) -> LogView:
-        return read_log(DecisionLog(FilesLogStore(LocalFiles(self.checkpoint))))
+        return read_log(DecisionLog(LocalFiles(self.checkpoint)))
 
     def newest(self) -> Run:
         run = self.view().newest_run
@@ -87,10 +87,10 @@ def scene(tmp_path: Path) -> Scene:
 
 def test_more_cannot_be_accepted_than_is_finished_and_nothing_is_claimed(scene: Scene) -> None:
     scene.die_at(Phase.FINISHING)
-    before = read_log(DecisionLog(FilesLogStore(LocalFiles(scene.checkpoint)))).end
+    before = read_log(DecisionLog(LocalFiles(scene.checkpoint))).end
     with pytest.raises(ConfigurationError, match="batch 1 is next"):
         resolve(LocalFiles(scene.checkpoint), scene.sinks(), accept_lost={next(iter(scene.sinks())): BATCH})
-    assert read_log(DecisionLog(FilesLogStore(LocalFiles(scene.checkpoint)))).end == before
+    assert read_log(DecisionLog(LocalFiles(scene.checkpoint))).end == before
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(sce
         scene.resolve(copy)
     assert scene.unfinished() != []
     assert scene.resolve(copy, moved=True).committed == SLOTS
-    newest = read_log(DecisionLog(FilesLogStore(LocalFiles(copy)))).newest_run
+    newest = read_log(DecisionLog(LocalFiles(copy))).newest_run
     assert newest is not None
     assert newest.location == scene.newest().location
     assert scene.view() == before

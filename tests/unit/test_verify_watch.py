@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.storage.local import LocalFiles
@@ -29,7 +29,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> DecisionLog:
-    log = DecisionLog(FilesLogStore(LocalFiles(tmp_path)))
+    log = DecisionLog(LocalFiles(tmp_path))
     for token in (OLD, NEW):
         log.put(token.position, Claim(nonce=token.nonce, run=token.nonce, query="query", location="here"))
     return log
@@ -52,7 +52,7 @@ def test_a_decision_of_a_run_that_was_deposed_is_found(log: DecisionLog, recorde
 
 
 def test_a_record_that_cannot_be_read_is_found(log: DecisionLog, recorder: Recorder, tmp_path: Path) -> None:
-    log.store.put(2, b"{")
+    log.put_bytes(2, b"{")
     note_violation(recorder, LocalFiles(tmp_path), 3)
     assert [event["error"] for event in noted(recorder)] == ["CorruptRecordError"]
 

@@ -23,7 +23,7 @@ from sparkonce.analysis.sinks import OURS, parse_reader
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import FOLDER, DecisionLog, FilesLogStore
+from sparkonce.log import FOLDER, DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.source import SourceFacts, all_registered
 from sparkonce.storage.files import CheckpointFiles
@@ -144,7 +144,7 @@ def _first_line_is_a_number(kept: CheckpointFiles) -> bool:
 def _sinks(files: CheckpointFiles) -> tuple[SinkFacts, ...]:
     if not files.names(f"{FOLDER}/records") and not files.names(f"{FOLDER}/floors"):
         return ()
-    view = read_log(DecisionLog(FilesLogStore(files)))
+    view = read_log(DecisionLog(files))
     if view.newest_run is None:
         return ()
     return tuple(_sink(name, dict(known), view) for name, known in view.newest_run.sinks)

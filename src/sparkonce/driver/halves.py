@@ -129,7 +129,7 @@ def resumed(handover: Handover, log: DecisionLog) -> State:
     view = read_log(log)
     if view.end != handover.position:
         raise errors.SupersededError(
-            f"Batch {handover.batch} was begun when the decision log {log.store.location} ended before record "
+            f"Batch {handover.batch} was begun when the decision log {log.location} ended before record "
             f"{handover.position}, and now it ends before record {view.end}: a newer run has claimed the query.",
             next_step="Nothing, if the newer run is the one that should run.",
         )

@@ -109,12 +109,12 @@ class LogWriter:
     def tidy(self, effect: do.RaiseFloor | do.DeleteBelow, work: BatchWork) -> on.Event:
         """Raises the floor, or deletes the records below it, which must wait until the floor is durable."""
         outage = Outage(self._patience_s, is_stopped=work.is_stopped)
-        doing = f"old records of the decision log {self._log.store.location} could not be tidied away"
+        doing = f"old records of the decision log {self._log.location} could not be tidied away"
         try:
             if isinstance(effect, do.RaiseFloor):
                 outage.retry(partial(self._log.raise_floor, effect.floor), doing, again=is_store_outage)
                 return on.FloorRaised(floor=effect.floor)
-            outage.retry(partial(self._log.store.delete_below, effect.position), doing, again=is_store_outage)
+            outage.retry(partial(self._log.delete_below, effect.position), doing, again=is_store_outage)
         except (OSError, PutUnknownError) as error:
             raise errors.LogError(
                 f"{doing}: {error}",

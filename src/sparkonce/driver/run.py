@@ -132,7 +132,7 @@ class RunDriver:
             all_given=self.has_all_sinks,
         )
         self._positions.check({name: dict(found) for name, found in facts})
-        location, topic_ids = self._log.store.location, topics(recorded_topics(view))
+        location, topic_ids = self._log.location, topics(recorded_topics(view))
         if moved:
             warn_if_not_moved(view, location)
         claim = Claim(

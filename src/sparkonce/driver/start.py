@@ -80,7 +80,7 @@ def check_before_claim(
     for name, left in traces.items():
         if more := not_in_log(view, left, listed_at):
             raise errors.StaleLogError(
-                f"Sink {name!r} remembers more of this query than its decision log {log.store.location} does: {more}. "
+                f"Sink {name!r} remembers more of this query than its decision log {log.location} does: {more}. "
                 "Checkpoint and log were restored from an old copy, or are one of two copies that have both written, "
                 "or the log was deleted.",
                 next_step="Start from the newest copy of the whole checkpoint folder. To go on from this one, and "
@@ -155,7 +155,7 @@ def read_log(log: DecisionLog, view: LogView | None = None, outage: Outage | Non
     Raises:
         LogError: If it cannot be read, or contains what no run of sparkonce can have written.
     """
-    return _asked(log.store.location, partial(log.read, view or LogView()), outage)
+    return _asked(log.location, partial(log.read, view or LogView()), outage)
 
 
 def check_log(files: CheckpointFiles, outage: Outage | None = None) -> None:
@@ -347,7 +347,7 @@ class ResumePoint:
         A batch that Spark has not planned yet may get any offsets, so they are not compared.
 
         Args:
-            location: The location of the log; see `sparkonce.log.LogStore.location`.
+            location: The location of the log; see `sparkonce.log.DecisionLog.location`.
             moved: The value of ``checkpoint_moved``.
         """
         query = self.checkpoint.query_id() or "no query"

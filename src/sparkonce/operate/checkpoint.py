@@ -17,7 +17,7 @@ from sparkonce.errors import (
     SparkonceError,
     with_capital,
 )
-from sparkonce.log import FOLDER, MOST_READS, DecisionLog, FilesLogStore, check_whole
+from sparkonce.log import FOLDER, MOST_READS, DecisionLog, check_whole
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -305,7 +305,7 @@ def read_log_of(files: CheckpointFiles) -> tuple[DecisionLog | None, LogView, Se
                 next_step="Give the folder of the option checkpointLocation.",
             )
         return None, LogView(), ()
-    log = DecisionLog(FilesLogStore(files, make=False))
+    log = DecisionLog(files, make=False)
     view, entries = read_history(log)
     check_whole(files)
     return log, view, entries
@@ -322,11 +322,11 @@ def read_history(log: DecisionLog) -> tuple[LogView, Sequence[LogEntry]]:
     """
     for _ in range(MOST_READS):
         view = read_log(log)
-        data = log.store.read(view.floor.position)[: view.end - view.floor.position]
+        data = log.read_bytes(view.floor.position)[: view.end - view.floor.position]
         if len(data) == view.end - view.floor.position:
             return view, [_entry(view.floor.position + number, one) for number, one in enumerate(data)]
     raise CorruptRecordError(
-        f"The floor of the decision log {log.store.location} rose {MOST_READS} times while it was read.",
+        f"The floor of the decision log {log.location} rose {MOST_READS} times while it was read.",
         next_step="Find out which other driver runs on this checkpoint.",
     )
 
@@ -345,7 +345,7 @@ def _status(
     moved: bool,
 ) -> CheckpointStatus:
     view, query = point.view, point.checkpoint.query_id()
-    refused = point.refusal(log.store.location, moved=moved) if log is not None else None
+    refused = point.refusal(log.location, moved=moved) if log is not None else None
     error: SparkonceError | None = None if refused is None else stop_error(refused, point.batch)
     next_start = NextStart.REFUSED if error is not None else _next_start(point)
     run = view.newest_run

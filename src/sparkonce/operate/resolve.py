@@ -22,7 +22,7 @@ from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.start import ResumePoint, check_accepted, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError, UnknownOutcomeError
-from sparkonce.log import FOLDER, DecisionLog, FilesLogStore
+from sparkonce.log import FOLDER, DecisionLog
 from sparkonce.operate.checkpoint import OPERATOR, settled
 from sparkonce.operate.systems import known_sinks, sinks_to_finish
 from sparkonce.protocol.events import BatchAsked
@@ -179,7 +179,7 @@ def _tried(
         raise refused
     check_accepted(accept_lost, point.next_batch().number)
     _check_sinks(point, sinks, decided=decided)
-    log = DecisionLog(FilesLogStore(files))  # readers create no folders, but a run may need them
+    log = DecisionLog(files)  # readers create no folders, but a run may need them
     run = OperatorRun(
         run=f"{OPERATOR}{uuid.uuid4()}",
         query=str(point.checkpoint.query_id()),
@@ -259,7 +259,7 @@ def _point(files: CheckpointFiles) -> tuple[DecisionLog, ResumePoint]:
 
 def _refused(log: DecisionLog, point: ResumePoint, *, moved: bool) -> SparkonceError | None:
     """Returns the error with which the log refuses a start; None if it accepts it."""
-    stop = point.refusal(log.store.location, moved=moved)
+    stop = point.refusal(log.location, moved=moved)
     return None if stop is None else stop_error(stop, point.next_batch().number)
 
 

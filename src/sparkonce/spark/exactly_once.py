@@ -19,7 +19,7 @@ from sparkonce.driver.start import ResumePoint, check_log, mend, read_log, recor
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, SparkonceError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.sink import TwoPhaseCommitSink
@@ -357,7 +357,7 @@ class ExactlyOnce:
             run=run,
             query=query,
             sinks=self._sinks,
-            log=DecisionLog(FilesLogStore(files), files),
+            log=DecisionLog(files, decides=True),
             timing=self._timing,
             listener=self.listener,
             library=__version__,
@@ -377,13 +377,13 @@ class ExactlyOnce:
     ) -> None:
         """Asks the servers before Spark starts. The first batch asks them again, and records their answers."""
         files = self._open(df)
-        store = FilesLogStore(files, make=False)
+        log = DecisionLog(files, make=False)
         check_log(files)
-        view = read_log(DecisionLog(store))
+        view = read_log(log)
         mend(SparkCheckpoint(files), view)
         query = SparkCheckpoint(files).query_id()
         point = ResumePoint.of(files, view)
-        if stop := point.refusal(store.location, moved=self._moved):
+        if stop := point.refusal(log.location, moved=self._moved):
             raise stop_error(stop, point.batch)
         if point.batch < 0:
             warn_of_mode(output_mode)

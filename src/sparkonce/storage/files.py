@@ -53,9 +53,11 @@ class CheckpointFiles(abc.ABC):
 
     Attributes:
         modules: The modules of the client, which a Python worker needs.
+        is_remote: True if a read takes a round trip, so that several are better made at once.
     """
 
     modules: tuple[str, ...] = ()
+    is_remote = True
 
     @property
     @abc.abstractmethod

@@ -33,6 +33,8 @@ class LocalFiles(CheckpointFiles):
         folder: The absolute path of the folder, which may be missing.
     """
 
+    is_remote = False
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparkonce.errors import LogError
-from sparkonce.log import FOLDER, DecisionLog, FilesLogStore
+from sparkonce.log import FOLDER, DecisionLog
 from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
@@ -79,7 +79,7 @@ class _Reader(Background):
         try:
             if not has_log(self._checkpoint):
                 return -1
-            self._view = DecisionLog(FilesLogStore(self._checkpoint)).read(self._view)
+            self._view = DecisionLog(self._checkpoint).read(self._view)
         except (LogError, LogViolation, OSError):
             return None
         found = self._view.newest_decision
@@ -100,7 +100,7 @@ def note_violation(recorder: Recorder, checkpoint: CheckpointFiles, driver: int)
         driver: The newest driver's number.
     """
     try:
-        DecisionLog(FilesLogStore(checkpoint)).read(LogView())
+        DecisionLog(checkpoint).read(LogView())
     except (LogError, LogViolation) as error:
         message = f"the verifier cannot read the decision log: {error}"
         recorder.note(EventKind.STOPPED, driver=driver, error=type(error).__name__, message=message)

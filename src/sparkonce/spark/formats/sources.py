@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from sparkonce.arguments import nonempty
 from sparkonce.driver.start import check_log
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.ends import Ends, run_key
 from sparkonce.spark.formats.options import FORMATS, Settings, SparkFormat, open_files, session_settings
@@ -110,7 +110,7 @@ class FormatSource(DataSource):  # type: ignore[misc]
         return self.of.sink({name: value for name, value in options.items() if name not in _OURS})
 
     def _log_at(self, files: CheckpointFiles) -> DecisionLog:
-        return DecisionLog(FilesLogStore(files), files)
+        return DecisionLog(files, decides=True)
 
     def _refuse_overwriting(self, overwrite: bool) -> None:
         if overwrite:

@@ -8,7 +8,7 @@ from enum import Enum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.log import DecisionLog, FilesLogStore
+from sparkonce.log import DecisionLog
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles
@@ -70,7 +70,7 @@ class Standing:
 
 def standing(bootstrap: str, checkpoint: CheckpointFiles, batch: int) -> Standing:
     """Finds out from the decision log and the broker how far a batch has progressed."""
-    decision = DecisionLog(FilesLogStore(checkpoint)).read(LogView()).decision(batch)
+    decision = DecisionLog(checkpoint).read(LogView()).decision(batch)
     if decision is None:
         left = list_transactions(bootstrap, states=["Ongoing"])
         return Standing(batch=batch, decided=False, ended=0, open=len(left))

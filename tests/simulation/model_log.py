@@ -1,11 +1,11 @@
-"""The decision log's keys, as a place that may lose, refuse or delay a put. The product's `DecisionLog` reads it."""
+"""The decision log's keys, as a place that may lose, refuse or delay a put. The product's `DecisionLog` reads them."""
 
 from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING
 
-from sparkonce.log import Landed, LogStore, Taken
+from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol import codec
 from sparkonce.storage.files import PutUnknownError
 
@@ -17,7 +17,7 @@ _REFUSALS = ((errno.ENOSPC, "disk full"), (errno.EROFS, "disk read-only"))
 """A run waits for room, and stops where nothing can be written for good."""
 
 
-class ModelStore(LogStore):
+class ModelLog(DecisionLog):
     """All drivers share it.
 
     Args:
@@ -31,7 +31,7 @@ class ModelStore(LogStore):
         self.records: dict[int, bytes] = {}
         self.floors: dict[int, bytes] = {}
 
-    def put(self, position: int, data: bytes) -> Landed | Taken:
+    def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
         simulation = self._simulation
         simulation.stop_here()
         if simulation.chance("put lost"):
@@ -66,7 +66,7 @@ class ModelStore(LogStore):
 
     @staticmethod
     def unreadable() -> Exception:
-        """Answers as `FilesLogStore` does for a record at the position that cannot be read."""
+        """Answers as `DecisionLog` does for a record at the position that cannot be read."""
         return PutUnknownError("it stands already, and could not be read")
 
     def _put(self, position: int, data: bytes) -> Landed | Taken:
@@ -81,7 +81,7 @@ class ModelStore(LogStore):
             self._simulation.oracle.landed(record)
         return Landed()
 
-    def read(self, position: int) -> list[bytes]:
+    def read_bytes(self, position: int) -> list[bytes]:
         found: list[bytes] = []
         while True:
             self._stop_here()
@@ -89,11 +89,11 @@ class ModelStore(LogStore):
                 return found
             found.append(data)
 
-    def floor(self) -> bytes | None:
+    def floor_bytes(self) -> bytes | None:
         self._stop_here()
         return self.floors[max(self.floors)] if self.floors else None
 
-    def raise_floor(self, position: int, data: bytes) -> None:
+    def raise_floor_bytes(self, position: int, data: bytes) -> None:
         simulation = self._simulation
         simulation.stop_here()
         if simulation.chance("put lost"):

@@ -1,0 +1,33 @@
+"""A decision log in another one's place: a test changes the call that it wants to watch or to break."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkonce.log import DecisionLog, Landed, Taken
+
+
+class ForwardingLog(DecisionLog):
+    """Passes every call for bytes on to another log."""
+
+    def __init__(self, inner: DecisionLog) -> None:
+        self._inner = inner
+
+    def put_bytes(self, position: int, data: bytes) -> Landed | Taken:
+        return self._inner.put_bytes(position, data)
+
+    def read_bytes(self, position: int) -> Sequence[bytes]:
+        return self._inner.read_bytes(position)
+
+    def floor_bytes(self) -> bytes | None:
+        return self._inner.floor_bytes()
+
+    def raise_floor_bytes(self, position: int, data: bytes) -> None:
+        self._inner.raise_floor_bytes(position, data)
+
+    def delete_below(self, position: int) -> None:
+        self._inner.delete_below(position)
+
+    @property
+    def location(self) -> str:
+        return self._inner.location
