@@ -68,7 +68,7 @@ def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) ->
 
     def half(known: State | None = None) -> HalfRun:
         sinks, timing = world.sinks(), Timing(sweep_every_s=0)
-        return HalfRun(run="r", query=QUERY, sinks=sinks, log=DecisionLog(world.log), timing=timing, known=known)
+        return HalfRun(run="r", query=QUERY, sinks=sinks, log=world.log, timing=timing, known=known)
 
     def batch(order: list[int], behind: Callable[[], None] = lambda: None) -> None:
         begun = half().begin_batch(asked(0))
@@ -77,7 +77,7 @@ def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) ->
         work.orders = [order]
         handles, _ = work.write(begun.owners, begun.effect.only)
         behind()
-        half(resumed(begun, DecisionLog(world.log))).finish_batch(begun, handles, loser_possible=False)
+        half(resumed(begun, world.log)).finish_batch(begun, handles, loser_possible=False)
 
     def lose_the_first() -> None:
         world.server.expire(min(world.server.transactions()))
@@ -93,7 +93,7 @@ def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) ->
 
 def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world: World) -> None:
     (sink,) = world.sinks().values()
-    log = DecisionLog(world.log)
+    log = world.log
     ends = Ends(sink=sink, log=log, query=QUERY)
     begun = ends.begin(asked(0))
     assert begun is not None

@@ -13,7 +13,6 @@ from sparkonce.spark.jvm import jvm
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import HADOOP, OBJECT_STORES, SCHEMES, local_folder
-from sparkonce.storage.opening import object_files, open_location, read_settings
 from sparkonce.storage.proof import prove
 
 
@@ -47,25 +46,30 @@ def open_checkpoint(spark: SparkSession, location: str) -> CheckpointFiles:
         ConfigurationError: if the session cannot reach the store, or the store cannot carry a decision log.
     """
     if not hasattr(spark, "_jsparkSession"):  # on Spark Connect the JVM is in another process
+        from sparkonce.storage.opening import open_location, read_settings
+
         return open_location(location, read_settings(spark.conf.getAll))
     from py4j.protocol import Py4JJavaError
-
-    from sparkonce.spark.checkpoints.hadoop import HadoopFiles, StoreError
 
     settings = hadoop_settings(spark)
     try:
         path = jvm().org.apache.hadoop.fs.Path(location)
         url = str(path.getFileSystem(settings).makeQualified(path).toString())
-        scheme = url.partition(":")[0]
-        if scheme in HADOOP:
-            return HadoopFiles.opened(jvm(), settings, url)
     except Py4JJavaError as error:
         raise _unreachable(location, error.java_exception.toString()) from None
-    except StoreError as error:
-        raise _unreachable(location, error.strerror) from None
+    scheme = url.partition(":")[0]
     if scheme == "file":
         return LocalFiles(local_folder(url))
+    if scheme in HADOOP:
+        from sparkonce.spark.checkpoints.hadoop import HadoopFiles, StoreError
+
+        try:
+            return HadoopFiles.opened(jvm(), settings, url)
+        except StoreError as error:
+            raise _unreachable(location, error.strerror) from None
     if scheme in OBJECT_STORES:
+        from sparkonce.storage.opening import object_files
+
         return object_files(url, settings)
     raise ConfigurationError(
         f"checkpoint={location!r} is {url}, and that store cannot carry a decision log.",
