@@ -1,22 +1,22 @@
-"""Pravega streams, by its Java client.
+"""Pravega streams, through its Java client.
 
-The sink: rows wait in files, and the driver's JVM writes a batch in one transaction of a stream. The files and their
-ledger are those of `sparkonce.write_ahead`.
+The sink: rows wait in files, and the driver's JVM writes a batch in one stream transaction. The files and their ledger
+are those of `sparkonce.write_ahead`.
 
-- ``cluster``: the cluster's address, and how to log in there
+- ``cluster``: the cluster's address and login
 - ``sink``: settings, columns, preflight
-- ``application``: the driver half: writes once, and asks for a transaction's status where that is unknown
-- ``notes``: the transactions that were begun for a batch, in the checkpoint
-- ``segments``: the times at which a stream's segments were made, which tell it from a later one of its name
+- ``application``: the driver side: writes once, and queries a transaction's status if it is unknown
+- ``notes``: the transactions that were begun for a batch, recorded in the checkpoint
+- ``segments``: the creation times of a stream's segments, which distinguish it from a later stream with its name
 - ``client``: Pravega's Java client, in the JVM of the driver's session
 
-The source is of Java, in the folder ``java``:
+The source is written in Java, in the folder ``java``:
 
-- ``PravegaSource``: the format, as Spark finds it; ``CutStream``: what Spark asks of it in the driver
-- ``Cut``: a stream cut, which is Spark's offset; ``Planner``: what is between two of them, and where a batch ends
-- ``StreamClient``: asks Pravega; ``AwayException`` says that it does not answer
-- ``Part``: the events of a task; ``ReaderFactory`` and ``EventReader`` read them
-- ``compiled`` compiles it, and gives it to a session
+- ``PravegaSource``: the format, as Spark finds it; ``CutStream``: what Spark calls on the driver
+- ``Cut``: a stream cut, which is Spark's offset; ``Planner``: what lies between two cuts, and where a batch ends
+- ``StreamClient``: queries Pravega; ``AwayException``: Pravega does not respond
+- ``Part``: the events of a task; ``ReaderFactory`` and ``EventReader``: read them
+- ``compiled``: compiles it, and adds it to a session
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOMES = {
     "PravegaSink": "sparkonce_pravega.sink",
     "read_pravega": "sparkonce_pravega.read",
 }
-"""The public names, and the module that defines each."""
+"""The public names, with the module that defines each."""
 
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = _lazy(__name__, HOMES)

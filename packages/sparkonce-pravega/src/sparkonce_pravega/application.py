@@ -1,4 +1,4 @@
-"""The driver half of the Pravega sink: one transaction for all rows of a batch."""
+"""The driver side of the Pravega sink: one transaction for all rows of a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ABORTED = "ABORTED"
 
 
 class PravegaApplication(Application):
-    """Writes files to a stream in a transaction, whose id it notes before.
+    """Writes files to a stream in a transaction, whose id it records first.
 
     Args:
         folder: The sink's folder.
@@ -46,11 +46,11 @@ class PravegaApplication(Application):
         self._notes = TransactionNotes(folder.ledger.files)
 
     def is_applied(self, unit: Unit, token: ApplyToken) -> bool:
-        """Asks for the status of the last transaction that was begun for the rows. Aborts it if it is open.
+        """Returns True if the last transaction that was begun for the rows is committed. Aborts it if it is open.
 
         Raises:
-            RefusedError: if Pravega has forgotten it, or if the stream is another one now.
-            StatusUnknownError: if Pravega does not tell.
+            RefusedError: If Pravega has forgotten it, or it is now a different stream.
+            StatusUnknownError: If Pravega does not report its status.
         """
         _, begun = self._notes.last(unit.name)
         return begun is not None and self._is_committed(begun, token)
@@ -75,7 +75,7 @@ class PravegaApplication(Application):
         return status == COMMITTED
 
     def _see_same_stream(self, begun: Begun, token: ApplyToken) -> None:
-        """Sees that the stream is the same: one that was made anew may know the id as that of another transaction."""
+        """Checks that the stream is the same: a recreated stream may use the id for another transaction."""
         try:
             with self._stream.segments() as segments:
                 found = segments.has(begun.birth)
@@ -88,14 +88,14 @@ class PravegaApplication(Application):
             )
 
     def deliver(self, unit: Unit, token: ApplyToken, opened: Sequence[BinaryIO]) -> None:  # noqa: ARG002
-        """Writes the rows in a transaction, and commits it; readers see them when it returns.
+        """Writes the rows in a transaction, and commits it. Readers see them when it returns.
 
         Raises:
-            RetryLaterError: if another driver writes them, or if the outcome is not known.
-            RefusedError: see `is_applied`.
+            RetryLaterError: If another driver is writing them, or the outcome is unknown.
+            RefusedError: See `is_applied`.
         """
         count, last = self._notes.last(unit.name)
-        # Another driver may have begun since this one asked.
+        # Another driver may have begun one since this driver checked.
         if last is not None and self._is_committed(last, token):
             return
         urls = [self._folder.url(entry.name) for entry in unit.entries]
@@ -120,10 +120,10 @@ class PravegaApplication(Application):
 
 
 class PravegaCommitter(WriteAheadCommitter):
-    """Finishes transactions whose rows go to a stream. See `WriteAheadCommitter`."""
+    """Finishes transactions whose rows go to a stream; see `WriteAheadCommitter`."""
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Deletes old markers, and the notes of transactions that belong to them."""
+        """Deletes old markers, and the notes of their transactions."""
         super().conclude(batch, handles)
         ledger = self._folder.ledger
         queries = {one.query for handle in handles if not isinstance(one := self.transaction_of(handle), Finished)}

@@ -1,7 +1,7 @@
 """Pravega's Java client in the JVM of the driver's session.
 
-The loop over the rows is Java, too: a call through py4j costs more than an event. Spark ships the compiler that
-compiles its own generated code, Janino, and it compiles these lines.
+The loop over the rows is also in Java, since a call through py4j costs more than an event. It is compiled with Janino,
+the compiler that Spark ships for its own generated code.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLIENT_CLASS = "io.pravega.client.EventStreamClientFactory"
-"""A class of Pravega's client, by which a session shows that it has it."""
+"""A class of Pravega's client, by which a session is known to have it."""
 
 LEASE_MS = 90_000
-"""The time after which Pravega aborts a transaction whose driver is gone. The client renews it by itself."""
+"""The time after which Pravega aborts a transaction whose driver is gone. The client renews it automatically."""
 
 _SETTLES_WITHIN_S = 60.0
 _ASK_EVERY_S = 0.02
 _TRANSIENT = ("COMMITTING", "ABORTING")
 
 _COLUMNS = "value binary, key string"
-"""The columns of every file as the loop reads them: text as its bytes, and null for a column that is not there."""
+"""The columns of every file as the loop reads them: text as bytes, and null for a missing column."""
 
 _SOURCE = """
 import io.pravega.client.stream.Transaction;
@@ -74,7 +74,7 @@ def reason(error: BaseException) -> str:
 
 
 class PravegaStream:
-    """One stream, and the transactions of it.
+    """A stream and its transactions.
 
     Args:
         spark: The driver's session, with Pravega's jars.
@@ -92,7 +92,7 @@ class PravegaStream:
         self._events: Any = None
 
     def exists(self) -> bool:
-        """Tells whether there is such a stream."""
+        """Returns True if the stream exists."""
         manager = self._pravega.admin.StreamManager.create(self._config)
         try:
             return bool(manager.checkStreamExists(self._scope, self._stream))
@@ -101,7 +101,7 @@ class PravegaStream:
 
     @contextmanager
     def writer(self) -> Iterator[Any]:
-        """Opens a writer of transactions. Those that it begins live at least as long as it is open."""
+        """Opens a writer of transactions. Transactions that it begins live at least as long as it is open."""
         stream = self._pravega.stream
         factory = self._pravega.EventStreamClientFactory.withScope(self._scope, self._config)
         try:
@@ -115,7 +115,7 @@ class PravegaStream:
             factory.close()
 
     def write(self, transaction: Any, urls: Sequence[str]) -> int:
-        """Writes the rows of these files, one after the other, and flushes. Returns their number."""
+        """Writes the rows of these files, one after the other, and flushes. Returns the number of rows."""
         if self._events is None:
             compiler = self._jvm.org.codehaus.janino.SimpleCompiler()
             compiler.setParentClassLoader(self._pravega.ClientConfig.builder().getClass().getClassLoader())
@@ -128,14 +128,14 @@ class PravegaStream:
         return written
 
     def segments(self) -> StreamSegments:
-        """Opens the stream's segments, to ask when one was made. Use it as a context manager."""
+        """Opens the stream's segments, to query their creation times. Use it as a context manager."""
         return StreamSegments(self._jvm, self._config, self._scope, self._stream)
 
     def settled(self, writer: Any, transaction: str) -> str | None:
-        """Returns the status of a transaction, once it changes no more by itself; None if Pravega knows no such one.
+        """Returns the status of a transaction, once it no longer changes on its own; None if Pravega does not know it.
 
         Raises:
-            StatusUnknownError: if it does not tell in time.
+            StatusUnknownError: If Pravega does not report it in time.
         """
         uuid = self._jvm.java.util.UUID.fromString(transaction)
         give_up_at = time.monotonic() + _SETTLES_WITHIN_S
@@ -153,5 +153,5 @@ class PravegaStream:
             time.sleep(_ASK_EVERY_S)
 
     def abort(self, writer: Any, transaction: str) -> None:
-        """Aborts an open transaction. Whoever does it asks for the status afterwards: a commit may have been faster."""
+        """Aborts an open transaction. Query the status afterwards, since a commit may have been faster."""
         writer.getTxn(self._jvm.java.util.UUID.fromString(transaction)).abort()

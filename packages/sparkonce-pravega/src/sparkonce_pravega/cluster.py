@@ -1,4 +1,4 @@
-"""The address of a Pravega cluster, and how to log in there."""
+"""The address of a Pravega cluster, and how to log in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkonce.errors import ConfigurationError
 
 CLIENT_VERSION = "0.13.0"
 CLIENT_JAR = f"io.pravega:pravega-client:{CLIENT_VERSION}"
-"""The coordinate of Pravega's Java client."""
+"""The Maven coordinate of Pravega's Java client."""
 
 _ENCRYPTED = ("tls://", "pravegas://")
 _SCHEMES = ("tcp://", "pravega://", *_ENCRYPTED)
@@ -18,18 +18,18 @@ _SCHEMES = ("tcp://", "pravega://", *_ENCRYPTED)
 
 @dataclass(frozen=True, slots=True)
 class Pravega:
-    """A cluster, and a user of it.
+    """A cluster and a user.
 
     Attributes:
         controller: The controller's URI, such as ``tcp://host:9090``, or ``tls://host:9090`` for encrypted connections.
-        user: The user, if the cluster asks for one.
+        user: The user, if the cluster requires one.
         password: The user's password.
-        trust_store: A file with the authorities, in PEM, that the servers' certificates are checked against; by default
+        trust_store: A PEM file with the authorities that the servers' certificates are checked against. Defaults to
             those of the driver's JVM.
-        check_host_name: Whether the servers' certificates must be made out to the names that they are reached by.
+        check_host_name: True if the servers' certificates must match their host names.
 
     Raises:
-        ConfigurationError: naming the setting that is wrong.
+        ConfigurationError: If a setting is wrong. The message names it.
     """
 
     controller: str
@@ -69,11 +69,11 @@ class Pravega:
 
     @classmethod
     def of(cls, controller: str | Pravega) -> Pravega:
-        """Returns the cluster whose controller this is."""
+        """Returns the cluster with this controller."""
         return controller if isinstance(controller, Pravega) else cls(controller)
 
     def client_config(self, jvm: Any) -> Any:
-        """Makes the ``ClientConfig`` of Pravega's Java client, in this JVM."""
+        """Creates the ``ClientConfig`` of Pravega's Java client, in this JVM."""
         made = jvm.io.pravega.client.ClientConfig.builder().controllerURI(jvm.java.net.URI.create(self.controller))
         made = made.validateHostName(self.check_host_name)
         if self.trust_store is not None:

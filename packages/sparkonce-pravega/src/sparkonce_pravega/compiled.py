@@ -1,7 +1,7 @@
-"""Gives a session the source's Java classes: compiled by Janino, which Spark ships, into a jar that its tasks get.
+"""Adds the source's Java classes to a session: compiled by Janino, which Spark ships, into a jar that its tasks get.
 
-The source is of Java, as Spark's own sources are: workers of a Python source have no JVM, and Pravega's Python client
-has no stream cuts. Its rows pass through no Python.
+The source is written in Java, like Spark's own sources: the workers of a Python source have no JVM, and Pravega's
+Python client does not support stream cuts. Its rows do not pass through Python.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ FORMAT = "pravega_stream"
 
 _SOURCE_CLASS = "sparkonce.pravega.PravegaSource"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
-"""The file in a jar by which Spark finds a format's class."""
+"""The file in a jar through which Spark finds a format's class."""
 
 _JAVA = 8
-"""The version of the language and of the classes. Janino knows static methods of interfaces from this one on."""
+"""The version of the language and of the classes, the first in which Janino supports static interface methods."""
 
 _adding = threading.Lock()
 _added: WeakSet[SparkContext] = WeakSet()
-"""The contexts that have the classes. A jar that is there may be one that could not be added."""
+"""The contexts that have the classes. A jar that exists may be one that could not be added."""
 
 
 def add_source(spark: SparkSession) -> None:
     """Adds the classes, unless the session's Spark has them, and lets this thread find them by name."""
-    # Spark deletes this folder when it stops. Executors that join later fetch the jar from the driver.
+    # Spark deletes this folder when it stops. Executors that join later download the jar from the driver.
     jar = Path(str(spark.sparkContext._temp_dir), "sparkonce-pravega.jar")
     with _adding:
         if spark.sparkContext not in _added:
@@ -56,20 +56,20 @@ def add_source(spark: SparkSession) -> None:
 
 
 def source_options(cluster: Pravega) -> dict[str, str]:
-    """Returns the source's options for a cluster. Spark shows none of that name that is a password."""
+    """Returns the source's options for a cluster. Spark redacts options whose names suggest a password."""
     given = {"user": cluster.user, "password": cluster.password, "trust_store": cluster.trust_store}
     known = {name: value for name, value in given.items() if value is not None}
     return {"controller": cluster.controller, "check_host_name": str(cluster.check_host_name).lower(), **known}
 
 
 def cluster_of(options: Mapping[str, str]) -> Pravega:
-    """Returns the cluster of these options."""
+    """Returns the cluster for these options."""
     known = {name: options[name] for name in ("controller", "user", "password", "trust_store") if name in options}
     return Pravega(**known, check_host_name=options["check_host_name"] == "true")
 
 
 def _compiled(jvm: Any) -> dict[str, bytes]:
-    """Returns the classes by the names of their files."""
+    """Returns the classes, by file name."""
     compiling, resource = jvm.org.codehaus.janino, jvm.org.codehaus.commons.compiler.util.resource
     made, folder = jvm.java.util.HashMap(), files(__package__) / "java"
     sources = [one for one in folder.iterdir() if one.name.endswith(".java")]

@@ -1,7 +1,8 @@
-"""The transactions that were begun for the rows of a batch: noted durably before an event is written.
+"""The transactions that were begun for the rows of a batch, recorded durably before any event is written.
 
-They are in the sink's ledger, as ``transactions/NAME.NUMBER``: NAME is the first file's, NUMBER counts from 0. A number
-is used only once the transaction of the number before it is known to be aborted. So the last one tells for all.
+They are in the sink's ledger, as ``transactions/NAME.NUMBER``: NAME is that of the first file, and NUMBER counts from
+0. A number is used only once the previous number's transaction is known to be aborted, so the last one is the only one
+that matters.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Begun:
     """A transaction that was begun.
 
     Attributes:
-        id: Pravega's, a UUID.
-        birth: A segment of the stream and when it was made, see `StreamSegments.birth` of ``segments``.
+        id: Pravega's id, a UUID.
+        birth: A segment of the stream and its creation time; see `StreamSegments.birth` in ``segments``.
     """
 
     id: str
@@ -39,11 +40,11 @@ class TransactionNotes:
         self._files = files
 
     def make(self) -> None:
-        """Makes their folder."""
+        """Creates their folder."""
         self._files.make(_FOLDER)
 
     def last(self, name: TransactionName) -> tuple[int, Begun | None]:
-        """Returns how many there are for these rows, and the last; None if there are none."""
+        """Returns the number of notes for these rows, and the last note; None if there are none."""
         count = len([one for one in self._names() if one.rpartition(".")[0] == str(name)])
         if count == 0:
             return 0, None
@@ -55,11 +56,11 @@ class TransactionNotes:
         return count, Begun(transaction, birth)
 
     def put(self, name: TransactionName, number: int, begun: Begun) -> bool:
-        """Notes a transaction. False if another driver has noted one under this number."""
+        """Records a transaction. Returns False if another driver has recorded one under this number."""
         return put_note(self._files, f"{_FOLDER}/{name}.{number}", f"{begun.id} {begun.birth}".encode())
 
     def forget(self, query: str, up_to: int) -> None:
-        """Deletes those of a query's batches up to this one."""
+        """Deletes the notes for a query's batches up to this one."""
         parsed = {one: TransactionName.parse(one.rpartition(".")[0]) for one in self._names()}
         old = (one for one, name in parsed.items() if name and name.query == query and name.batch <= up_to)
         self._files.delete(f"{_FOLDER}/{one}" for one in old)

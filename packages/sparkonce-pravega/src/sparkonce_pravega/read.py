@@ -1,4 +1,4 @@
-"""Pravega streams as a source, which replays: the stream cuts of its batches are in the query's checkpoint."""
+"""Pravega streams as a replayable source: the stream cuts of its batches are in the query's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce_pravega.cluster import CLIENT_JAR, Pravega
 from sparkonce_pravega.compiled import FORMAT, add_source, source_options
 
 MAX_BYTES_PER_BATCH = 128 * 2**20
-"""The default limit of a batch: a million events of 128 bytes, as `read_kafka` has it."""
+"""The default limit of a batch, which is a million events of 128 bytes, as in `read_kafka`."""
 
 _SCOPE, _STREAM = "the stream's scope", "the stream's name"
 _STARTS = "'earliest', 'latest', or the text of a stream cut (StreamCut.asText())"
@@ -34,23 +34,23 @@ def read_pravega(
     """Returns a streaming DataFrame over a Pravega stream. Each segment of a batch is a partition.
 
     Args:
-        spark: The session, with Pravega's client: see `sparkonce.spark_packages`.
-        controller: The controller's URI, such as ``tcp://host:9090``, or a `Pravega` with a user, too. Executors
-            need its ``trust_store`` under the same path.
+        spark: The session, with Pravega's client; see `sparkonce.spark_packages`.
+        controller: The controller's URI, such as ``tcp://host:9090``, or a `Pravega` that also has a user. Executors
+            need its ``trust_store`` at the same path.
         scope: The stream's scope.
         stream: The stream.
-        starting: The start of the first run: ``earliest``, ``latest``, or the text of a stream cut
+        starting: Where the first run starts: ``earliest``, ``latest``, or a stream cut as text
             (``StreamCut.asText()``). Later runs resume from the checkpoint.
-        max_bytes_per_batch: The size of a batch, in bytes of the stream, at about which it ends; None for no limit.
-        outage_patience_s: The time for which Pravega may be away while batches are planned, in seconds.
-        accept_lost: The head of the stream, as the text of a stream cut, up to which events may be missing, as an error
-            has named it.
+        max_bytes_per_batch: The approximate size of a batch, in bytes of the stream; None for no limit.
+        outage_patience_s: How long Pravega may be unreachable while batches are planned, in seconds.
+        accept_lost: The head of the stream up to which events may be missing, as a stream cut in text form, copied from
+            an error.
 
     Returns:
         Columns ``value`` (binary), ``segment`` (its id) and ``offset`` (of the event in its segment).
 
     Raises:
-        ConfigurationError: if a setting or argument is wrong, or the session does not have Pravega's client.
+        ConfigurationError: If a setting or argument is wrong, or the session does not have Pravega's client.
     """
     check_session(spark)
     options = {
@@ -71,11 +71,11 @@ def read_pravega(
 
 
 def _check_cut(spark: SparkSession, setting: str, given: Any, stream: str, example: str) -> None:
-    """Checks that a text is a cut of this stream."""
+    """Checks that a string is a cut of this stream."""
     cuts = spark._jvm.io.pravega.client.stream.StreamCut
     try:
         cut = getattr(cuts, "from")(given)
-    except Exception:  # noqa: BLE001 - py4j's, or whatever Pravega raises for a text of another kind
+    except Exception:  # noqa: BLE001 - py4j's, or whatever Pravega raises for any other string
         raise ConfigurationError(
             f"{setting}={given!r} is not the text of a stream cut.", next_step=f"Give {example}.", setting=setting
         ) from None

@@ -1,8 +1,8 @@
-"""The segments of a stream, and the times at which Pravega made them, which tell it from a later one of its name.
+"""The segments of a stream and their creation times, which distinguish it from a later stream with its name.
 
-Ids of transactions do not: they are counted, and a new cluster begins to count again. Pravega's public client does not
-tell the times. The message that asks for them is that of `SegmentMetadataClientImpl.fetchProperty`, for another
-attribute: ``Attributes.CREATION_TIME`` of Pravega's segment store.
+Transaction ids do not: they are counted, and a new cluster starts counting again. Pravega's public client does not
+return creation times. The request for them is that of `SegmentMetadataClientImpl.fetchProperty`, for another attribute:
+``Attributes.CREATION_TIME`` of Pravega's segment store.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 from typing_extensions import Self
 
 _CREATION_TIME = (-(2**63), 0)
-"""The attribute's id: the halves of a UUID."""
+"""The attribute's id, as the two halves of a UUID."""
 
 _ANSWERS_WITHIN_S = 60
 
 
 class StatusUnknownError(Exception):
-    """Raised if Pravega does not answer, or not in time, what became of a transaction."""
+    """Pravega did not report in time what happened to a transaction."""
 
 
 class StreamSegments:
-    """Asks about a stream's segments. Use as a context manager.
+    """Queries a stream's segments. Use it as a context manager.
 
-    Without an answer, each method raises Py4JJavaError; after one that tells nothing, StatusUnknownError.
+    Each method raises Py4JJavaError if there is no response, and StatusUnknownError if it is inconclusive.
 
     Args:
         jvm: A JVM with Pravega's client.
@@ -51,7 +51,10 @@ class StreamSegments:
         self._pool.close()
 
     def birth(self) -> str:
-        """Returns a segment that is written to now, and when it was made: ``scope/stream/0.#epoch.0@1795647840578``."""
+        """Returns a segment that is currently written to, and its creation time.
+
+        For example: ``scope/stream/0.#epoch.0@1795647840578``.
+        """
         now = self._answer(self._controller.getCurrentSegments(self._scope, self._stream))
         name = min(str(one.getScopedName()) for one in now.getSegments())
         if not (created := self._created(name)):
@@ -59,12 +62,15 @@ class StreamSegments:
         return f"{name}@{created}"
 
     def has(self, birth: str) -> bool:
-        """Tells whether the stream has the segment of `birth`, made at the same time. Not so once it is truncated."""
+        """Returns True if the stream has the segment of `birth`, with the same creation time.
+
+        Truncated segments are gone.
+        """
         name, _, created = birth.rpartition("@")
         return bool(created) and self._created(name) == created
 
     def _created(self, name: str) -> str:
-        """Returns the milliseconds since 1970 at which a segment was made; empty if there is no such one."""
+        """Returns when a segment was created, in milliseconds since 1970; empty if it does not exist."""
         rights = self._jvm.io.pravega.shared.security.auth.AccessOperation.READ
         token = self._answer(self._controller.getOrRefreshDelegationTokenFor(self._scope, self._stream, rights))
         segment = self._segment.fromScopedName(name)

@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 WAIT_S = 120.0
 EVENT_LIMIT_BYTES = 8 * 2**20 - 1024
-"""The longest value that is taken, with room for the key: Pravega's client takes events of up to 8 MiB."""
+"""The largest value that is accepted, leaving room for the key: Pravega's client accepts events of up to 8 MiB."""
 
 
 def never(*_: object) -> None:
-    """Takes the place of the user's function, which a stream does not have."""
+    """Stands in for the user's function, which a stream does not have."""
     raise NotImplementedError
 
 
 class PravegaSink(WriteAheadSink):
     """Writes each batch to a Pravega stream, in one transaction.
 
-    Rows have the column ``value``, text or bytes, and may have the column ``key``, text: the routing key.
+    Rows have the column ``value``, text or bytes, and optionally the column ``key``, text: the routing key.
 
     Args:
-        controller: The controller's URI, such as ``tcp://host:9090``, or a `Pravega` with a user, too.
+        controller: The controller's URI, such as ``tcp://host:9090``, or a `Pravega` that also has a user.
         scope: The stream's scope.
-        stream: The stream, which must be there.
-        folder: The folder in which rows wait, see `WriteAheadSink`.
+        stream: The stream, which must exist.
+        folder: The folder in which rows wait; see `WriteAheadSink`.
         name: Unique within the query, and the same after a restart.
 
     Raises:
-        ConfigurationError: if a setting is wrong.
+        ConfigurationError: If a setting is wrong.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PravegaSink(WriteAheadSink):
         """Returns the columns.
 
         Raises:
-            SchemaError: naming one that is missing, too many, or of another type.
+            SchemaError: If one is missing, unknown, or of the wrong type. The message names it.
         """
         text = (pa.string(), pa.large_string())
         kinds = {"value": (*text, pa.binary(), pa.large_binary()), "key": text}
@@ -100,11 +100,11 @@ class PravegaSink(WriteAheadSink):
 
     @property
     def takes_dead_letters(self) -> bool:
-        """False: Pravega may refuse an event after the decision."""
+        """False: Pravega may reject an event after the decision."""
         return False
 
-    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - it does not tell refused rows
-        """Returns the same rows, whose computation fails for a value that Pravega would refuse after the decision."""
+    def checked(self, rows: DataFrame, mark: str = "") -> DataFrame:  # noqa: ARG002 - it does not report refused rows
+        """Returns the same rows, with a computation that fails for values that Pravega would reject after deciding."""
         length = "octet_length(value)"
         return rows.where(
             f"CASE WHEN value IS NOT NULL AND {length} <= {EVENT_LIMIT_BYTES} THEN true "
@@ -114,7 +114,7 @@ class PravegaSink(WriteAheadSink):
         )
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the stream is there, and that it is the one in the log."""
+        """Checks that the stream exists, and that it is the one in the log."""
         facts = {**super().preflight(query, recorded), "stream": f"{self.scope}/{self.stream}"}
         if recorded is not None and recorded.get("stream") != facts["stream"]:
             raise PreflightError(

@@ -1,4 +1,4 @@
-"""Pravega's streams as sources of a query: what sparkonce asks about them. See `sparkonce.source`."""
+"""Pravega streams as sources of a query, with the information that sparkonce needs; see `sparkonce.source`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PravegaStreams(Source):
-    """Streams, as `read_pravega` reads them."""
+    """Streams as read by `read_pravega`."""
 
     def judge(self, source: SourceFacts, downtime: str) -> Iterator[Finding]:
         """See `Source.judge`."""
@@ -36,7 +36,7 @@ class PravegaStreams(Source):
         return str(offset["stream"]) if {"stream", "cut"} <= keys <= {"stream", "cut", "made", "first"} else None
 
     def check(self, spark: SparkSession, source: SourceFacts, trigger: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Checks that the controller answers, and knows the stream."""
+        """Checks that the controller responds, and knows the stream."""
         from sparkonce_pravega.client import PravegaStream, reason
         from sparkonce_pravega.compiled import cluster_of
 

@@ -1,10 +1,10 @@
-"""RabbitMQ's streams and queues, as sources and sinks of a query.
+"""RabbitMQ streams and queues, as sources and sinks of a query.
 
-- ``server``: the server's address, its user and TLS
+- ``server``: the server's address, user and TLS settings
 - ``sinks``: publish decided rows to a stream or a queue
-- ``stream``: reads streams; ``read_stream`` makes the source
-- ``queue``: reads queues, whose messages are kept in the checkpoint; ``read_queue`` makes the source
-- ``sources``: what sparkonce asks about the sources
+- ``stream``: reads streams; ``read_stream`` creates the source
+- ``queue``: reads queues, whose messages are stored in the checkpoint; ``read_queue`` creates the source
+- ``sources``: the information about the sources that sparkonce needs
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOMES = {
     "read_rabbitmq_queue": "sparkonce_rabbitmq.read_queue",
     "read_rabbitmq_stream": "sparkonce_rabbitmq.read_stream",
 }
-"""The public names, and the module that defines each."""
+"""The public names, with the module that defines each."""
 
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = _lazy(__name__, HOMES)

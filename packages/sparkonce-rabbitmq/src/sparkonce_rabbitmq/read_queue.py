@@ -1,4 +1,4 @@
-"""A classic or quorum queue of RabbitMQ as a source, which replays: its messages are in the query's checkpoint."""
+"""A classic or quorum queue of RabbitMQ as a replayable source: its messages are stored in the query's checkpoint."""
 
 from __future__ import annotations
 
@@ -37,39 +37,40 @@ def read_rabbitmq_queue(
     partitions: int = 4,
     outage_patience_s: float = 300.0,
 ) -> DataFrame:
-    """Returns a streaming DataFrame over a queue. Start one query with it, on the checkpoint that is named here.
+    """Returns a streaming DataFrame over a queue. Start one query with it, on the checkpoint given here.
 
-    Messages are received while the query runs, and kept in the checkpoint before a batch reads them.
+    Messages are received while the query is running, and stored in the checkpoint before a batch reads them.
 
     Args:
         spark: The session.
         server: The server, or a node of a cluster.
         queue: The queue's name. It must exist.
-        checkpoint: The query's checkpoint, as `ExactlyOnce` is given it.
-        identify: What tells a message that comes again from others: its property ``message_id``; a ``digest`` of all
-            that its publisher has set; or a function of a `QueueMessage` that returns a text or bytes. Two messages
-            of which it is the same are one message. Cannot be changed.
-        acknowledge: ``finished``: a message is acknowledged once its batch is decided and finished. ``stored``: once
-            it is kept in the checkpoint; so a deleted checkpoint loses messages, and prefetch need not hold a batch.
-        prefetch: The most messages that are delivered and not acknowledged. With ``finished``, also of what is kept
-            and not finished.
-        exclusive: Whether the server lets nobody else consume meanwhile.
-        remember: How many ids of messages are remembered behind finished batches.
-        most_ahead: With ``stored``: acknowledgements pause while so many rows wait for a batch.
-        max_rows_per_batch: The most rows of a batch, in whole segments; None for no limit.
-        segment_rows: The most rows that are kept together.
-        linger_s: How long a message waits for others that it is kept with, in seconds.
-        partitions: The most partitions of a batch.
-        outage_patience_s: The time for which the server, or the checkpoint's store, may be away, in seconds.
+        checkpoint: The query's checkpoint, as passed to `ExactlyOnce`.
+        identify: How to recognize a message that is delivered again: by its property ``message_id``; by a ``digest`` of
+            everything that its publisher has set; or with a function of a `QueueMessage` that returns a string or
+            bytes. Two messages with the same result count as one message. Cannot be changed later.
+        acknowledge: ``finished``: a message is acknowledged once its batch is decided and finished. ``stored``: once it
+            is stored in the checkpoint, so a deleted checkpoint loses messages, but prefetch does not need to cover a
+            batch.
+        prefetch: The maximum number of delivered but unacknowledged messages. With ``finished``, this includes stored
+            messages of unfinished batches.
+        exclusive: True if the server must not let anybody else consume meanwhile.
+        remember: The number of message ids that are remembered after their batches are finished.
+        most_ahead: With ``stored``, acknowledgments pause while this many rows are waiting for a batch.
+        max_rows_per_batch: The maximum number of rows in a batch, in whole segments; None for no limit.
+        segment_rows: The maximum number of rows that are stored together.
+        linger_s: How long a message waits for others to be stored with it, in seconds.
+        partitions: The maximum number of partitions in a batch.
+        outage_patience_s: How long the server, or the checkpoint's store, may be unreachable, in seconds.
 
     Returns:
         Columns ``value`` (binary), ``message_id``, ``exchange``, ``routing_key``, ``timestamp``, ``properties`` and
-        ``headers`` (texts by name), ``redelivered``.
+        ``headers`` (strings by name), ``redelivered``.
 
     Raises:
-        ConfigurationError: if a setting or argument is wrong.
-        PreflightError: if the queue is not there, or this user may not read it.
-        OutageError: if the server cannot be reached.
+        ConfigurationError: If a setting or argument is wrong.
+        PreflightError: If the queue does not exist, or this user may not read it.
+        OutageError: If the server is unreachable.
     """
     check_session(spark)
     from sparkonce_rabbitmq.queue.consumer import ConsumerSettings, queue_is_there
@@ -100,4 +101,4 @@ def read_rabbitmq_queue(
     options = QueueOptions(files=files, consumer=consumer, receiver=receiver, most=most, partitions=count)
     spark.dataSource.register(source_of(options))
     told = {"queue": queue, "identify": identified_by(receiver.identify), "acknowledge": receiver.acknowledge}
-    return spark.readStream.format(NAME).options(**told).load()  # for the analyser alone
+    return spark.readStream.format(NAME).options(**told).load()  # only for the analyzer

@@ -1,4 +1,4 @@
-"""RabbitMQ streams as a source, which replays: its positions are in the query's checkpoint."""
+"""RabbitMQ streams as a replayable source: its positions are in the query's checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkonce_rabbitmq.server import RabbitMQ, checked_server
 from sparkonce_rabbitmq.stream.data_source import NAME, OPTION, RabbitMQStreamSource, StreamOptions
 
 MAX_ROWS_PER_BATCH = 1_000_000
-"""The default limit of a batch, as `read_kafka` has it."""
+"""The default limit of a batch, as in `read_kafka`."""
 
 AMQP, RAW = "amqp", "raw"
 """The forms of a message."""
@@ -45,24 +45,24 @@ def read_rabbitmq_stream(
         spark: The session.
         server: The server, or any node of a cluster.
         streams: One or more streams.
-        super_stream: Instead: a super stream, all of whose streams are read.
-        starting: The start of the first run: ``earliest``, ``latest``, or an aware datetime (the first chunk that is
-            not older). Or for each stream one of these or an offset. Later runs resume from the checkpoint. A stream
-            that is added later is read from its beginning, unless it is named here.
-        max_rows_per_batch: The most messages of a batch, over all streams; None for no limit.
-        body: ``amqp`` if messages are of AMQP 1.0, as RabbitMQ's clients and `RabbitMQStreamSink` write them, and as
-            RabbitMQ stores what is published to a stream by AMQP 0-9-1. ``value`` is then the body. ``raw`` if they
-            are bare bytes.
-        offset_name: The name under which the server keeps the offsets of finished batches, for tools that show lag.
-        outage_patience_s: The time for which the server may be away, in seconds.
-        accept_lost: For each stream the offset below which messages may be missing, as an error has named it.
+        super_stream: A super stream, all of whose streams are read, instead of `streams`.
+        starting: Where the first run starts: ``earliest``, ``latest``, or a timezone-aware datetime (the first chunk
+            that is not older). Or, for each stream, one of these or an offset. Later runs resume from the checkpoint. A
+            stream that is added later is read from its beginning, unless it is named here.
+        max_rows_per_batch: The maximum number of messages in a batch, over all streams; None for no limit.
+        body: ``amqp`` if messages are in AMQP 1.0 format, as written by RabbitMQ's clients and `RabbitMQStreamSink`,
+            and as RabbitMQ stores what is published to a stream with AMQP 0-9-1. ``value`` is then the body. ``raw`` if
+            they are bare bytes.
+        offset_name: The name under which the server stores the offsets of finished batches, for tools that show lag.
+        outage_patience_s: How long the server may be unreachable, in seconds.
+        accept_lost: For each stream, the offset below which messages may be missing, copied from an error.
 
     Returns:
         Columns ``stream``, ``offset``, ``timestamp`` (of the message's chunk), ``value`` (binary), and for AMQP
-        ``properties`` and ``application_properties`` (texts by name).
+        ``properties`` and ``application_properties`` (strings by name).
 
     Raises:
-        ConfigurationError: if a setting or argument is wrong.
+        ConfigurationError: If a setting or argument is wrong.
     """
     check_session(spark)
     names, is_super = _which(streams, super_stream)
@@ -113,7 +113,7 @@ def _check_names(setting: str, given: Mapping[str, Any], names: Collection[str])
 
 
 def _starting(given: Any) -> dict[str, str | int]:
-    """Returns where a query begins: for each stream, or for all under an empty name."""
+    """Returns where a query starts, for each stream, or for all under an empty name."""
     if isinstance(given, Mapping):
         return {
             nonempty("starting", stream, example=_STARTS): _start(f"starting[{stream!r}]", one)

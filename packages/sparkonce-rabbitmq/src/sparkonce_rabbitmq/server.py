@@ -1,4 +1,4 @@
-"""The address of a RabbitMQ server, and how to log in there: for streams and for queues."""
+"""The address of a RabbitMQ server, and how to log in, for streams and for queues."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from sparkonce.checks import see_files
 from sparkonce.errors import ConfigurationError
 
 _PORTS = {False: (5672, 5552), True: (5671, 5551)}
-"""The ports of AMQP and of streams, without TLS and with it."""
+"""The ports of AMQP and of streams, without and with TLS."""
 
 PACKAGES = ("sparkonce_rabbitmq",)
-"""What workers need, to write to it and to read it."""
+"""What workers need to write to it and to read from it."""
 
 TLS_FILES = ("ca_file", "certificate_file", "key_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitMQ:
-    """A server, or a node of a cluster, and a user of it.
+    """A server, or a node of a cluster, and a user.
 
     Attributes:
         host: Its name or address.
-        port: The port of AMQP 0-9-1, for queues; by default 5672, with TLS 5671.
-        stream_port: The port of the stream protocol; by default 5552, with TLS 5551.
+        port: The AMQP 0-9-1 port, for queues. Defaults to 5672, or 5671 with TLS.
+        stream_port: The port of the stream protocol. Defaults to 5552, or 5551 with TLS.
         virtual_host: The virtual host.
         user: The user.
         password: The user's password.
-        tls: Whether connections are encrypted. The server's certificate is always checked then.
-        ca_file: The authorities that the server's certificate is checked against; by default the system's.
-        certificate_file: The client's own certificate, if the server asks for one.
+        tls: True to encrypt connections. The server's certificate is then always checked.
+        ca_file: The authorities that the server's certificate is checked against. Defaults to the system's.
+        certificate_file: The client's own certificate, if the server requires one.
         key_file: The key of that certificate.
-        load_balancer: Whether the address is a load balancer's: a certain node is reached by connecting again.
-        timeout_s: The time for which a connection, or an answer, is waited for.
+        load_balancer: True if the address is a load balancer's. A specific node is then reached by reconnecting.
+        timeout_s: How long to wait for a connection or a response.
 
     Raises:
-        ConfigurationError: naming the setting that is wrong.
+        ConfigurationError: If a setting is wrong. The message names it.
     """
 
     host: str = "localhost"
@@ -92,14 +92,14 @@ class RabbitMQ:
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
-        """The settings and paths of files that each process that connects must be able to read."""
+        """The settings and paths of files that each connecting process must be able to read."""
         return tuple((setting, path) for setting in TLS_FILES if (path := getattr(self, setting)) is not None)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Makes the context of an encrypted connection; None without TLS.
+        """Creates the context of an encrypted connection; None without TLS.
 
         Raises:
-            OSError: naming a file that cannot be read.
+            OSError: If a file cannot be read. The message names it.
         """
         if not self.tls:
             return None
@@ -111,10 +111,10 @@ class RabbitMQ:
 
 
 def checked_server(server: object) -> RabbitMQ:
-    """Returns what was given as a server.
+    """Returns the argument if it is a server.
 
     Raises:
-        ConfigurationError: if it is none.
+        ConfigurationError: If it is not.
     """
     if not isinstance(server, RabbitMQ):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""RabbitMQ's streams and queues as sources of a query: what sparkonce asks about them. See `sparkonce.source`."""
+"""RabbitMQ streams and queues as sources of a query, with what sparkonce needs to know; see `sparkonce.source`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("sparkonce")
 
 
 class RabbitMQStreams(Source):
-    """Streams, as `read_rabbitmq_stream` reads them."""
+    """Streams as read by `read_rabbitmq_stream`."""
 
     def judge(self, source: SourceFacts, downtime: str) -> Iterator[Finding]:
         """See `Source.judge`."""
@@ -52,7 +52,7 @@ class RabbitMQStreams(Source):
         return rows_between(before, after)
 
     def check(self, spark: SparkSession, source: SourceFacts, trigger: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Checks that the server answers, and that its streams can be read."""
+        """Checks that the server responds, and that its streams can be read."""
         from sparkonce.session import IS_LIMITED_BY_SPARK
         from sparkonce_rabbitmq.server import RabbitMQ
         from sparkonce_rabbitmq.sinks.connection import OUTAGES
@@ -91,7 +91,7 @@ class RabbitMQStreams(Source):
 
 
 class RabbitMQQueues(Source):
-    """Queues, as `read_rabbitmq_queue` reads them. It has checked its queue itself; tasks connect to no server."""
+    """Queues as read by `read_rabbitmq_queue`, which checks its queue itself. Tasks do not connect to a server."""
 
     def worker_needs(self, source: SourceFacts) -> WorkerNeeds:  # noqa: ARG002 - tasks read files
         """See `Source.worker_needs`."""
@@ -117,7 +117,7 @@ class RabbitMQQueues(Source):
         yield note("messages that come again may come in another order")
 
     def describe_offset(self, offset: Any) -> str | None:
-        """Returns an empty text: an offset does not name the queue."""
+        """Returns an empty string, since an offset does not name the queue."""
         return "" if isinstance(offset, dict) and offset.keys() == {QUEUE, NEXT} else None
 
 

@@ -1,9 +1,9 @@
-"""Reads a classic or quorum queue of RabbitMQ. Only ``data_source`` imports PySpark: Spark's side.
+"""Reads a classic or quorum queue of RabbitMQ. Only ``data_source``, Spark's side, imports PySpark.
 
-- ``messages``: a message, what tells it from others, and messages as Arrow rows.
-- ``segments``: received messages, kept durably in the checkpoint before Spark is told of them.
-- ``memory``: the ids of messages that were kept.
-- ``progress``: how far Spark has finished, from its checkpoint.
-- ``receiver``: decides what is kept and what is acknowledged; knows no connection.
-- ``consumer``: the thread that holds the connection.
+- ``messages``: a message, how it is identified, and messages as Arrow rows
+- ``segments``: received messages, stored durably in the checkpoint before Spark learns of them
+- ``memory``: the ids of stored messages
+- ``progress``: how far Spark has finished, according to its checkpoint
+- ``receiver``: decides what is stored and what is acknowledged, independently of the connection
+- ``consumer``: the thread that owns the connection
 """

@@ -1,7 +1,7 @@
-"""The thread that holds the connection: it receives, keeps, and acknowledges.
+"""The thread that owns the connection: it receives, stores, and acknowledges messages.
 
-It is a thread of the process that plans batches, which is idle in between: so heartbeats are answered while the driver
-is busy. pika's connection with callbacks takes 36 µs of CPU a message, its blocking one 50, and aio-pika 230.
+It is a thread of the process that plans batches, which is otherwise idle, so heartbeats are answered while the driver
+is busy. pika's callback-based connection takes 36 µs of CPU per message, its blocking connection 50, and aio-pika 230.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class ConsumerSettings:
     Attributes:
         server: The server and the user.
         queue: The queue's name.
-        prefetch: The most messages that are delivered and not acknowledged.
-        exclusive: Whether nobody else may consume at the same time.
-        patience_s: The time for which the server, or the store, may be away.
+        prefetch: The maximum number of delivered but unacknowledged messages.
+        exclusive: True if nobody else may consume at the same time.
+        patience_s: How long the server, or the store, may be unreachable.
     """
 
     server: RabbitMQ
@@ -66,11 +66,11 @@ class ConsumerSettings:
 
 
 class QueueConsumer:
-    """A receiver's connection, in a thread of its own.
+    """A receiver's connection, in its own thread.
 
     Args:
         settings: The settings.
-        receiver: What takes the messages.
+        receiver: The receiver of the messages.
     """
 
     def __init__(self, settings: ConsumerSettings, receiver: Receiver) -> None:
@@ -85,11 +85,11 @@ class QueueConsumer:
         self._delivered: deque[tuple[int, QueueMessage]] = deque()
 
     def start(self) -> None:
-        """Starts to receive."""
+        """Starts receiving."""
         self._thread.start()
 
     def wait_quiet(self, timeout_s: float) -> None:
-        """Waits until the queue has given what it has for now, but no longer than this."""
+        """Waits until the queue has delivered what it currently has, or the timeout is reached."""
         self._quiet.wait(timeout_s)
 
     def check(self) -> None:
@@ -98,7 +98,7 @@ class QueueConsumer:
             raise self._error
 
     def stop(self) -> None:
-        """Closes the connection: what is not acknowledged goes back to the queue."""
+        """Closes the connection. Unacknowledged messages return to the queue."""
         self._stopping.set()
         self._thread.join(self._settings.server.timeout_s)
 
@@ -112,7 +112,8 @@ class QueueConsumer:
                     self._receiver.claim()
                     claimed = True
                 self._receiver.settle()
-                self._receiver.look()  # while the store is away nothing is subscribed to: a return of messages counts
+                # the store is unreachable, so do not subscribe: every return of messages is counted
+                self._receiver.look()
                 self._consume()
             except SparkonceError as error:
                 self._error = error
@@ -134,7 +135,7 @@ class QueueConsumer:
                 return
 
     def _consume(self) -> None:
-        """Receives until it is stopped, or cannot go on: raises why."""
+        """Receives until it is stopped, or raises the reason why it cannot continue."""
         self._failure: BaseException | None = None
         self._is_ending = False
         self._connection = pika.SelectConnection(
@@ -185,7 +186,7 @@ class QueueConsumer:
             self._stopping.wait(_BACKOFF_S)
 
     def _outage(self, error: Exception) -> OutageError | None:
-        """Returns the error if it has lasted too long; else warns of it."""
+        """Returns the error if it has lasted too long; otherwise logs a warning."""
         away_s = time.monotonic() - self._well_at
         if away_s > self._settings.patience_s:
             return OutageError(
@@ -195,7 +196,7 @@ class QueueConsumer:
         logger.warning("Queue %r: %s. It is tried again.", self._settings.queue, said(error))
         return None
 
-    # --- on its loop, where nothing may be raised ---------------------------------------------------------------------
+    # --- on its event loop, where nothing may be raised ---------------------------------------------------------------
 
     def _opened(self, channel: Any) -> None:
         settings, self._channel = self._settings, channel
@@ -241,7 +242,7 @@ class QueueConsumer:
             self._quiet.set()
 
     def _store_away(self, error: OSError) -> None:
-        """Keeps the connection, for each new subscription counts as a return of all that is not acknowledged."""
+        """Keeps the connection open, since each new subscription returns everything that is unacknowledged."""
         if (outage := self._outage(error)) is not None:
             self._end(outage)
 
@@ -260,14 +261,17 @@ class QueueConsumer:
             self._end(error)
 
     def _take(self) -> None:
-        """Takes what was delivered. It waits here, up to the prefetch, while the store does not take what is full."""
+        """Takes what was delivered.
+
+        While the store does not accept full segments, deliveries wait here, up to the prefetch.
+        """
         while self._delivered and not self._receiver.is_full():
             self._receiver.take(*self._delivered.popleft())
             if self._receiver.is_full():
                 self._receiver.keep()
 
     def _warn_of_limit(self, headers: Mapping[str, Any]) -> None:
-        """Tells once that a quorum queue may soon drop a message: it counts how often each was returned."""
+        """Warns once that a quorum queue, which counts how often each message was returned, may soon drop one."""
         returned = headers.get(_RETURNED, 0)
         if returned >= _MANY_RETURNS and not self._has_warned:
             self._has_warned = True
@@ -278,7 +282,7 @@ class QueueConsumer:
             )
 
     def _end(self, error: BaseException | None) -> None:
-        """Notes the first error, and closes the connection; the loop ends when it is closed."""
+        """Records the first error, and closes the connection. The loop ends when it is closed."""
         if self._is_ending:
             return
         self._is_ending, self._failure = True, error
@@ -293,11 +297,11 @@ class QueueConsumer:
 
 
 def queue_is_there(server: RabbitMQ, queue: str) -> None:
-    """Checks that the queue is there, and that this user may log in.
+    """Checks that the queue exists, and that this user may log in.
 
     Raises:
-        PreflightError: if not.
-        OutageError: if the server cannot be reached.
+        PreflightError: If not.
+        OutageError: If the server is unreachable.
     """
     try:
         connection = pika.BlockingConnection(amqp_parameters(server))
@@ -319,7 +323,7 @@ def queue_is_there(server: RabbitMQ, queue: str) -> None:
 
 
 def _as_text(given: Any) -> Any:
-    """Returns texts and names of headers as text: pika leaves bytes that are no UTF-8, of which no two may be alike."""
+    """Returns header names and strings as text. pika leaves invalid UTF-8 as bytes, which must stay distinct."""
     if isinstance(given, bytes):
         return given.decode(errors="backslashreplace")
     if isinstance(given, dict):

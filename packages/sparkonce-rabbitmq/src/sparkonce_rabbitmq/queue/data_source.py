@@ -1,8 +1,8 @@
-"""Spark's side of RabbitMQ queues: a streaming source by Spark's Python data source API, in Arrow batches.
+"""Spark's side of RabbitMQ queues: a streaming source that uses Spark's Python data source API, with Arrow batches.
 
-Spark plans batches in a Python process beside the driver, which lives as long as the query. There the receiver has its
-thread: the connection ends with the query, and heartbeats do not wait for the driver. Tasks read what is kept, and
-connect to no server.
+Spark plans batches in a separate Python process on the driver, which lives as long as the query. The receiver's thread
+is in this process, so the connection ends with the query, and heartbeats do not wait for the driver. Tasks read what is
+stored, and do not connect to a server.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class QueueOptions:
 
     Attributes:
         files: The query's checkpoint.
-        consumer: Of the connection.
-        receiver: Of what is kept.
-        most: The most rows of a batch; None for all.
-        partitions: The most partitions of a batch.
+        consumer: The settings of the connection.
+        receiver: The settings of the receiver.
+        most: The maximum number of rows in a batch; None for all.
+        partitions: The maximum number of partitions in a batch.
     """
 
     files: CheckpointFiles
@@ -56,7 +56,7 @@ class QueueOptions:
     partitions: int
 
     def for_tasks(self) -> QueueOptions:
-        """Returns them without the password: tasks connect to no server."""
+        """Returns the settings without the password: tasks do not connect to a server."""
         server = replace(self.consumer.server, password="")
         return replace(self, consumer=replace(self.consumer, server=server))
 
@@ -75,8 +75,8 @@ class QueuePartition(InputPartition):  # type: ignore[misc]
 def source_of(options: QueueOptions) -> type[DataSource]:
     """Returns a data source with these settings, under the name `NAME`.
 
-    Spark pickles it: no option has a secret. The password is in what the process that plans gets. It is left out of
-    what that process pickles for tasks: the reader, and the source once the reader is made.
+    Spark pickles it, so no option contains a secret. The password goes to the planning process, but is left out of what
+    that process pickles for tasks: the reader, and the source once the reader is created.
     """
 
     class RabbitMQQueueSource(DataSource):  # type: ignore[misc]
@@ -96,7 +96,7 @@ def source_of(options: QueueOptions) -> type[DataSource]:
 
 
 class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches beside the driver, where it receives, and reads their partitions in tasks.
+    """Plans batches on the driver, where it also receives, and reads their partitions in tasks.
 
     Args:
         options: The settings.
@@ -112,18 +112,18 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._consumer: QueueConsumer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the thread and the password: tasks only read what is kept."""
+        """Leaves out the thread and the password, because tasks only read what is stored."""
         return {**self.__dict__, "_options": self._options.for_tasks(), "_receiver": None, "_consumer": None}
 
     def initialOffset(self) -> Place:  # noqa: N802 - Spark's
-        """Returns the place before the first message."""
+        """Returns the position before the first message."""
         return self._at(0)
 
     def latestOffset(self, start: Place | None = None, limit: Any = None) -> Place:  # noqa: N802 - Spark's
-        """Returns the place up to which the next batch reads; the batch's start if nothing is new.
+        """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
         Args:
-            start: The start of the batch. Spark before 4.2 does not tell it.
+            start: The start of the batch. Spark before 4.2 does not pass it.
             limit: Spark's limit.
         """
         receiver, consumer = self._receiving()
@@ -134,13 +134,13 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return self._at(self._place)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Notes what the queue has given by now, for Spark 4.2 and newer: the query reads that."""
+        """Records what the queue has delivered by now, for Spark 4.2 and newer: the query reads up to there."""
         receiver, consumer = self._receiving()
         consumer.check()
         self._target = receiver.newest()
 
     def partitions(self, start: Place, end: Place) -> list[QueuePartition]:
-        """Returns the parts of a batch: always the same for the same places."""
+        """Returns the parts of a batch, which are always the same for the same positions."""
         if {start[QUEUE], end[QUEUE]} != {self._known()}:
             raise CheckpointMismatchError(
                 f"The messages in {self._options.segments().files.location} are not those of this query.",
@@ -159,7 +159,7 @@ class QueueReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
             yield from segments.read(number).table().to_batches()
 
     def stop(self) -> None:
-        """Closes the connection: what is not acknowledged goes back to the queue."""
+        """Closes the connection. Unacknowledged messages return to the queue."""
         if self._consumer is not None:
             self._consumer.stop()
 

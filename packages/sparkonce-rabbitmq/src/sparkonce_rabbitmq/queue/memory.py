@@ -1,4 +1,4 @@
-"""The ids of messages that were kept, each with the number of its segment."""
+"""The ids of stored messages, each with the number of its segment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 class Memory:
-    """Remembers ids, the newest ones, and all that belong to batches that are not finished.
+    """Remembers the newest ids, and all ids in unfinished batches.
 
     Args:
-        most: How many ids of finished batches, and newer ones, are remembered.
+        most: The number of ids that are remembered if their batches are finished.
     """
 
     def __init__(self, most: int) -> None:
@@ -20,18 +20,18 @@ class Memory:
         return len(self._numbers)
 
     def find(self, identity: bytes) -> int | None:
-        """Returns the number of the segment that a message is in; None if it is not remembered."""
+        """Returns the number of the segment that contains a message; None if it is not remembered."""
         return self._numbers.get(identity)
 
     def add(self, identities: Iterable[bytes], number: int) -> None:
-        """Remembers messages of a segment. Segments come in the order of their numbers."""
+        """Remembers the messages of a segment. Segments are added in ascending order."""
         self._numbers.update(dict.fromkeys(identities, number))
 
     def forget(self, finished: int) -> None:
-        """Forgets the oldest of what is too much.
+        """Forgets the oldest ids in excess of the limit.
 
         Args:
-            finished: The number of the first segment that is not finished: from there on nothing is forgotten.
+            finished: The number of the first unfinished segment. From there on, nothing is forgotten.
         """
         for identity in list(self._numbers)[: max(0, len(self._numbers) - self._most)]:
             if self._numbers[identity] >= finished:

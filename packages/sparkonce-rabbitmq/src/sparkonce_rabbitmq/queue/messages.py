@@ -1,4 +1,4 @@
-"""A message of a queue, what tells it from others, and messages as Arrow rows."""
+"""A message of a queue, how it is identified, and messages as Arrow rows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class QueueMessage(NamedTuple):
 
     Attributes:
         value: The body.
-        message_id: The property of that name, as its publisher has set it.
+        message_id: The property with this name, as set by the publisher.
         exchange: The exchange that it was published to.
         routing_key: Its routing key.
-        timestamp: The property of that name, in seconds since the epoch; null in rows if Spark has no such time.
+        timestamp: The property with this name, in seconds since the epoch. Null in rows if Spark cannot represent it.
         properties: The other properties that are set, by name.
         headers: The headers, by name.
-        redelivered: Whether the server says that it may have been delivered before.
+        redelivered: True if the server says that it may have been delivered before.
     """
 
     value: bytes
@@ -59,14 +59,14 @@ class QueueMessage(NamedTuple):
 
 
 Identify = Literal["message_id", "digest"] | Callable[[QueueMessage], str | bytes]
-"""Tells a message from others: its property, a digest of all of it, or a function's answer."""
+"""How messages are identified: by their property, by a digest of the whole message, or by a function."""
 
 
 def id_of(message: QueueMessage, identify: Identify) -> bytes:
-    """Returns what tells a message from others, in `ID_BYTES` bytes.
+    """Returns a message's identity, in `ID_BYTES` bytes.
 
     Raises:
-        ConfigurationError: if the message has nothing that does.
+        ConfigurationError: If the message has none.
     """
     if identify == "digest":
         return _digest(message)
@@ -86,7 +86,7 @@ def id_of(message: QueueMessage, identify: Identify) -> bytes:
 
 
 def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
-    """Returns messages as rows."""
+    """Converts messages to rows."""
     columns = dict(zip(QueueMessage._fields, zip(*messages, strict=True), strict=True))
     columns["timestamp"] = [_microseconds(one) for one in columns["timestamp"]]
     arrays = [
@@ -97,12 +97,12 @@ def rows_of(messages: Sequence[QueueMessage]) -> pa.RecordBatch:
 
 
 def _microseconds(seconds: int | None) -> int | None:
-    """Returns a time as Spark keeps it; None for one that it cannot keep: publishers may set any 64 bits."""
+    """Returns a time as Spark represents it; None if it cannot, since publishers may set any 64 bits."""
     return seconds * 1_000_000 if seconds is not None and -_MOST_SECONDS <= seconds <= _MOST_SECONDS else None
 
 
 def _maps(each: Sequence[Any]) -> pa.MapArray:
-    """Returns mappings as a column: much faster than row by row."""
+    """Returns mappings as a column, much faster than row by row."""
     ends = [0, *itertools.accumulate(map(len, each))]
     names = [name for one in each for name in one]
     values = [value if isinstance(value, str) else _text(value) for one in each for value in one.values()]
@@ -112,11 +112,11 @@ def _maps(each: Sequence[Any]) -> pa.MapArray:
 
 
 _OF_SERVER = frozenset({"x-delivery-count", "x-acquired-count"})
-"""Headers by which a quorum queue counts deliveries: they differ when a message is delivered again."""
+"""Headers with which a quorum queue counts deliveries. They differ when a message is delivered again."""
 
 
 def _digest(message: QueueMessage) -> bytes:
-    """Returns a digest of all that the publisher has set: its parts are told apart by their lengths."""
+    """Returns a digest of everything that the publisher has set. Its parts are delimited by their lengths."""
     sent = {name: value for name, value in message.headers.items() if name not in _OF_SERVER}
     headers = json.dumps(sent, sort_keys=True, default=repr)
     properties = json.dumps({**message.properties, "message_id": message.message_id, "timestamp": message.timestamp})
@@ -137,5 +137,5 @@ def _text(value: Any) -> str | None:
 
 
 def identified_by(identify: Identify) -> str:
-    """Returns in a word what tells messages from each other."""
+    """Returns a word for how messages are identified."""
     return identify if isinstance(identify, str) else getattr(identify, "__qualname__", type(identify).__name__)

@@ -1,4 +1,4 @@
-"""Reads how far Spark has finished from its checkpoint: it records a batch once its sinks have finished it."""
+"""Reads from Spark's checkpoint how far it has finished. Spark records a batch once its sinks have finished it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ QUEUE, NEXT = "queue", "next"
 
 @dataclass(frozen=True, slots=True)
 class FinishedSegments:
-    """The numbers of segments that bound what is finished.
+    """The segment numbers that delimit what is finished.
 
     Attributes:
         below: Segments below it belong to finished batches.
-        spare: Segments below it belong to batches before the newest finished one: nothing reads them again.
+        spare: Segments below it belong to batches before the newest finished one, so nothing reads them again.
     """
 
     below: int = 0
@@ -51,7 +51,7 @@ class Progress:
         return self._found
 
     def _end(self, batch: int) -> int:
-        """Returns the end of a batch; 0 if the batch has none of this source."""
+        """Returns the end of a batch; 0 if the batch has none for this source."""
         return next(filter(None, (self._next(line) for line in self._spark.source_lines(batch))), 0)
 
     def _next(self, line: str) -> int:

@@ -1,10 +1,10 @@
-"""Decides what is kept of a queue, and what is acknowledged. It knows no connection.
+"""Decides what is stored from a queue, and what is acknowledged, independently of the connection.
 
-**Kept, then told**: a message is in a durable segment before Spark hears of it. A batch is a range of segments, so a
-replay reads the same rows.
+**Stored before it is reported**: a message is in a durable segment before Spark learns of it. A batch is a range of
+segments, so a replay reads the same rows.
 
-**Acknowledged last**: a message is acknowledged when its batch is finished, or, by choice, when its segment is durable.
-Whatever dies before that, the server delivers the message again, and its id is still in the memory.
+**Acknowledged last**: a message is acknowledged when its batch is finished or, optionally, when its segment is durable.
+If anything dies before that, the server delivers the message again, and its id is still remembered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Acknowledge = Literal["finished", "stored"]
 _CLAIMS = 100
 
 _SPARE_SEGMENTS = 16
-"""The least number of finished segments that are deleted together."""
+"""Finished segments are deleted in groups of at least this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class ReceiverSettings:
     """The settings of a receiver.
 
     Attributes:
-        identify: What tells messages from each other.
+        identify: How messages are identified.
         acknowledge: When messages are acknowledged: when their batch is ``finished``, or when they are ``stored``.
-        remember: How many ids are remembered.
-        most_ahead: With ``stored``: acknowledgements pause while so many rows wait for a batch.
-        segment_rows: The most rows of a segment.
-        segment_bytes: The size of bodies with which a segment is full.
-        linger_s: How long a message waits for others of its segment.
+        remember: The number of ids that are remembered.
+        most_ahead: With ``stored``, acknowledgments pause while this many rows are waiting for a batch.
+        segment_rows: The maximum number of rows in a segment.
+        segment_bytes: The total size of bodies at which a segment is full.
+        linger_s: How long a message waits for others in its segment.
     """
 
     identify: Identify = "message_id"
@@ -56,7 +56,7 @@ class ReceiverSettings:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Messages that are not kept yet, by id; and the segment that they are being put as, if that has been tried."""
+    """Messages that are not stored yet, by id, and the segment that is being put for them, if one is."""
 
     messages: dict[bytes, QueueMessage] = field(default_factory=dict)
     size: int = 0
@@ -65,10 +65,10 @@ class _Waiting:
 
 
 class Receiver:
-    """Keeps messages, and says which may be acknowledged. Methods of its consumer come from one thread.
+    """Stores messages, and determines which may be acknowledged. The consumer's calls come from one thread.
 
     Args:
-        segments: Where messages are kept.
+        segments: Where messages are stored.
         progress: How far Spark has finished.
         settings: The settings.
         clock: The time in seconds.
@@ -94,12 +94,12 @@ class Receiver:
         self._lock = threading.Lock()
 
     def claim(self) -> None:
-        """Learns what is kept, and takes the queue over from an older receiver.
+        """Loads what is stored, and takes the queue over from an older receiver.
 
         Raises:
-            CorruptRecordError: if messages that a batch has to read are missing.
-            SupersededError: if others take the queue over again and again.
-            OSError: if the store cannot be asked, or it is not known whether the claim landed. Claim again.
+            CorruptRecordError: If messages that a batch has to read are missing.
+            SupersededError: If others keep taking the queue over.
+            OSError: If the store cannot be read, or it is unknown whether the claim landed. Claim again.
         """
         for tries_left in reversed(range(_CLAIMS)):
             self._load()
@@ -113,14 +113,14 @@ class Receiver:
                     raise
 
     def take(self, tag: int, message: QueueMessage) -> None:
-        """Takes a delivery.
+        """Accepts a delivery.
 
         Args:
-            tag: Its delivery tag: it grows within a connection.
+            tag: Its delivery tag, which increases within a connection.
             message: The message.
 
         Raises:
-            ConfigurationError: if nothing tells the message from others.
+            ConfigurationError: If the message cannot be identified.
         """
         waiting, identity = self._waiting, id_of(message, self._settings.identify)
         number = self._memory.find(identity)
@@ -132,20 +132,20 @@ class Receiver:
             waiting.size += len(message.value)
 
     def is_full(self) -> bool:
-        """Tells whether messages are to be kept before others are taken."""
+        """True if messages must be stored before others are accepted."""
         waiting, settings = self._waiting, self._settings
         has_many = len(waiting.messages) >= settings.segment_rows or waiting.size >= settings.segment_bytes
         return has_many or waiting.tried is not None
 
     def keep_due(self) -> bool:
-        """Keeps messages, if there are enough or they have waited long enough.
+        """Stores messages, if there are enough or they have waited long enough.
 
         Returns:
-            Whether none is waiting.
+            True if none are waiting.
 
         Raises:
-            SupersededError: if another receiver has taken the queue over.
-            OSError: if they are not kept, or that is not known. Ask again.
+            SupersededError: If another receiver has taken the queue over.
+            OSError: If they are not stored, or that is unknown. Call it again.
         """
         waiting = self._waiting
         if not waiting.messages:
@@ -156,7 +156,7 @@ class Receiver:
         return True
 
     def keep(self) -> None:
-        """Keeps the messages that wait. See `keep_due`. After an error no message may be taken before it succeeds."""
+        """Stores the waiting messages; see `keep_due`. After an error, no message may be accepted until it succeeds."""
         waiting = self._waiting
         if waiting.tried is None and waiting.messages:
             rows = arrow_stream(rows_of(list(waiting.messages.values())))
@@ -169,16 +169,16 @@ class Receiver:
             self._waiting = _Waiting()
 
     def disconnected(self) -> None:
-        """Learns that the connection is gone: the server delivers again what was not acknowledged.
+        """Handles the loss of the connection, after which the server redelivers unacknowledged messages.
 
-        A segment whose put has no known end stays, for `settle`: it may stand.
+        A segment whose put has an unknown outcome remains, for `settle`, since it may have landed.
         """
         self._held.clear()
         if self._waiting.tried is None:
             self._waiting = _Waiting()
 
     def settle(self) -> None:
-        """Puts the segment again whose put has no known end. Raises what `keep_due` raises."""
+        """Repeats the put of a segment with an unknown outcome. Raises the errors of `keep_due`."""
         if self._waiting.tried is not None:
             self.keep()
 
@@ -210,19 +210,19 @@ class Receiver:
     # --- for Spark's thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Returns the number of the first segment that is not finished."""
+        """Returns the number of the first unfinished segment."""
         with self._lock:
             return self._finished.below
 
     def end(self, begin: int, most_rows: int | None) -> int:
-        """Returns the number behind the last segment of the next batch; `begin` if there are no rows.
+        """Returns the number after the last segment of the next batch; `begin` if there are no rows.
 
         Args:
             begin: The number of its first segment.
-            most_rows: The most rows; a batch has one segment with rows at least.
+            most_rows: The maximum number of rows. A batch has at least one segment with rows.
 
         Raises:
-            SupersededError: if others have finished that batch meanwhile, and its segments are deleted.
+            SupersededError: If another query has finished that batch meanwhile, and its segments are deleted.
         """
         with self._lock:
             if begin < self._next and begin not in self._rows:
@@ -236,19 +236,19 @@ class Receiver:
             return end if rows else begin
 
     def newest(self) -> int:
-        """Returns the number behind the last segment."""
+        """Returns the number after the last segment."""
         with self._lock:
             return self._next
 
     def ahead(self) -> int:
-        """Returns how many kept rows are not finished."""
+        """Returns the number of stored rows that are not finished."""
         with self._lock:
             return self._ahead
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        with self._lock:  # a claim that is repeated, beside somebody who asks for the end
+        with self._lock:  # since a claim may be repeated while another thread queries the end
             self._memory, self._ids, self._rows, self._files_of_ids = Memory(self._settings.remember), {}, {}, []
             self._ahead = self._next = 0
         self._finished = self._progress.look()
@@ -256,7 +256,7 @@ class Receiver:
         below, behind = self._finished.below, numbers[-1] + 1 if numbers else 0  # the newest one is never deleted
         if (below and not numbers) or (numbers and numbers[0] > below):
             raise self._broken(f"has no segment {below}: messages that were received and not yet read are missing")
-        if behind < below:  # what is put there next would count as finished, and be acknowledged unread
+        if behind < below:  # anything put there next would count as finished, and be acknowledged unread
             raise self._broken(f"ends before segment {behind}, and batches have read up to {below}: it is an old copy")
         for name, ids in self._segments.kept_ids():
             self._files_of_ids.append((name, len(ids)))
@@ -286,7 +286,8 @@ class Receiver:
 
     def _clean(self) -> None:
         spare = [number for number in sorted(self._ids) if number < min(self._finished.spare, self._next - 1)]
-        # An older receiver puts where a claim stood. If that were the last to go, its late put would join the others.
+        # An older receiver puts its segment where a claim was. If that were the last one deleted, its late put would
+        # join the others.
         while spare and not self._ids[spare[-1]]:
             spare.pop()
         if len(spare) < _SPARE_SEGMENTS:

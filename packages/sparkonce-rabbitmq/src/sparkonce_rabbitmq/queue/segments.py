@@ -1,8 +1,8 @@
 """Received messages in the checkpoint's store: segments, put one after the other, each only if its number is free.
 
-A receiver takes the queue over by a put of an empty segment, its claim. So an older receiver loses its next put, and
-stops: what it has received since goes back to the queue. A segment never changes. Behind finished batches segments are
-deleted; the ids of their messages stay for longer, in files of their own.
+A receiver takes the queue over by putting an empty segment, its claim. An older receiver then fails at its next put,
+and stops; what it has received since then returns to the queue. A segment never changes. After their batches are
+finished, segments are deleted. The ids of their messages are retained longer, in separate files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Messages that were kept together.
+    """Messages that were stored together.
 
     Attributes:
-        token: Of the receiver that has put it.
-        ids: Of the messages, in order.
+        token: The token of the receiver that put it.
+        ids: The ids of the messages, in order.
         rows: The messages as an Arrow stream; empty for a claim.
     """
 
@@ -42,16 +42,16 @@ class Segment:
     rows: bytes = b""
 
     def encode(self) -> bytes:
-        """Returns the file's bytes."""
+        """Serializes the segment as a file."""
         return _sealed(self.token + len(self.ids).to_bytes(4, "big") + b"".join(self.ids) + self.rows)
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Segment:
-        """Returns the segment in a file's bytes.
+        """Deserializes a segment from a file.
 
         Raises:
-            CorruptRecordError: if they were changed.
-            NewerFormatError: if a newer version has written them.
+            CorruptRecordError: If the bytes were changed.
+            NewerFormatError: If a newer version wrote them.
         """
         body = _opened(data, where)
         count = int.from_bytes(body[_TOKEN_BYTES : _TOKEN_BYTES + 4], "big")
@@ -65,7 +65,7 @@ class Segment:
 
 
 def arrow_stream(rows: pa.RecordBatch) -> bytes:
-    """Returns rows as the bytes of an Arrow stream."""
+    """Serializes rows as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(rows)
@@ -77,21 +77,21 @@ class Segments:
     """The segments of a queue.
 
     Args:
-        files: The files of the folder that they are kept in.
+        files: The files of the folder that contains them.
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
         self.files = files
 
     def identity(self, identified: str) -> str:
-        """Returns what tells this folder from another in its place; made if it is missing.
+        """Returns the id that distinguishes this folder from one that replaced it. It is created if missing.
 
         Args:
-            identified: What tells messages from each other: it cannot be changed, for ids would not be known again.
+            identified: How messages are identified. This cannot be changed, since ids would no longer be recognized.
 
         Raises:
-            ConfigurationError: if it was another.
-            OSError: if the store cannot be asked.
+            ConfigurationError: If it was different before.
+            OSError: If the store cannot be read.
         """
         found = self.files.read(IDENTITY)
         if found is None:
@@ -112,9 +112,9 @@ class Segments:
         return str(said["identity"])
 
     def numbers(self) -> list[int]:
-        """Lists the numbers of segments that are there, ascending: those up to the newest without a gap.
+        """Lists the numbers of existing segments, ascending: those up to the newest without a gap.
 
-        A file below a gap was put late, by a receiver that had been replaced: it is no segment.
+        A file below a gap was put late, by a receiver that had been superseded, and is not a segment.
         """
         there = sorted((int(name) for name in self.files.names(SEGMENTS) if name.isdigit()), reverse=True)
         run = [number for at, number in enumerate(there) if number == there[0] - at]
@@ -124,7 +124,7 @@ class Segments:
         """Returns a segment.
 
         Raises:
-            CorruptRecordError: if it is missing, or was changed.
+            CorruptRecordError: If it is missing, or was changed.
         """
         path = _segment(number)
         data = self.files.read(path)
@@ -136,33 +136,33 @@ class Segments:
         return Segment.decode(data, f"{self.files.location}/{path}")
 
     def put(self, number: int, segment: Segment) -> None:
-        """Puts a segment: it is durable when this returns.
+        """Puts a segment, which is durable when this returns.
 
         Raises:
-            SupersededError: if another receiver has taken its number, or has gone on from it long ago.
-            PutUnknownError: if it is not known whether it landed. Ask again, with the same segment.
-            OSError: if it has not landed.
+            SupersededError: If another receiver has taken its number, or has long since moved on from it.
+            PutUnknownError: If it is unknown whether it landed. Retry with the same segment.
+            OSError: If it has not landed.
         """
         data = segment.encode()
         found = self.files.put(_segment(number), data)
         if not isinstance(found, Landed) and found.standing != data:
             raise superseded(self.files.location)
-        # Its number may have been free only because newer receivers have deleted what stood there.
+        # Its number may have been free only because newer receivers have deleted what was there.
         if self.numbers()[-1] != number:
             raise superseded(self.files.location)
 
     def check_newest(self, number: int) -> None:
-        """Checks that no other receiver has put the segment behind one.
+        """Checks that no other receiver has put the segment after this one.
 
         Raises:
-            SupersededError: if it has.
-            OSError: if the store cannot be asked.
+            SupersededError: If one has.
+            OSError: If the store cannot be read.
         """
         if self.files.exists(_segment(number + 1)):
             raise superseded(self.files.location)
 
     def forget(self, segments: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """Deletes segments without a gap, one after the other, and keeps the ids of their messages."""
+        """Deletes consecutive segments, one after the other, and retains the ids of their messages."""
         ids = [one for _, some in segments for one in some]
         first, last = segments[0][0], segments[-1][0]
         if ids:
@@ -174,7 +174,7 @@ class Segments:
             self.files.delete([_segment(number)])
 
     def kept_ids(self) -> list[tuple[str, tuple[bytes, ...]]]:
-        """Lists the files of ids, oldest first, with what they hold."""
+        """Lists the files of ids, oldest first, with their contents."""
         found = []
         for name in sorted(self.files.names(IDS)):
             data = self.files.read(f"{IDS}/{name}")
@@ -216,7 +216,7 @@ def _opened(data: bytes, where: str) -> bytes:
 
 
 def superseded(where: str) -> SupersededError:
-    """Returns the error of a receiver whose place another one has taken."""
+    """Returns the error for a receiver that another one has superseded."""
     return SupersededError(
         f"Another run receives from the queue, and keeps its messages in {where}. What this one has not kept goes back "
         "to the queue.",

@@ -1,26 +1,26 @@
-"""Sinks for RabbitMQ: streams, to which the driver publishes decided rows under ids that the server takes once.
+"""Sinks for RabbitMQ. The driver publishes decided rows; a stream accepts each row's publishing id only once.
 
-For both halves:
+Shared by both sides:
 
-- ``sink``: the settings of the sink for streams; it puts the parts together.
-- ``connection``: a connection of the stream protocol, also for the source.
+- ``sink``: the settings of the sink for streams; it connects the parts
+- ``connection``: a connection of the stream protocol, also used by the source
 
 On the executors:
 
-- ``messages``: rows as messages, and messages as frames.
-- ``routing``: the partition of a super stream that a row goes to.
-- ``writer``: lets encoded rows wait.
+- ``messages``: rows as messages, and messages as frames
+- ``routing``: the partition of a super stream to which a row goes
+- ``writer``: stores encoded rows until they are decided
 
 On the driver:
 
-- ``preflight``: checks the stream.
-- ``committer``: commits and aborts, and compares the stream with what it knows.
-- ``publishing``: publishes the rows of a batch in order; ``ids`` makes their publishing ids.
+- ``preflight``: checks the stream
+- ``committer``: commits and aborts, and compares the stream with what it should have
+- ``publishing``: publishes the rows of a batch in order; ``ids`` computes their publishing ids
 
 For queues:
 
-- ``queue_sink``: the settings of the sink for queues.
-- ``queue_rows``: checks rows on the executors.
-- ``queue_publisher``: publishes decided rows, on the driver.
-- ``amqp``: connections, also for the source.
+- ``queue_sink``: the settings of the sink for queues
+- ``queue_rows``: checks rows on the executors
+- ``queue_publisher``: publishes decided rows, on the driver
+- ``amqp``: connections, also used by the source
 """

@@ -1,4 +1,4 @@
-"""Connections of AMQP 0-9-1, by pika: for the sink and the source of queues."""
+"""AMQP 0-9-1 connections with pika, for the sink and the source of queues."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _HEARTBEAT_S = 30
 
 _CLOSED_BY_BROKER = re.compile(r"ConnectionClosedByBroker: \((403|530)\)")
-"""The words of pika for a server that closes the connection since it refuses the user, or the virtual host."""
+"""pika's errors for a server that closes the connection because it refuses the user or the virtual host."""
 
 ACCESS_REFUSED, NOT_FOUND, LOCKED, FAILED = 403, 404, 405, 406
-"""The codes with which a server closes a channel. No repeat changes them, but for a queue that is away: `is_final`."""
+"""The codes with which a server closes a channel for good, unless the queue is temporarily down; see `is_final`."""
 _NO_QUEUE = "no queue"
 
 
 def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
-    """Returns pika's settings of a server. Raises OSError for a file of TLS that cannot be read."""
+    """Returns pika's settings for a server. Raises OSError for a TLS file that cannot be read."""
     host, port = server.amqp_address
     context = server.ssl_context()
     return pika.ConnectionParameters(
@@ -44,20 +44,20 @@ def amqp_parameters(server: RabbitMQ) -> pika.ConnectionParameters:
 
 
 def is_refused_login(error: BaseException) -> bool:
-    """Tells whether the server refuses the login: pika has the same errors for a connection that is lost meanwhile."""
+    """Returns True if the server refuses the login. pika raises the same errors if the connection is lost meanwhile."""
     refused = isinstance(error, ProbableAuthenticationError | ProbableAccessDeniedError)
     return refused and _CLOSED_BY_BROKER.search(str(error)) is not None
 
 
 def is_final(error: ChannelClosedByBroker) -> bool:
-    """Tells whether no repeat changes why a server refuses a queue. One whose node is down may come again."""
+    """Returns True if a retry cannot help when a server refuses a queue. One whose node is down may return."""
     if error.reply_code == NOT_FOUND:
         return _NO_QUEUE in error.reply_text
     return error.reply_code in (ACCESS_REFUSED, LOCKED)
 
 
 def said(error: BaseException) -> str:
-    """Returns an error in words: several of pika's have none."""
+    """Describes an error: several of pika's have no message."""
     if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker):
         return str(error.reply_text)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

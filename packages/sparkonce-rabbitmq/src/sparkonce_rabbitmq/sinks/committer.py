@@ -1,4 +1,4 @@
-"""The driver half of the stream sink: publishes decided rows, and compares the stream with what it knows."""
+"""The driver side of the stream sink: publishes decided rows, and compares the stream with what it should have."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class StreamCommitter(WriteAheadCommitter):
     Args:
         folder: The sink's folder.
         sink: The sink's name.
-        prefix: The sink's name as the names of its files begin with it.
+        prefix: The sink's name, as it appears in the names of its files.
         settings: The settings of the calls.
         stream: The stream, for rows that name none.
-        publisher_of: Makes the publisher of a query to a stream.
+        publisher_of: Creates a query's publisher for a stream.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StreamCommitter(WriteAheadCommitter):
         super().__init__(folder, sink, prefix, settings, application)
 
     def commit_all(self, wanted: Mapping[TransactionName, Handle]) -> Answers:
-        """Learns also what an earlier run has published: another sink may be healed before the batch is concluded."""
+        """Also records what an earlier run has published: another sink may be healed before the batch is concluded."""
         answers = super().commit_all(wanted)
         found = [name for name, one in answers.items() if one.outcome is Outcome.ALREADY_COMMITTED]
         try:
@@ -54,10 +54,10 @@ class StreamCommitter(WriteAheadCommitter):
         return answers
 
     def before_decision(self, facts: Facts) -> str:
-        """Sees that each stream has exactly what was published. See `SinkCommitter.before_decision`.
+        """Checks that each stream has exactly what was published; see `SinkCommitter.before_decision`.
 
         Raises:
-            OutageError: if the server cannot be asked now.
+            OutageError: If the server is currently unreachable.
         """
         for stream in json.loads(facts.get("partitions", "[]")) or [self._stream]:
             publisher = self._publisher_of(facts["query"], stream)
@@ -76,12 +76,12 @@ class StreamCommitter(WriteAheadCommitter):
         return ""
 
     def conclude(self, batch: int, handles: Sequence[Handle]) -> None:
-        """Learns which rows are in the stream, also those that an earlier run has published."""
+        """Records which rows are in the stream, including those that an earlier run has published."""
         self._learn(handles)
         super().conclude(batch, handles)
 
     def missing(self, handles: Sequence[Handle]) -> Sequence[Handle]:
-        """Lists those whose rows have ids above the highest in the stream, or were never published.
+        """Lists handles whose rows have ids above the highest in the stream, or were never published.
 
         See `SinkCommitter.missing`.
         """
@@ -119,10 +119,10 @@ class StreamCommitter(WriteAheadCommitter):
         return self._publishers[query, stream]
 
     def _learn(self, handles: Sequence[Handle]) -> tuple[Mapping[TransactionName, _IdsByStream], Set[TransactionName]]:
-        """Notes the highest id of the groups that these handles were published in.
+        """Records the highest id of the groups in which these handles were published.
 
         Returns:
-            The ids of the groups that are known as a whole, by stream, and everything that a commit has begun with.
+            The ids of the groups that are known completely, by stream, and the names that a commit has begun with.
         """
         rows = {name: handle.rows for handle in handles if (name := self._name(handle)) is not None}
         found: dict[TransactionName, _IdsByStream] = {}

@@ -1,7 +1,7 @@
-"""One connection of the stream protocol: rstream's frames over a blocking socket, with one deadline for each wait.
+"""A connection of the stream protocol: rstream's frames over a blocking socket, with one deadline for each wait.
 
-rstream's own client is not used. It swallows errors of its socket, reads in pieces of 256 bytes, and waits without a
-deadline. After a reconnect its producer publishes again by itself, and its consumer continues at a wrong offset.
+rstream's own client is not used. It swallows socket errors, reads in pieces of 256 bytes, and waits without a deadline.
+After reconnecting, its producer republishes automatically, and its consumer continues at a wrong offset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OK = 1
 NO_STREAM = 2
 NOT_AVAILABLE = 6
 FINAL = frozenset({NO_STREAM, 7, 8, 9, 11, 12, 16})
-"""The codes that no repeat changes."""
+"""The codes for which a retry cannot help."""
 
 WORDS = {
     NO_STREAM: "the stream does not exist",
@@ -49,16 +49,16 @@ WORDS = {
 }
 
 OUTAGES = (OSError, OutageError)
-"""The errors after which a new connection may succeed. `OSError` has those of sockets and of TLS."""
+"""The errors after which a new connection may succeed. `OSError` includes those of sockets and TLS."""
 
 _FRAME_MAX = 1 << 20
-"""The greatest frame for a server that names none."""
+"""The maximum frame size for a server that announces none."""
 _BUFFERED = 1 << 18
 _PARTITIONS = Key.Partitions.value.to_bytes(2, "big")
 _CONFIRMED, _CONFIRM_HEAD = 3, 9
 _PUBLISHER = 0
 _TRIES = 30
-"""The connections to a load balancer, for each node that is good, until one of these answers."""
+"""How often to connect to a load balancer per suitable node, until one of these responds."""
 
 Answer = TypeVar("Answer", bound=schema.Frame)
 Kind = TypeVar("Kind", bound="StreamConnection")
@@ -66,10 +66,10 @@ Node = tuple[str, int]
 
 
 class StreamRefusedError(Exception):
-    """Raised for a request that the server refuses.
+    """The server refused a request.
 
     Args:
-        request: The request, in words.
+        request: A description of the request.
         code: The server's code.
     """
 
@@ -81,17 +81,18 @@ class StreamRefusedError(Exception):
 class StreamConnection:
     """An open connection to a node.
 
-    Every method raises OSError if the connection breaks, or if the server does not answer in time, whatever else it
-    sends meanwhile; the connection is of no use then. It raises what `refusal` returns if the server refuses.
+    Every method raises OSError if the connection breaks, or if the server does not respond in time, whatever else it
+    sends meanwhile. The connection is unusable after that. If the server refuses, the method raises the error returned
+    by `refusal`.
 
     Args:
         server: The server and the user.
-        address: Another node's host and port, as `nodes_of` gave it; None for the server's own.
+        address: Another node's host and port, as returned by `nodes_of`; None for the server's own.
 
     Attributes:
         address: The host and port that it is connected to.
         advertised: This node's host and port, as `nodes_of` names it.
-        frame_max: The greatest size of a frame that the server takes.
+        frame_max: The maximum frame size that the server accepts.
     """
 
     def __init__(self, server: RabbitMQ, address: Node | None = None) -> None:
@@ -113,11 +114,11 @@ class StreamConnection:
 
     @property
     def where(self) -> str:
-        """The node, in words."""
+        """A description of the node."""
         return "RabbitMQ at {}:{}".format(*self.address)
 
     def close(self) -> None:
-        """Closes it. A frame that is on its way may still arrive."""
+        """Closes it. A frame in flight may still arrive."""
         with suppress(OSError):
             self._socket.close()
 
@@ -157,7 +158,7 @@ class StreamConnection:
         while not isinstance(tune := self._take(), schema.Tune):
             pass
         self.frame_max = tune.frame_max or _FRAME_MAX
-        # Without heartbeats: nobody would answer them while Spark is busy with rows, or plans no batch.
+        # Without heartbeats, because nobody would answer them while Spark is busy with rows, or plans no batch.
         self._send(schema.Tune(frame_max=self.frame_max, heartbeat=0))
         opening = schema.Open(next(self._numbers), virtual_host=server.virtual_host)
         opened = self._ask(opening, schema.OpenResponse, f"virtual_host={server.virtual_host!r}")
@@ -183,7 +184,7 @@ class StreamConnection:
         self._socket.sendall(data)
 
     def _wait_for(self, awaited: str) -> None:
-        """Begins a wait, which no frame of another kind makes longer."""
+        """Begins a wait, which frames of other kinds do not extend."""
         self._incoming.give_up_at = time.monotonic() + self._server.timeout_s
         self._awaited = awaited
 
@@ -195,10 +196,10 @@ class StreamConnection:
         return self._exactly(int.from_bytes(self._exactly(4), "big"))
 
     def _handled(self, data: bytes) -> schema.Frame:
-        """Returns a frame that may be an answer; does what the others ask for."""
+        """Returns a frame that may be a response, after handling frames of other kinds."""
         try:
             frame: Any = decode_frame(_with_response_bit(data))
-        except ValueError as error:  # a chunk whose checksum is wrong, too
+        except ValueError as error:  # including a chunk with a wrong checksum
             raise ConnectionError(
                 f"{self.where} sent a frame that cannot be read: {error.__cause__ or error}"
             ) from None
@@ -225,9 +226,8 @@ class StreamConnection:
 class PublisherConnection(StreamConnection):
     """A connection that publishes to one stream, one frame at a time.
 
-    **One frame at a time**: a frame is sent when all messages of the one before are confirmed. So a frame that the
-    server refuses is never followed by one that it takes, which would hide the refused messages: their ids are below
-    then.
+    **One frame at a time**: a frame is sent when all messages of the previous one are confirmed. A frame that the
+    server refuses is therefore never followed by one that it accepts, whose higher ids would hide the refused messages.
     """
 
     def sequence(self, stream: str, publisher: str) -> int:
@@ -237,7 +237,7 @@ class PublisherConnection(StreamConnection):
         return self._ask(asked, schema.QueryPublisherSequenceResponse, what).sequence
 
     def declare(self, stream: str, publisher: str) -> None:
-        """Says where and under which name this connection publishes; an empty one is no name."""
+        """Declares where and under which name this connection publishes. An empty name means none."""
         asked = schema.DeclarePublisher(
             next(self._numbers), publisher_id=_PUBLISHER, reference=publisher, stream=stream
         )
@@ -285,12 +285,12 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         kind: The kind of connection.
         server: The server, which may be any node of the cluster.
         stream: The stream.
-        leader: True for the node that takes its messages: what another one forwards may be lost in between. Else a
+        leader: True to connect to the leader, since messages that another node forwards may be lost. Otherwise, a
             replica is preferred.
 
     Raises:
-        Exception: as `StreamConnection.refusal` says, if there is no such stream, or the login is refused.
-        OSError: if no node can be reached.
+        Exception: See `StreamConnection.refusal`, if there is no such stream, or the login is refused.
+        OSError: If no node is reachable.
     """
     connection = kind(server)
     try:
@@ -299,7 +299,7 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
         connection.close()
         raise
     wanted = _in_order(nodes, connection.advertised, leader=leader)
-    # A node's own address may not be reachable from here. It is not needed if the first answer came from that node.
+    # A node's own address may be unreachable from here. It is not needed if the first response came from that node.
     if wanted[0] == connection.advertised:
         return connection
     problem: Exception | None = None
@@ -319,19 +319,19 @@ def connect_to(kind: type[Kind], server: RabbitMQ, stream: str, *, leader: bool 
 
 
 def _leads_no_more(connection: StreamConnection, stream: str) -> bool:
-    """Asks the node itself: the one that named it may not know yet that there is another leader."""
+    """Queries the node itself: the one that named it may not know yet that there is another leader."""
     return connection.nodes_of(stream)[0] != connection.advertised
 
 
 def _in_order(nodes: Iterable[Node], here: Node, *, leader: bool) -> list[Node]:
-    """Returns the nodes that are good, the best one first."""
+    """Returns the suitable nodes, best first."""
     first, *others = nodes
     if leader:
         return [first]
     random.shuffle(others)
-    return sorted([*others, first], key=lambda node: node != here)  # any will do, and this one is here
+    return sorted([*others, first], key=lambda node: node != here)  # any will do, and this one is connected
 
 
 def _with_response_bit(frame: bytes) -> bytes:
-    """Returns the frame. RabbitMQ 3.10 answers the question for partitions under the question's own key."""
+    """Returns the frame. RabbitMQ 3.10 responds to the request for partitions with the request's own key."""
     return b"\x80" + frame[1:] if frame[:2] == _PARTITIONS else frame

@@ -1,8 +1,8 @@
-"""Publishing ids: made from a batch and a row's place in what was staged, so that every process makes the same ones.
+"""Publishing ids, computed from a batch and a row's position in what was staged, so that all processes agree on them.
 
-An id has the batch's number plus one, the number of the group of slots that were committed together, and the place of
-the row in that group. The broker drops an id that is not above the publisher's highest. So ids grow in the order in
-which rows are published, and that is the order of batches, groups and places.
+An id consists of the batch's number plus one, the number of the group of slots that were committed together, and the
+row's position in that group. The broker drops messages whose id is not above the publisher's highest. Ids therefore
+increase in the order in which rows are published, which is that of batches, groups and positions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Ids:
     """The ids of the rows of one group, without a gap.
 
     Attributes:
-        first: The first row's.
-        last: The last row's.
+        first: The first row's id.
+        last: The last row's id.
     """
 
     first: int
@@ -34,7 +34,7 @@ class Ids:
         """Returns the ids of a group's rows.
 
         Raises:
-            OverflowError: if there are too many batches, groups or rows for an id.
+            OverflowError: If there are too many batches, groups or rows for an id.
         """
         if not (0 <= batch < _MOST_BATCHES and 0 <= group < _MOST_GROUPS and 0 < rows <= MOST_ROWS):
             raise OverflowError(
@@ -46,5 +46,5 @@ class Ids:
 
 
 def batch_of(sequence: int) -> int:
-    """Returns the batch of an id; -1 for 0, which is no id."""
+    """Returns the batch of an id; -1 for 0, which is not an id."""
     return (sequence >> (_GROUP_BITS + _PLACE_BITS)) - 1

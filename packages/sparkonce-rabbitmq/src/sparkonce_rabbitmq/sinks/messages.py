@@ -1,4 +1,4 @@
-"""Rows as messages of a stream, and messages as frames that publish them: whole columns at once."""
+"""Rows as stream messages, and messages as frames that publish them, processing whole columns at a time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ Body = Literal["amqp", "raw"]
 
 VALUE = "value"
 PROPERTIES = ("message_id", None, "to", "subject", "reply_to", "correlation_id", "content_type")
-"""The columns that become AMQP 1.0's properties, in its order; the second, user-id, is left out."""
+"""The columns that become AMQP 1.0's properties, in its order. The second property, user-id, is left out."""
 
 SHORT_PROPERTIES = ("message_id", "reply_to", "correlation_id", "content_type")
-"""The properties that AMQP 0-9-1 has, too, in `SHORT_BYTES`. RabbitMQ closes its readers' connections at longer ones.
+"""The properties that also exist in AMQP 0-9-1, with a limit of `SHORT_BYTES`.
 
-So it does at an application property without a key, or with a longer one. A longer `to` or `subject` is read.
+RabbitMQ closes its readers' connections for longer ones, and for an application property without a key, or with a
+longer one. A longer `to` or `subject` can be read.
 """
 
 SHORT_BYTES = 255
 
 APPLICATION_PROPERTIES = "application_properties"
 MESSAGE = "message"
-"""The column in which encoded messages wait."""
+"""The column in which encoded messages are staged."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""The bytes of a frame beyond its message: the header, the publishing id and the length take 25."""
+"""The bytes of a frame in addition to its message: header, publishing id and length take 25."""
 
 _CLOSES = "RabbitMQ would close the connections of AMQP 0-9-1 readers at this message, and at each attempt to read on"
 _NULL = b"\x40"
@@ -43,7 +44,7 @@ _COUNT_BYTES = 4
 
 
 def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
-    """Returns the columns that make a message, in their order, and the one with its key if that is another one.
+    """Returns the columns that make up a message, in order, plus the one with its key if that is another one.
 
     Args:
         schema: All columns.
@@ -51,7 +52,7 @@ def columns_of(schema: pa.Schema, body: Body, route_by: str = "") -> list[str]:
         route_by: The column with the key; empty if there is none.
 
     Raises:
-        SchemaError: naming the column that is missing, not known, or of a type that it must not have.
+        SchemaError: If a column is missing, unknown, or of the wrong type. The message names it.
     """
     import pyarrow as pa
 
@@ -98,15 +99,15 @@ def _is_pairs(kind: pa.DataType) -> bool:
 
 
 def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
-    """Returns the rows as messages, in the one column `MESSAGE`.
+    """Returns the rows as messages, in the single column `MESSAGE`.
 
     Args:
-        rows: The columns of `columns_of`.
-        body: ``amqp`` for messages of AMQP 1.0; ``raw`` for the bare values.
-        most_bytes: The greatest size of a message.
+        rows: The columns returned by `columns_of`.
+        body: ``amqp`` for AMQP 1.0 messages; ``raw`` for the bare values.
+        most_bytes: The maximum size of a message.
 
     Raises:
-        PrepareError: naming a row that the stream cannot take.
+        PrepareError: If the stream cannot accept a row. The message names it.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -131,7 +132,7 @@ def encode(rows: pa.RecordBatch, body: Body, most_bytes: int) -> pa.RecordBatch:
 
 
 def _check_short(rows: pa.RecordBatch) -> None:
-    """Refuses what RabbitMQ would take into the stream, and could not hand to readers of AMQP 0-9-1."""
+    """Refuses what RabbitMQ would accept into the stream, but could not deliver to AMQP 0-9-1 readers."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -224,7 +225,7 @@ def _properties(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _application_properties(column: pa.Array) -> pa.Array:
-    """Returns the section of each row; nothing for a null."""
+    """Returns the section for each row; empty for null."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -244,10 +245,10 @@ def _application_properties(column: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Messages that are published by one frame.
+    """Messages that are published in one frame.
 
     Attributes:
-        first_id: The publishing id of the first message; the others follow without a gap.
+        first_id: The publishing id of the first message. The others follow without a gap.
         count: The number of messages.
         payload: The messages as they are sent, each with its id and its length.
     """
@@ -258,12 +259,12 @@ class Frame:
 
 
 def frames(messages: pa.Array, first_id: int, most_bytes: int) -> Iterator[Frame]:
-    """Puts messages into frames, in order.
+    """Groups messages into frames, in order.
 
     Args:
         messages: The messages.
         first_id: The publishing id of the first of them.
-        most_bytes: The greatest size of a frame's payload. Each message fits.
+        most_bytes: The maximum size of a frame's payload. Each message fits.
     """
     import numpy as np
     import pyarrow as pa

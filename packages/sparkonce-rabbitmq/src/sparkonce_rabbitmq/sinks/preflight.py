@@ -32,13 +32,13 @@ _NEXT_STEPS = {
 
 
 def check_stream(settings: RabbitMQ, stream: str, publisher: str) -> int:
-    """Checks that the user can publish to the stream under this name, and can ask what is there.
+    """Checks that the user can publish to the stream under this name, and query what is there.
 
     Returns:
-        The greatest size of a frame that the server takes.
+        The maximum frame size that the server accepts.
 
     Raises:
-        PreflightError: naming the setting and its value.
+        PreflightError: If not. The message names the setting and its value.
     """
 
     def check() -> int:
@@ -58,7 +58,7 @@ def partitions_of(settings: RabbitMQ, super_stream: str) -> Sequence[str]:
     """Returns the streams of a super stream, in the order of its partitions.
 
     Raises:
-        PreflightError: naming the setting and its value.
+        PreflightError: If that is not possible. The message names the setting and its value.
     """
 
     def ask() -> Sequence[str]:
@@ -89,7 +89,7 @@ def _asked(settings: RabbitMQ, ask: Callable[[], _Answer]) -> _Answer:
 
 
 def _connect(settings: RabbitMQ, stream: str) -> PublisherConnection:
-    """Connects, and waits for the stream's leader: a server that has just started is still looking for it."""
+    """Connects, and waits for the stream's leader, which a server that has just started is still looking for."""
     give_up_at = time.monotonic() + _LEADER_WITHIN_S
     while True:
         try:

@@ -1,13 +1,13 @@
-"""The publisher: brings the rows of a decided batch into the stream, in order, each once.
+"""The publisher: publishes the rows of a decided batch to the stream, in order, each once.
 
-The stream's leader keeps the highest publishing id of each publisher's name, and drops a message whose id is not above
-it. So a row is there once, however often it is published, as long as **no id is taken before the one below it**. That
-holds because each process that publishes a group of rows asks for the highest id first, goes on directly after it, and
-sends one frame at a time. It holds for several processes at once: each of them sends a row only after all rows before
-it were confirmed to it, and so were taken from somebody.
+The stream's leader remembers the highest publishing id of each publisher's name, and drops a message whose id is not
+above it. A row is therefore there once, however often it is published, as long as **no id is accepted before the one
+below it**. This holds because each process that publishes a group of rows queries the highest id first, continues
+directly after it, and sends one frame at a time. It holds for several concurrent processes: each of them sends a row
+only after all rows before it were confirmed to it, and so were accepted from some process.
 
-The answer to the question may be ahead of what is replicated. So the row that it names is published again: the server
-confirms a message that it drops only when the one that it has is safe.
+The reported id may be ahead of what is replicated, so its row is published again: the server confirms a message that it
+drops only when the message that it has is safe.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _LOOK_AGAIN_S = 0.2
 
 
 class Publisher:
-    """One publisher of one stream, by its name. Connects when it is used, and again after an error.
+    """A publisher of one stream, by name. Connects when it is used, and reconnects after an error.
 
     Args:
         settings: The server and the user.
         stream: The stream's name.
-        name: The publisher's name; empty for one whose messages the server never takes for duplicates.
+        name: The publisher's name; empty for one whose messages the server never treats as duplicates.
 
     Attributes:
-        newest: The highest id that this publisher is known to have published; None if that is not known yet.
+        newest: The highest id that this publisher is known to have published; None if unknown.
     """
 
     def __init__(self, settings: RabbitMQ, stream: str, name: str) -> None:
@@ -71,23 +71,23 @@ class Publisher:
         """Returns the highest id of this publisher that the stream's leader has; 0 if it has none.
 
         Raises:
-            OSError: if the server cannot be asked.
-            StreamRefusedError: if it refuses.
+            OSError: If the server cannot be queried.
+            StreamRefusedError: If it refuses.
         """
         with self._lock:
             if self._connection is not None:
                 try:
                     return self._with(lambda connection: connection.sequence(self._stream, self._name))
-                except OSError:  # it was idle, and the server or something between has closed it
+                except OSError:  # it was idle, and the server or something in between has closed it
                     pass
             return self._with(lambda connection: connection.sequence(self._stream, self._name))
 
     def publish(self, rows: Iterable[pa.RecordBatch], first_id: int, skip: int = 0) -> None:
-        """Publishes rows, all but the first few, and returns when each is confirmed.
+        """Publishes rows, except for the first few, and returns when each is confirmed.
 
         Raises:
-            OSError: if the connection breaks, or the server does not confirm in time.
-            StreamRefusedError: if it refuses.
+            OSError: If the connection breaks, or the server does not confirm in time.
+            StreamRefusedError: If it refuses.
         """
         with self._lock:
             at = 0
@@ -142,7 +142,7 @@ class StreamApplication(Application):
         sink: The sink's name.
         settings: The settings of the calls.
         stream: The stream, for rows that name none.
-        publisher_of: Returns the publisher of a query to a stream.
+        publisher_of: Returns a query's publisher for a stream.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class StreamApplication(Application):
         """Publishes what the streams do not have yet.
 
         Raises:
-            RefusedError: if one has lost rows of this query, or has rows that another copy of it has published.
+            RefusedError: If one has lost rows of this query, or has rows that another copy of the query has published.
         """
         begun = unit.repeated or token.id in self._begun
         counts = total(entry.parts for entry in unit.entries) or {self._stream: token.rows}
@@ -192,7 +192,7 @@ class StreamApplication(Application):
         self._begun.discard(token.id)
 
     def _wait_for_others(self, token: ApplyToken, there: int) -> None:
-        """Raises, since somebody has published under these ids. Another driver here notes that soon."""
+        """Raises an error, since somebody has published under these ids. Another driver should record that soon."""
         since = self._ahead_since.setdefault(token.id, time.monotonic())
         if time.monotonic() - since >= OTHERS_WITHIN_S:
             raise RefusedError(ahead(there))
@@ -200,10 +200,10 @@ class StreamApplication(Application):
 
 
 def why_behind(known: int | None, there: int) -> str:
-    """Tells why nothing may be published to a stream that has lost rows; empty if it has not.
+    """Returns why nothing may be published to a stream that has lost rows; empty if it has not.
 
     Args:
-        known: The highest id that the publisher is known to have published; None if that is not known.
+        known: The highest id that the publisher is known to have published; None if unknown.
         there: The highest id of the publisher in the stream.
     """
     if known is None or there >= known:
@@ -216,7 +216,7 @@ def why_behind(known: int | None, there: int) -> str:
 
 
 def ahead(there: int) -> str:
-    """Tells that a stream has rows that nobody knows of here."""
+    """Returns a message that a stream has rows that are unknown here."""
     return (
         f"The stream has rows of batch {batch_of(there)} of this query that this checkpoint does not know: it is an "
         "old copy, or another driver of the query is ahead."

@@ -1,6 +1,6 @@
 """Publishes rows to an exchange with publisher confirms, many at a time.
 
-pika's blocking connection waits for each confirm before the next message, so its connection with callbacks is used.
+pika's blocking connection waits for each confirm before the next message, so its callback-based connection is used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sparkonce_rabbitmq.server import RabbitMQ
 
 DEDUPLICATION_HEADER = "x-deduplication-header"
-"""The header by which RabbitMQ's community plugin for deduplication knows a message."""
+"""The header with which RabbitMQ's community plugin for deduplication identifies a message."""
 
 _PERSISTENT = 2
 _WINDOW = 1000
-"""The most messages that are sent and not confirmed."""
+"""The maximum number of messages that are sent but unconfirmed."""
 
 Message = tuple[str, bytes, pika.BasicProperties]
 """The routing key, the body and the properties of a message."""
@@ -46,10 +46,10 @@ class QueuePublish:
         _Publishing(self.server, self.exchange, self.messages(rows, token)).run()
 
     def messages(self, rows: pa.RecordBatchReader, token: ApplyToken) -> Iterator[Message]:
-        """Yields messages. Each has an id that every repeat makes alike."""
+        """Yields messages. Each has an id that is the same in every retry."""
         number = 0
         for batch in rows:
-            values = batch.column(VALUE).cast(pa.large_binary()).to_pylist()  # a string may hold any bytes
+            values = batch.column(VALUE).cast(pa.large_binary()).to_pylist()  # a string may contain any bytes
             given = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != VALUE}
             nothing = [None] * batch.num_rows
             keys = given.get(ROUTING_KEY) or [self.routing_key] * batch.num_rows
@@ -70,7 +70,7 @@ class QueuePublish:
 
 
 class _Publishing:
-    """One connection that publishes messages, until each is confirmed."""
+    """A connection that publishes messages until each is confirmed."""
 
     def __init__(self, server: RabbitMQ, exchange: str, messages: Iterator[Message]) -> None:
         self._server, self._exchange, self._messages = server, exchange, messages
@@ -83,8 +83,8 @@ class _Publishing:
         """Publishes them.
 
         Raises:
-            RefusedError: if the server takes a message never, as things are.
-            OSError: if it is not known whether all are there.
+            RefusedError: If the server will never accept a message as things are.
+            OSError: If it is unknown whether all of them arrived.
         """
         self._connection = pika.SelectConnection(
             amqp_parameters(self._server),
@@ -142,7 +142,7 @@ class _Publishing:
 
     def _answered(self, frame: Any) -> None:
         method = frame.method
-        if isinstance(method, pika.spec.Basic.Nack):  # its messages stay unconfirmed: without them nothing is done
+        if isinstance(method, pika.spec.Basic.Nack):  # its messages stay unconfirmed, so the call cannot complete
             self._stop(ConnectionError("the server did not take a message"))
             return
         tags = range(self._confirmed + 1, method.delivery_tag + 1) if method.multiple else (method.delivery_tag,)
@@ -157,7 +157,7 @@ class _Publishing:
         self._stop(RefusedError(f"a message goes to no queue ({to}): {method.reply_text}"))
 
     def _watch(self, before: int) -> None:
-        """Gives up if nothing was confirmed since the last time."""
+        """Gives up if nothing was confirmed since the last call."""
         now = self._sent - len(self._tags)
         if now == before:
             self._stop(TimeoutError(f"the server confirmed nothing for {self._server.timeout_s:g} s"))
@@ -165,7 +165,7 @@ class _Publishing:
             self._connection.ioloop.call_later(self._server.timeout_s, lambda: self._watch(now))
 
     def _stop(self, error: BaseException | None) -> None:
-        """Notes the first error, and closes the connection; the loop ends when it is closed."""
+        """Records the first error, and closes the connection. The loop ends when it is closed."""
         if not self._is_done():
             self._error = self._error or error
         if self._connection.is_open:
@@ -180,10 +180,10 @@ class _Publishing:
 
 
 def check_exchange(server: RabbitMQ, exchange: str, routing_key: str) -> None:
-    """Checks that the exchange is there; of the default one, the queue.
+    """Checks that the exchange exists or, for the default exchange, the queue.
 
     Raises:
-        PreflightError: if not, if this user may not log in, or if the server cannot be reached.
+        PreflightError: If it does not, this user may not log in, or the server is unreachable.
     """
     try:
         connection = pika.BlockingConnection(amqp_parameters(server))

@@ -1,4 +1,4 @@
-"""Rows as messages of AMQP 0-9-1: the columns that they may have, and what the protocol does not take."""
+"""Rows as AMQP 0-9-1 messages: the columns that they may have, and what the protocol does not allow."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 VALUE, ROUTING_KEY, MESSAGE_ID, CONTENT_TYPE = "value", "routing_key", "message_id", "content_type"
 _SHORT = (ROUTING_KEY, MESSAGE_ID, CONTENT_TYPE)
 _SHORT_BYTES = 255
-"""The longest of these texts that the protocol carries."""
+"""The maximum length of these strings in the protocol."""
 
 MOST_BYTES = 128 * 2**20
-"""The largest message of RabbitMQ 3.8 to 3.13, by default."""
+"""The default maximum message size of RabbitMQ 3.8 to 3.13."""
 
 
 def queue_columns(schema: pa.Schema) -> list[str]:
-    """Returns the columns that make a message.
+    """Returns the columns that make up a message.
 
     Raises:
-        SchemaError: naming the column that is missing, not known, or of a type that it must not have.
+        SchemaError: If a column is missing, unknown, or of the wrong type. The message names it.
     """
     import pyarrow as pa
 
@@ -47,10 +47,10 @@ def queue_columns(schema: pa.Schema) -> list[str]:
 
 
 def check_rows(rows: pa.RecordBatch) -> None:
-    """Sees that each row can be published.
+    """Checks that each row can be published.
 
     Raises:
-        PrepareError: naming the column of one that cannot.
+        PrepareError: If one cannot. The message names the column.
     """
     import pyarrow.compute as pc
 
@@ -70,7 +70,7 @@ def check_rows(rows: pa.RecordBatch) -> None:
 
 
 class QueueRowsWriter(WriteAheadWriter):
-    """Writes one copy's rows, after it has seen that each can be published: later nothing may refuse them."""
+    """Writes one task attempt's rows, after checking that each can be published: later, nothing may refuse them."""
 
     def write(self, rows: pa.RecordBatch) -> None:
         """See `SinkWriter.write`."""

@@ -1,4 +1,4 @@
-"""The sink for queues of RabbitMQ: its settings. At-least-once, with ids by which readers can drop what comes again."""
+"""The settings of the sink for RabbitMQ queues. It is at-least-once, with ids by which readers can drop duplicates."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class RabbitMQQueueSink(WriteAheadSink):
-    """Publishes rows to an exchange or a queue of RabbitMQ, one persistent message a row, with publisher confirms.
+    """Publishes rows to an exchange or a queue of RabbitMQ, one persistent message per row, with publisher confirms.
 
     The rows wait in the checkpoint until the batch is decided. Then the driver publishes them. A queue does not know
-    what it has had, so a driver that dies meanwhile publishes a slot's rows again: readers get them **at least once**.
-    Each message has an id that a repeat makes alike, as ``message_id`` and in the header ``x-deduplication-header``.
-    A reader that drops ids that it has seen gets each row once.
+    which messages it has already received, so if a driver dies meanwhile, a slot's rows are published again, and
+    readers get them **at least once**. Each message has an id that is the same in every retry, as ``message_id`` and in
+    the header ``x-deduplication-header``. A reader that drops ids it has already seen gets each row once.
 
-    Columns: ``value`` is the body, a string or binary. There may be ``routing_key``, ``message_id`` and
+    Columns: ``value`` is the body, a string or binary. Optional columns are ``routing_key``, ``message_id`` and
     ``content_type``, all strings.
 
     Args:
         server: The server, the user and TLS.
-        queue: The queue, through the default exchange; or, instead:
-        exchange: The exchange. It must exist.
-        routing_key: The routing key of rows, unless there is a column of that name.
-        parallel: How many slots are published at once, each by a connection of its own.
-        wait_s: How long a commit waits for its rows to be published before the driver asks again, in seconds.
-        folder: The folder in which rows wait; by default in the query's checkpoint. See `WriteAheadSink`.
+        queue: The queue, through the default exchange.
+        exchange: The exchange, instead of a queue. It must exist.
+        routing_key: The routing key of rows, unless there is a column with that name.
+        parallel: The number of slots that are published in parallel, each over its own connection.
+        wait_s: How long a commit waits for its rows to be published before the driver retries, in seconds.
+        folder: The folder in which rows wait. Defaults to the query's checkpoint. See `WriteAheadSink`.
         guarantee: AT_MOST_ONCE and AT_LEAST_ONCE publish from the executors, before the batch is decided.
         name: Unique within the query, and the same after a restart.
 
     Raises:
-        ConfigurationError: naming the setting that is wrong.
+        ConfigurationError: If a setting is wrong. The message names it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RabbitMQQueueSink(WriteAheadSink):
         )
 
     def conditions(self) -> Sequence[str]:
-        """Names what a reader has to do, and what the queue has to keep."""
+        """Returns what a reader has to do, and what the queue has to retain."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         return (
@@ -102,14 +102,14 @@ class RabbitMQQueueSink(WriteAheadSink):
         return queue_columns(schema)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the exchange or the queue is there, and that this user may log in."""
+        """Checks that the exchange or the queue exists, and that this user may log in."""
         from sparkonce_rabbitmq.sinks.queue_publisher import check_exchange
 
         check_exchange(self.server, self.exchange, self.routing_key)
         return super().preflight(query, recorded)
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE executors do not connect to the server."""
+        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE, executors do not connect to the server."""
         rows = replace(super().worker_needs(), packages=PACKAGES)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             return rows

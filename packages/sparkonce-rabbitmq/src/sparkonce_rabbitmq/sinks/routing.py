@@ -1,4 +1,4 @@
-"""The partitions of a super stream: which one a row goes to, by its key."""
+"""Chooses the partition of a super stream for a row, by its key."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROUTE = "route"
-"""The column in which the number of a message's partition waits."""
+"""The staged column with the number of a message's partition."""
 
 _SEED = 104729
-"""The seed of RabbitMQ's stream clients for Java, Go and .NET, which take murmur3 in 32 bits of the key's UTF-8."""
+"""The seed of RabbitMQ's stream clients for Java, Go and .NET, which use 32-bit murmur3 of the key's UTF-8."""
 
 
 def check_key(schema: pa.Schema, route_by: str) -> None:
-    """Checks that the column with the keys is there.
+    """Checks that the column with the keys exists.
 
     Raises:
-        SchemaError: if it is missing, or no string.
+        SchemaError: If it is missing, or not a string.
     """
     import pyarrow as pa
 
@@ -36,10 +36,10 @@ def check_key(schema: pa.Schema, route_by: str) -> None:
 
 
 def routes(keys: pa.Array, partitions: int) -> pa.Array:
-    """Returns the number of the partition of each key.
+    """Returns the number of the partition for each key.
 
     Raises:
-        PrepareError: if a key is null.
+        PrepareError: If a key is null.
     """
     import mmh3
     import pyarrow as pa
@@ -49,12 +49,12 @@ def routes(keys: pa.Array, partitions: int) -> pa.Array:
             f"{keys.null_count} of {len(keys)} rows that came together have no key to route by.",
             next_step="Filter such rows out, or give them a key.",
         )
-    hashed = keys.cast(pa.large_binary()).to_pylist()  # a string may hold any bytes
+    hashed = keys.cast(pa.large_binary()).to_pylist()  # a string may contain any bytes
     return pa.array([mmh3.hash(key, _SEED, signed=False) % partitions for key in hashed], pa.int32())
 
 
 class RowsByStream:
-    """Counts of rows by stream, in the order of partitions, as a handle keeps them.
+    """The number of rows by stream, in the order of partitions, as stored in a handle.
 
     Args:
         streams: The partitions.
@@ -65,19 +65,19 @@ class RowsByStream:
         self._counts = [0] * len(streams)
 
     def add(self, numbers: pa.Array) -> None:
-        """Counts rows, by the numbers of their partitions."""
+        """Counts rows, given the numbers of their partitions."""
         import numpy as np
 
         found = np.bincount(numbers.to_numpy(), minlength=len(self._counts))
         self._counts = [before + int(more) for before, more in zip(self._counts, found, strict=True)]
 
     def text(self) -> str:
-        """Returns it for a handle."""
+        """Serializes the counts for a handle."""
         return json.dumps(list(zip(self._streams, self._counts, strict=True)))
 
 
 def total(texts: Iterable[str]) -> dict[str, int]:
-    """Returns the sums of the counts that handles keep, in the order of partitions; nothing for empty texts."""
+    """Returns the sums of the counts in handles, in the order of partitions; nothing for empty strings."""
     found: dict[str, int] = {}
     for stream, count in (pair for text in texts if text for pair in json.loads(text)):
         found[stream] = found.get(stream, 0) + count
@@ -85,10 +85,10 @@ def total(texts: Iterable[str]) -> dict[str, int]:
 
 
 def by_stream(rows: pa.RecordBatch, streams: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yields each stream's share of staged rows, in their order.
+    """Yields each stream's share of staged rows, in order.
 
     Raises:
-        RefusedError: if a row has the number of a partition that is not among the streams.
+        RefusedError: If a row has the number of a partition that is not among the streams.
     """
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""The sink for streams of RabbitMQ: its settings, from which its writers and its committer are made."""
+"""The settings of the sink for RabbitMQ streams, from which its writers and its committer are created."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ _BEGINS = "sparkonce"
 
 
 class RabbitMQStreamSink(WriteAheadSink):
-    """Publishes rows to a stream of RabbitMQ, one message a row.
+    """Publishes rows to a stream of RabbitMQ, one message per row.
 
-    EXACTLY_ONCE keeps the rows in the checkpoint until the batch is decided. Then the driver publishes them under a
-    name of the query's own, each with an id that every process makes alike: the stream takes an id once.
-    AT_LEAST_ONCE publishes from the executors, without a name.
+    EXACTLY_ONCE stores the rows in the checkpoint until the batch is decided. Then the driver publishes them under the
+    query's own publisher name, each with an id that every process computes in the same way: the stream accepts an id
+    once. AT_LEAST_ONCE publishes from the executors, without a name.
 
-    Columns: ``value`` is the body, a string or binary. With ``body="amqp"`` there may also be ``message_id``, ``to``,
-    ``subject``, ``reply_to``, ``correlation_id`` and ``content_type``, all strings, and ``application_properties``, an
-    array of structs of ``key`` and ``value``.
+    Columns: ``value`` is the body, a string or binary. With ``body="amqp"``, optional columns are ``message_id``,
+    ``to``, ``subject``, ``reply_to``, ``correlation_id`` and ``content_type``, all strings, and
+    ``application_properties``, an array of structs of ``key`` and ``value``.
 
     Args:
         server: The server, the user and TLS.
         stream: The stream's name. It must exist.
-        super_stream: Instead: a super stream, whose partitions must exist.
-        route_by: With `super_stream`: the column of strings with a row's key. RabbitMQ's clients for Java, Go and .NET
-            choose the same partition for it. It is no part of the message, unless it has the name of one.
-        body: ``amqp``: messages of AMQP 1.0, as RabbitMQ's own clients write and read them. ``raw``: bare bytes.
-        wait_s: How long a commit waits for its rows to be published before the driver asks again, in seconds.
-        folder: The folder in which rows wait; by default in the query's checkpoint. See `WriteAheadSink`.
+        super_stream: A super stream, whose partitions must exist, instead of `stream`.
+        route_by: With `super_stream`, the string column with a row's key. RabbitMQ's clients for Java, Go and .NET
+            choose the same partition for it. It is not part of the message, unless it has the name of one of the
+            columns above.
+        body: ``amqp``: AMQP 1.0 messages, as RabbitMQ's own clients write and read them. ``raw``: bare bytes.
+        wait_s: How long a commit waits for its rows to be published before the driver retries, in seconds.
+        folder: The folder in which rows wait. Defaults to the query's checkpoint. See `WriteAheadSink`.
         guarantee: See above.
-        name: Unique within the query, and the same after a restart. A part of the publisher's name.
+        name: Unique within the query, and the same after a restart. Part of the publisher's name.
 
     Raises:
-        ConfigurationError: naming the setting that is wrong.
+        ConfigurationError: If a setting is wrong. The message names it.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         )
 
     def conditions(self) -> Sequence[str]:
-        """Names the conditions on the stream and its readers."""
+        """Returns the conditions on the stream and its readers."""
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return ()
         return (
@@ -114,7 +115,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         return columns_of(schema, self.body, self.route_by)
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
-        """Checks that the stream is there, that it is the recorded one, and that this user may publish and ask."""
+        """Checks that the stream exists and is the recorded one, and that this user may publish to it and query it."""
         from sparkonce_rabbitmq.sinks.preflight import check_stream, partitions_of
 
         exactly = self.guarantee is Guarantee.EXACTLY_ONCE
@@ -147,7 +148,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         }
 
     def worker_needs(self) -> WorkerNeeds:
-        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE executors do not connect to the server."""
+        """See `TwoPhaseCommitSink.worker_needs`. At EXACTLY_ONCE, executors do not connect to the server."""
         rows = replace(super().worker_needs(), packages=PACKAGES)
         if self.guarantee is Guarantee.EXACTLY_ONCE:
             return replace(rows, modules=(*rows.modules, "mmh3")) if self.route_by else rows
@@ -158,7 +159,7 @@ class RabbitMQStreamSink(WriteAheadSink):
         """See `TwoPhaseCommitSink.writer`."""
         from sparkonce_rabbitmq.sinks.writer import MessageWriter
 
-        # A row's number is a place among the recorded partitions: one that the server has added since has none yet.
+        # A row's number refers to the recorded partitions: one that the server has added since is not used yet.
         partitions = json.loads(context.owner.facts.get("partitions", "[]"))
         publish = PlainPublish(self.server, tuple(partitions) or (self.stream,))
         return MessageWriter(
@@ -188,13 +189,13 @@ class RabbitMQStreamSink(WriteAheadSink):
         return Publisher(self.server, stream, self._publisher_name(query))
 
     def _publisher_name(self, query: str) -> str:
-        """Returns the name under which this sink of a query publishes, for all of the query's life."""
+        """Returns the name under which this sink of a query publishes, for the lifetime of the query."""
         return f"{_BEGINS}.{query}.{self._prefix}"
 
 
 @dataclass(frozen=True)
 class PlainPublish:
-    """Publishes the rows of one slot without a name. Nothing tells a repeat from the first time."""
+    """Publishes the rows of one slot without a name. A retry cannot be distinguished from the first attempt."""
 
     server: RabbitMQ
     streams: tuple[str, ...]

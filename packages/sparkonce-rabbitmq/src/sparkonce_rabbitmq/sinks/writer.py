@@ -1,4 +1,4 @@
-"""The executor half: rows are encoded where they are computed, and wait as messages."""
+"""The executor side: rows are encoded where they are computed, and staged as messages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class MessageWriter(WriteAheadWriter):
-    """Writes one copy's rows as messages.
+    """Writes one task attempt's rows as messages.
 
     Args:
         folder: The sink's folder.
-        prefix: The sink's name as the names of its files begin with it.
-        context: The copy.
-        body: The form of a message's body.
-        most_bytes: The greatest size of a message.
-        route_by: The column with the key by which a row's partition is chosen; empty for one stream.
+        prefix: The sink's name, as it appears in the names of its files.
+        context: The task attempt.
+        body: The format of a message's body.
+        most_bytes: The maximum size of a message.
+        route_by: The column with the key that determines a row's partition; empty for a single stream.
         partitions: The streams of the super stream.
         apply_now: See `WriteAheadWriter`.
     """

@@ -1,4 +1,4 @@
-"""Takes AMQP 1.0 messages apart: the body, the properties and the application properties."""
+"""Splits AMQP 1.0 messages into body, properties and application properties."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparkonce.errors import PrepareError
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 _DATA = b"\x00\x53\x75"
-"""The begin of a section of bytes. Its length follows, in one byte behind 0xa0, or in four behind 0xb0."""
+"""The beginning of a section of bytes. Its length follows, in one byte after 0xa0, or in four after 0xb0."""
 _SHORT, _LONG = 0xA0, 0xB0
 _PROPERTIES, _APPLICATION, _BODY, _VALUE = 0x73, 0x74, 0x75, 0x77
 _SKIPPED = {0x70, 0x71, 0x72, 0x78}
-"""The sections of a message that are for brokers: header, annotations of two kinds, footer."""
+"""The sections of a message that are for brokers: header, two kinds of annotations, and footer."""
 _WIDTHS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 
 
@@ -27,7 +27,7 @@ def with_sections(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Returns rows whose ``value`` is the body of the message, with its ``properties`` and ``application_properties``.
 
     Raises:
-        PrepareError: if a message is not of AMQP 1.0, naming its place.
+        PrepareError: If a message is not in AMQP 1.0 format. The error names its offset.
     """
     values = rows.column("value")
     bodies = _only_data(values)
@@ -47,7 +47,7 @@ def _with(rows: pa.RecordBatch, body: pa.Array, properties: pa.Array, applicatio
 
 
 def _only_data(values: pa.Array) -> pa.Array | None:
-    """Returns the bodies if each message is one section of bytes and nothing else; None if one is not."""
+    """Returns the bodies if each message is a single section of bytes; None if any is not."""
     if values.null_count or not len(values):
         return None
     ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -74,7 +74,7 @@ def _only_data(values: pa.Array) -> pa.Array | None:
 
 
 def _said(data: Any, starts: Any, is_long: Any) -> Any:
-    """Returns the lengths in the heads of the sections."""
+    """Returns the lengths in the headers of the sections."""
     said = data[starts + 4].astype(np.int64)
     long = starts[is_long]
     said[is_long] = sum(data[long + 4 + at].astype(np.int64) << (24 - 8 * at) for at in range(4))
@@ -84,7 +84,7 @@ def _said(data: Any, starts: Any, is_long: Any) -> Any:
 def _parts(value: bytes, rows: pa.RecordBatch, number: int) -> tuple[bytes, Any, Any]:
     try:
         return _taken_apart(value)
-    except Exception as error:  # noqa: BLE001 - of any kind: rstream's decoder trusts what it reads
+    except Exception as error:  # noqa: BLE001 - whatever it is: rstream's decoder trusts what it reads
         stream, offset = rows.column("stream")[number].as_py(), rows.column("offset")[number].as_py()
         raise PrepareError(
             f"Message {offset} of the stream {stream!r} is not of AMQP 1.0: {type(error).__name__}: {error}.",
@@ -116,9 +116,9 @@ def _taken_apart(value: bytes) -> tuple[bytes, Any, Any]:
 
 
 def _sections(value: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yields each section's code, all of it, and what it holds.
+    """Yields each section's code, the whole section, and its content.
 
-    A value's constructor says how long the value is: AMQP 1.0, part 1, figure 1.2.
+    A value's constructor determines the length of the value: AMQP 1.0, part 1, figure 1.2.
     """
     at = 0
     while at < len(value):
@@ -139,7 +139,7 @@ def _sections(value: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _text(value: Any) -> str:
-    """Returns a value as text: bytes that are no text in base64, what is neither as JSON."""
+    """Returns a value as text. Bytes that are not valid text become base64, other values JSON."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -1,4 +1,4 @@
-"""Asks a server where its streams begin and end: the driver's side of the source."""
+"""Finds out where a server's streams begin and end: the driver's side of the source."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SURE_AFTER_S = 10.0
 
 
 class StreamAsker:
-    """Asks about streams, by one connection for each.
+    """Queries streams, over one connection per stream.
 
     Args:
         server: The server.
-        patience_s: The time for which the server may be away.
+        patience_s: How long the server may be unreachable.
     """
 
     def __init__(self, server: RabbitMQ, *, patience_s: float) -> None:
@@ -57,16 +57,16 @@ class StreamAsker:
         return self._patiently(super_stream, ask)
 
     def check(self, stream: str) -> None:
-        """Asks once whether a stream is there and may be read.
+        """Checks once that a stream exists and may be read.
 
         Raises:
-            PreflightError: if not.
-            OSError, OutageError: if the server does not answer.
+            PreflightError: If not.
+            OSError, OutageError: If the server does not respond.
         """
         self._connection(stream).first_chunk(stream, OffsetType.FIRST)
 
     def begin(self, stream: str, starting: str | datetime | int) -> Place:
-        """Returns the position at which a query begins."""
+        """Returns the position at which a query starts."""
         if starting == "latest":
             last = self._chunk(stream, OffsetType.LAST)
             return beginning(0 if last is None else next_offset(last))
@@ -89,7 +89,7 @@ class StreamAsker:
     def _begin_at(self, stream: str, milliseconds: int) -> Place:
         """Returns the position of the first chunk that is not older."""
         chunk = self._chunk(stream, OffsetType.TIMESTAMP, milliseconds)
-        if chunk is None or chunk.timestamp < milliseconds:  # the server begins with the chunk before
+        if chunk is None or chunk.timestamp < milliseconds:  # the server starts with the previous chunk
             last = self._chunk(stream, OffsetType.LAST)
             if chunk is None or last is None or last.timestamp < milliseconds:
                 return beginning(0 if last is None else next_offset(last))
@@ -97,7 +97,7 @@ class StreamAsker:
         return beginning(chunk.chunk_first_offset)
 
     def ends(self, streams: tuple[str, ...]) -> Places:
-        """Returns the end of each stream; of one that has no message an empty position."""
+        """Returns the end of each stream; an empty position for one without messages."""
         found: Places = {}
         for stream in streams:
             last = self._chunk(stream, OffsetType.LAST)
@@ -110,10 +110,10 @@ class StreamAsker:
         Args:
             start: Its start.
             ends: The ends of the streams.
-            most: The most messages, over all streams.
+            most: The maximum number of messages, over all streams.
 
         Raises:
-            StaleServerError: if a stream ends before its start.
+            StaleServerError: If a stream ends before its start.
         """
         available: dict[str, int] = {}
         for stream, end in ends.items():
@@ -131,24 +131,24 @@ class StreamAsker:
         }
 
     def compare(self, places: Places) -> None:
-        """Looks whether each stream still reaches a position.
+        """Checks that each stream still reaches a position.
 
         Raises:
-            StaleServerError: if one does not.
+            StaleServerError: If one does not.
         """
         for stream, place in places.items():
             self._confirm(stream, place["offset"])
 
     def _confirm(self, stream: str, known: int) -> None:
-        """Asks again: a node that has become the leader may not know yet that all of its messages are committed.
+        """Queries again, since a new leader may not know yet that all of its messages are committed.
 
         Raises:
-            StaleServerError: if the stream stays shorter than what was read of it.
+            StaleServerError: If the stream remains shorter than what was read from it.
         """
         give_up_at = time.monotonic() + min(_SURE_AFTER_S, self.patience_s)
         while True:
             last = self._chunk(stream, OffsetType.LAST)
-            if last is None or next_offset(last) >= known:  # an empty one may have lost all to retention
+            if last is None or next_offset(last) >= known:  # an empty one may have lost everything to retention
                 return
             self._drop(stream)
             if time.monotonic() >= give_up_at:
@@ -156,7 +156,7 @@ class StreamAsker:
             time.sleep(AGAIN_S)
 
     def _within(self, stream: str, start: Place, count: int) -> Place:
-        """Returns a position so many offsets after another one, or behind the next message if no message is there."""
+        """Returns a position this many offsets after another one, or after the next message if there is none there."""
         offset = start["offset"] + count
         chunk = self._chunk(stream, OffsetType.OFFSET, offset - 1)
         if chunk is None:
@@ -165,7 +165,7 @@ class StreamAsker:
         return behind(max(offset, chunk.chunk_first_offset + 1), (found["chunk"], found["at"]), start)
 
     def store(self, place: Places, name: str) -> None:
-        """Stores each stream's last offset under a name. A failure is a warning."""
+        """Stores each stream's last offset under a name. A failure is logged as a warning."""
         for stream, one in place.items():
             if "chunk" not in one:
                 continue

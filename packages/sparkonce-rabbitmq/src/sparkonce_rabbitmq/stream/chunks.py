@@ -1,7 +1,7 @@
-"""Turns a stream's chunks into Arrow columns.
+"""Converts a stream's chunks to Arrow columns.
 
-A chunk holds entries: a message behind its length of 4 bytes, or a sub-entry batch, which is a compressed sequence of
-messages that takes as many offsets (https://github.com/rabbitmq/osiris, ``osiris_log.erl``).
+A chunk contains entries: a message preceded by its length in 4 bytes, or a sub-entry batch, which is a compressed
+sequence of messages that takes up as many offsets (https://github.com/rabbitmq/osiris, ``osiris_log.erl``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkonce.errors import PrepareError
 
 _LENGTH = struct.Struct(">I")
 _SUB_ENTRY = struct.Struct(">BHII")
-"""The head of a sub-entry batch: its type, and how many messages, bytes and compressed bytes."""
+"""The header of a sub-entry batch: its type, and the number of messages, bytes and compressed bytes."""
 _IS_SUB_ENTRY = 0x80
 _NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = range(5)
 _CODECS = {_GZIP: "gzip", _LZ4: "lz4", _ZSTD: "zstd"}
@@ -25,7 +25,7 @@ _SNAPPY_CHECKSUM = 4
 
 
 class StreamChunk(Protocol):
-    """A chunk as rstream's ``Deliver`` has it."""
+    """A chunk in the form of rstream's ``Deliver``."""
 
     num_entries: int
     num_records: int
@@ -35,7 +35,7 @@ class StreamChunk(Protocol):
 
 
 def next_offset(chunk: StreamChunk) -> int:
-    """Returns the offset behind a chunk's last message."""
+    """Returns the offset after a chunk's last message."""
     return chunk.chunk_first_offset + chunk.num_records
 
 
@@ -43,7 +43,7 @@ def messages_of(chunk: StreamChunk) -> pa.Array:
     """Returns the chunk's messages as a binary array.
 
     Raises:
-        PrepareError: if they cannot be read.
+        PrepareError: If they cannot be read.
     """
     found = _of_one_size(chunk.data, chunk.num_entries)
     if found is None:
@@ -57,7 +57,7 @@ def columns_of(chunk: StreamChunk, stream: str) -> dict[str, pa.Array]:
     """Returns the columns ``stream``, ``offset``, ``timestamp`` and ``value`` of a chunk.
 
     Raises:
-        PrepareError: if its messages cannot be read, naming their place.
+        PrepareError: If its messages cannot be read. The error names their offset.
     """
     count = chunk.num_records
     try:
@@ -76,7 +76,7 @@ def columns_of(chunk: StreamChunk, stream: str) -> dict[str, pa.Array]:
 
 
 def _of_one_size(data: bytes, count: int) -> pa.Array | None:
-    """Returns the messages of a chunk whose entries are all messages of one size; None for another chunk."""
+    """Returns the messages of a chunk whose entries are all messages of the same size; None for any other chunk."""
     if not count or len(data) % count:
         return None
     width = len(data) // count
@@ -91,7 +91,7 @@ def _of_one_size(data: bytes, count: int) -> pa.Array | None:
 
 
 def _cut(data: bytes, entries: int) -> list[bytes]:
-    """Returns the messages of that many entries, one after the other: each entry's place depends on the one before."""
+    """Returns the messages of this many entries, one by one: each entry's position depends on the previous one."""
     found: list[bytes] = []
     add, length_at = found.append, _LENGTH.unpack_from
     at = 0
@@ -123,7 +123,7 @@ def _unpacked(codec: int, data: bytes, size: int) -> bytes:
 
 
 def _unpacked_frames(data: bytes) -> bytes:
-    """Unpacks Snappy's framing format, which the Java client writes."""
+    """Decompresses Snappy's framing format, which the Java client writes."""
     found, at = [], 0
     while at < len(data):
         kind, length = data[at], int.from_bytes(data[at + 1 : at + 4], "little")

@@ -15,19 +15,19 @@ from sparkonce_rabbitmq.sinks.connection import NO_STREAM, Node, StreamConnectio
 
 _NO_LOGIN, _NO_VIRTUAL_HOST, _NO_RIGHT = 8, 12, 16
 _SUBSCRIPTION = 0
-"""The number of a connection's one subscription."""
+"""The number of a connection's only subscription."""
 
 
 class ConsumerConnection(StreamConnection):
-    """An open connection, which has at most one subscription.
+    """An open connection with at most one subscription.
 
     Args:
         server: See `StreamConnection`.
         address: See `StreamConnection`.
 
     Raises:
-        PreflightError: if the server refuses the login or the virtual host, or is not trusted.
-        OSError, OutageError: if it does not answer.
+        PreflightError: If the server refuses the login or the virtual host, or is not trusted.
+        OSError, OutageError: If it does not respond.
     """
 
     def __init__(self, server: RabbitMQ, address: Node | None = None) -> None:
@@ -42,11 +42,11 @@ class ConsumerConnection(StreamConnection):
             ) from None
 
     def subscribe(self, stream: str, kind: OffsetType, offset: int | None = None, *, credit: int) -> None:
-        """Asks for chunks from this position on.
+        """Requests chunks from this position on.
 
         Raises:
-            PreflightError: if there is no such stream, or this user may not read it.
-            OutageError: if this node does not have it now.
+            PreflightError: If there is no such stream, or this user may not read it.
+            OutageError: If this node does not have it at the moment.
         """
         place = schema.OffsetSpec.from_params(kind, offset)
         frame = schema.Subscribe(
@@ -61,20 +61,20 @@ class ConsumerConnection(StreamConnection):
         self._ask(frame, schema.SubscribeResponse, f"stream {stream!r}")
 
     def unsubscribe(self, stream: str) -> None:
-        """Ends the subscription. Chunks of it that were under way are dropped."""
+        """Ends the subscription. Its chunks that are in flight are dropped."""
         frame = schema.Unsubscribe(next(self._numbers), subscription_id=_SUBSCRIPTION)
         self._ask(frame, schema.UnsubscribeResponse, f"stream {stream!r}")
         self._delivered.clear()
 
     def credit(self, chunks: int) -> None:
-        """Allows the server to send so many more chunks."""
+        """Allows the server to send this many more chunks."""
         self._send(schema.Credit(subscription_id=_SUBSCRIPTION, credit=chunks))
 
     def next_chunk(self) -> schema.Deliver:
         """Returns the subscription's next chunk.
 
         Raises:
-            OSError: if none has come in time.
+            OSError: If none has arrived in time.
         """
         self._wait_for("a chunk")
         while not self._delivered:
@@ -82,10 +82,10 @@ class ConsumerConnection(StreamConnection):
         return self._delivered.popleft()
 
     def first_chunk(self, stream: str, kind: OffsetType, offset: int | None = None) -> schema.Deliver | None:
-        """Returns the chunk at a position, or the first one after it; None if the server has none there now.
+        """Returns the chunk at a position, or the first one after it; None if the server currently has none there.
 
-        The server answers a connection's requests in turn, and sends a subscription's first chunk before it reads the
-        next request. So once a second question is answered, no chunk is under way.
+        The server handles a connection's requests in order, and sends a subscription's first chunk before it reads the
+        next request. Once a second request is answered, no chunk can be in flight anymore.
         """
         self.subscribe(stream, kind, offset, credit=1)
         self.nodes_of(stream)
@@ -94,11 +94,11 @@ class ConsumerConnection(StreamConnection):
         return found
 
     def store_offset(self, stream: str, name: str, offset: int) -> None:
-        """Stores an offset under a name, for tools that show lag. The server does not answer."""
+        """Stores an offset under a name, for tools that show lag. The server does not respond."""
         self._send(schema.StoreOffset(reference=name, stream=stream, offset=offset))
 
     def query_offset(self, stream: str, name: str) -> int:
-        """Returns the offset that is stored under a name."""
+        """Returns the offset stored under a name."""
         frame = schema.QueryOffset(next(self._numbers), reference=name, stream=stream)
         return int(self._ask(frame, schema.QueryOffsetResponse, f"stream {stream!r}").offset)
 

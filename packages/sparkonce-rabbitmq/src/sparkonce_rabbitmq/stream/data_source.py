@@ -1,7 +1,7 @@
-"""Spark's side of RabbitMQ streams: a streaming source by Spark's Python data source API, in Arrow batches.
+"""Spark's side of RabbitMQ streams: a streaming source that uses Spark's Python data source API, with Arrow batches.
 
-Spark asks a Python process of the driver for positions, and writes them into the query's checkpoint before a batch
-runs. The partitions of a batch, one for each stream, are read by tasks.
+Spark requests positions from a Python process on the driver, and writes them into the query's checkpoint before a batch
+runs. The partitions of a batch, one per stream, are read by tasks.
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ NAME = "rabbitmq_stream"
 SCHEMA = "stream string, offset long, timestamp timestamp, value binary"
 AMQP_SCHEMA = f"{SCHEMA}, properties map<string, string>, application_properties map<string, string>"
 OPTION = "source"
-"""The option that holds all of a `StreamOptions`."""
+"""The option that contains a whole `StreamOptions`."""
 
 _BRIEF_S = 2.0
-"""The time for which the driver waits for a server that has answered before: then it looks again with Spark's next try,
-so that a query can be stopped meanwhile."""
+"""How long the driver waits for a server that has responded before.
+
+After that it tries again with Spark's next call, so that a query can be stopped meanwhile.
+"""
 
 _TASK_PATIENCE_S = 30.0
-"""The time for which a task waits for the server. Then the driver waits, and writes the batch again."""
+"""How long a task waits for the server. After that, the driver waits, and writes the batch again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """The settings of a source, as they travel in an option.
+    """The settings of a source, as passed in an option.
 
     Attributes:
         server: The server's settings.
-        streams: The streams; or one super stream.
+        streams: The streams, or one super stream.
         super_stream: True if `streams` is one super stream.
-        starting: For each stream, or for all under ``""``, where the query begins: a word, an offset, or a time as
-            ISO text.
-        most: The most messages of a batch; None for all.
+        starting: Where the query starts, for each stream, or for all under ``""``: a word, an offset, or a time in ISO
+            format.
+        most: The maximum number of messages in a batch; None for all.
         amqp: True to read AMQP 1.0 messages.
-        offset_name: The name under which offsets are stored in the server; empty for none.
-        patience_s: The time for which the server may be away.
-        accept_lost: For each stream the offset below which messages may be missing.
+        offset_name: The name under which offsets are stored on the server; empty for none.
+        patience_s: How long the server may be unreachable.
+        accept_lost: For each stream, the offset below which messages may be missing.
     """
 
     server: dict[str, Any]
@@ -70,17 +72,20 @@ class StreamOptions:
     accept_lost: dict[str, int]
 
     def text(self) -> str:
-        """Returns it as a text, for `parse`."""
+        """Serializes the settings for `parse`."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def parse(cls, text: str) -> StreamOptions:
-        """Returns the settings in a text."""
+        """Deserializes the settings."""
         known = json.loads(text)
         return cls(**{**known, "streams": tuple(known["streams"])})
 
     def begin(self, stream: str, *, is_added: bool = False) -> str | int | datetime:
-        """Returns where the query begins in a stream; in one that was added later, at the stream's own beginning."""
+        """Returns where the query starts in a stream.
+
+        In a stream that was added later, that is the stream's beginning.
+        """
         given = self.starting.get(stream, "earliest" if is_added else self.starting.get("", "earliest"))
         if isinstance(given, int) or given in ("earliest", "latest"):
             return given
@@ -112,7 +117,7 @@ class RabbitMQStreamSource(DataSource):  # type: ignore[misc]
 
 
 class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
-    """Plans batches in the driver, and reads their partitions in tasks. It is pickled before it has asked anything.
+    """Plans batches on the driver, and reads their partitions in tasks. It is pickled before it has queried anything.
 
     Args:
         options: The settings.
@@ -131,7 +136,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         self._is_compared = False
 
     def initialOffset(self) -> Places:  # noqa: N802 - Spark's
-        """Returns where the query begins: the same within a process."""
+        """Returns where the query starts, which is always the same within a process."""
         if self._begin is None:
             self._begin = self._since_begin({})
         return self._begin
@@ -140,7 +145,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         """Returns the position up to which the next batch reads; the batch's start if nothing is new.
 
         Args:
-            start: The start of the batch. Spark before 4.2 does not tell it: it is the end of the batch before, which
+            start: The start of the batch. Spark before 4.2 does not pass it: it is the end of the previous batch, which
                 was planned by `partitions`.
             limit: Spark's limit.
         """
@@ -161,15 +166,15 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Notes the ends of the streams, for Spark 4.2 and newer: the query reads up to them."""
+        """Records the ends of the streams, for Spark 4.2 and newer: the query reads up to there."""
         self._target = self._asker().ends(self._all_streams())
 
     def reportLatestOffset(self) -> Places | None:  # noqa: N802 - Spark's
-        """Returns the ends of the streams when they were last asked for, for the query's progress."""
+        """Returns the ends of the streams as last queried, for the query's progress."""
         return self._newest
 
     def partitions(self, start: Places, end: Places) -> list[StreamPartition]:
-        """Returns the parts of a batch. After a restart, Spark asks for those of the positions in the checkpoint."""
+        """Returns the parts of a batch. After a restart, Spark requests those of the positions in the checkpoint."""
         from sparkonce_rabbitmq.stream.places import ranges_of
 
         found = ranges_of(start, end)
@@ -197,7 +202,7 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return map(with_sections, reader.batches())
 
     def commit(self, end: Places) -> None:
-        """Stores offsets in the server: Spark calls it when it plans the batch after this one."""
+        """Stores offsets on the server. Spark calls this when it plans the batch after this one."""
         if self._options.offset_name:
             self._asker().store(end, self._options.offset_name)
 
@@ -221,11 +226,11 @@ class StreamReader(Limited, DataSourceStreamReader):  # type: ignore[misc]
         return self._streams
 
     def _since_begin(self, known: Places) -> Places:
-        """Returns a position with those of streams that it does not have yet."""
+        """Returns a position that also includes streams that it does not have yet."""
         new = [stream for stream in self._all_streams() if stream not in known]
         begins = {stream: self._options.begin(stream, is_added=bool(known)) for stream in new}
         return known | {stream: self._asker().begin(stream, begin) for stream, begin in begins.items()}
 
     def _is_patient(self) -> bool:
-        """Tells whether the server may still be away: it has answered this process, not too long ago."""
+        """Returns True if the server may still be unreachable: it responded to this process not too long ago."""
         return self._answered_at is not None and time.monotonic() - self._answered_at < self._options.patience_s

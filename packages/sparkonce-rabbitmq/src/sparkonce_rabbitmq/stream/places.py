@@ -1,9 +1,9 @@
-"""Computes with positions in streams: plain values, as Spark stores them as JSON in the offset log.
+"""Computes with positions in streams, which are plain values that Spark stores as JSON in the offset log.
 
-Of each stream a position has ``offset``, that of the next message, and ``first``, where the query began: Spark asks for
-the beginning again if it repeats batch 0, and then gets another answer. Once messages were read it has ``chunk`` and
-``at``, too: the first offset and the time of the chunk that holds the last message. They tell the stream from another
-one of its name.
+For each stream, a position has ``offset``, that of the next message, and ``first``, where the query started: if Spark
+repeats batch 0, it requests the start again, and then gets a different result. Once messages were read, it also has
+``chunk`` and ``at``: the first offset and the time of the chunk with the last message. They distinguish the stream from
+another one with its name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class StreamRange:
     Attributes:
         stream: Its name.
         start: The offset of the first message.
-        end: The offset behind the last one.
-        before: The first offset and the time of the chunk with the message before `start`; None if the query begins.
-        last: The same of the chunk with the message before `end`.
+        end: The offset after the last one.
+        before: The first offset and the time of the chunk with the message before `start`; None if the query starts
+            there.
+        last: The same for the chunk with the message before `end`.
     """
 
     stream: str
@@ -38,25 +39,25 @@ class StreamRange:
 
 
 def beginning(offset: int) -> Place:
-    """Returns the position at which a query begins in a stream."""
+    """Returns the position at which a query starts in a stream."""
     return {"offset": offset, "first": offset}
 
 
 def behind(offset: int, chunk: tuple[int, int], begun: Place) -> Place:
-    """Returns the position before `offset`, in a stream that is read since `begun`.
+    """Returns the position before `offset`, in a stream that has been read since `begun`.
 
     Args:
         offset: The offset of the next message.
-        chunk: The first offset and the time of the chunk with the message before it.
+        chunk: The first offset and the time of the chunk with the previous message.
         begun: An earlier position.
     """
     return {"offset": offset, "chunk": chunk[0], "at": chunk[1], "first": begun["first"]}
 
 
 def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
-    """Returns how many messages of each stream a batch takes: all, or `most`, in proportion to what is there.
+    """Returns how many messages of each stream a batch takes: all, or `most`, in proportion to what is available.
 
-    Each stream that has messages gets one at least, so that none waits for ever.
+    Each stream that has messages gets at least one, so that none waits forever.
     """
     total = sum(available.values())
     if most is None or total <= most:
@@ -65,15 +66,15 @@ def shares(available: Mapping[str, int], most: int | None) -> Mapping[str, int]:
 
 
 def ranges_of(start: Places, end: Places) -> list[StreamRange]:
-    """Returns the parts of the streams between two positions; none of a stream that has nothing between them.
+    """Returns the parts of the streams between two positions; none for a stream that has nothing between them.
 
     Raises:
-        CheckpointMismatchError: if the end is before the start.
+        CheckpointMismatchError: If the end is before the start.
     """
     found = []
     for stream, to in end.items():
         known = start.get(stream)
-        # Without a chunk, the start is where the query begins. The end remembers it from the first time.
+        # Without a chunk, the start is where the query starts, which the end remembers from the first time.
         place = known if known is not None and "chunk" in known else beginning(to["first"])
         if to["offset"] < place["offset"]:
             raise CheckpointMismatchError(
@@ -95,7 +96,7 @@ def ranges_of(start: Places, end: Places) -> list[StreamRange]:
 
 
 def chunk_of(place: Place) -> tuple[int, int] | None:
-    """Returns the first offset and the time of the chunk before a position; None if the query begins there."""
+    """Returns the first offset and the time of the chunk before a position; None if the query starts there."""
     return (place["chunk"], place["at"]) if "chunk" in place else None
 
 
@@ -111,7 +112,7 @@ def another(stream: str, offset: int, why: str) -> StaleServerError:
 
 
 def rows_between(before: Any, after: Any) -> int | None:
-    """Counts the messages between two values of Spark's offset log; None if they are no positions in streams."""
+    """Counts the messages between two values of Spark's offset log; None if they are not positions in streams."""
     if not after or not _are_places(before) or not _are_places(after):
         return None
     return sum(int(place["offset"]) - int(before.get(stream, {}).get("offset", 0)) for stream, place in after.items())

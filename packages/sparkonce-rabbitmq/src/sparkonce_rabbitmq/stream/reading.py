@@ -1,4 +1,4 @@
-"""Reads a part of a stream, all of it or with an error: nothing is skipped silently."""
+"""Reads a part of a stream, either completely or with an error: nothing is skipped silently."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger("sparkonce")
 Answer = TypeVar("Answer")
 
 AHEAD_CHUNKS = 8
-"""The chunks that the server may send before they are asked for."""
+"""How many chunks the server may send before they are requested."""
 
 ROWS_AT_ONCE = 20_000
 BYTES_AT_ONCE = 8 << 20
-"""The size from which on rows are given to Spark."""
+"""The size at which rows are passed to Spark."""
 
 AGAIN_S = 0.2
 
@@ -37,7 +37,7 @@ class RangeReader:
     Args:
         server: The server.
         part: The part.
-        patience_s: The time for which nothing may come from the server.
+        patience_s: How long the server may be silent.
         accepted: Messages below this offset may be missing.
     """
 
@@ -49,12 +49,12 @@ class RangeReader:
         self._heard_at = time.monotonic()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, in the order of their offsets, in pieces of a bounded size.
+        """Yields the rows, in the order of their offsets, in chunks of limited size.
 
         Raises:
-            PrepareError: if messages are gone.
-            StaleServerError: if the stream is another one than the positions are of.
-            OutageError: if the server is away for too long.
+            PrepareError: If messages are gone.
+            StaleServerError: If it is not the stream that the positions refer to.
+            OutageError: If the server is unreachable for too long.
         """
         kept: list[pa.RecordBatch] = []
         rows = size = 0
@@ -78,7 +78,7 @@ class RangeReader:
                         piece = self._piece(chunk)
                         if piece is not None:
                             yield piece
-                            self._heard_at = time.monotonic()  # what Spark did meanwhile is no wait for the server
+                            self._heard_at = time.monotonic()  # Spark's processing time is not the server's silence
                         if self._next >= self._part.end:
                             break
                         connection.credit(1)
@@ -91,7 +91,7 @@ class RangeReader:
             _close(connection)
 
     def _subscribed(self) -> ConsumerConnection:
-        """Returns a connection that sends chunks from the message before the next one on, to see that it is there."""
+        """Returns a connection that sends chunks starting at the previous message, to check that it exists."""
         connection = connect_to(ConsumerConnection, self._server, self._part.stream)
         is_begun = self._next > self._part.start or self._part.before is not None
         connection.subscribe(
@@ -100,7 +100,7 @@ class RangeReader:
         return connection
 
     def _piece(self, chunk: StreamChunk) -> pa.RecordBatch | None:
-        """Returns the chunk's rows that belong to the part and are still to be read; None if there are none."""
+        """Returns the chunk's rows that belong to the part and have not been read; None if there are none."""
         part, first, end = self._part, chunk.chunk_first_offset, next_offset(chunk)
         found = (first, chunk.timestamp)
         if part.before is not None and first < part.start <= end and found != part.before:
@@ -118,7 +118,7 @@ class RangeReader:
         return rows if len(rows) else None
 
     def _note_hole(self, first: int) -> None:
-        """Remembers the first hole between chunks. The server keeps notes there, or has deleted messages."""
+        """Records the first gap between chunks. The server stores notes there, or has deleted messages."""
         if first <= self._accepted:
             logger.warning(
                 "Messages %d to %d of the stream %r are gone, which is accepted.",
@@ -130,9 +130,9 @@ class RangeReader:
                 self._check_hole()
 
     def _check_hole(self) -> None:
-        """Asks where the stream begins now: a hole behind its beginning never was a message.
+        """Finds out where the stream now begins: a gap after its beginning never contained a message.
 
-        Stored offsets and the sequences of publishers take an offset each, and no reader sees them.
+        Stored offsets and publishers' sequences take up an offset each, and no reader sees them.
         """
         if self._hole is None:
             return
@@ -169,10 +169,10 @@ class RangeReader:
                 self._wait(error)
 
     def _wait(self, error: Exception) -> None:
-        """Waits before the next try.
+        """Waits before the next attempt.
 
         Raises:
-            OutageError: if nothing came for too long.
+            OutageError: If nothing arrived for too long.
         """
         if time.monotonic() - self._heard_at >= self._patience_s:
             raise away(self._part.stream, error, self._patience_s) from None
@@ -181,7 +181,7 @@ class RangeReader:
 
 
 def away(stream: str, error: Exception, waited_s: float) -> OutageError:
-    """Returns the error for a server that gave nothing for too long."""
+    """Returns the error for a server that has sent nothing for too long."""
     said = error.message if isinstance(error, SparkonceError) else f"{type(error).__name__}: {error}"
     return OutageError(
         f"The stream {stream!r} could not be read for {waited_s:.0f} s: {said.rstrip('.')}.",
