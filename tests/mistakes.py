@@ -118,7 +118,7 @@ def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> Non
     page = PAGE.read_text()
     assert page.count(begin) == page.count(end) == 1, section
     cells = "".join(f"| {_code(one)} | {_cell(plain(told, folder))} |\n" for one, told in rows)
-    made = f"{begin}\n| mistake | what it says |\n| --- | --- |\n{cells}\n{end}"
+    made = f"{begin}\n| mistake | message |\n| --- | --- |\n{cells}\n{end}"
     before, kept = page.index(begin), page.index(end) + len(end)
     if os.environ.get("RENEW_MISTAKES"):
         PAGE.write_text(page[:before] + made + page[kept:])

@@ -1,4 +1,4 @@
-"""The site of the docs: it is built without a warning, and its pages show what was written."""
+"""The site of the docs: it is built without a warning, its pages show what was written, and search finds them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from browser import CHROMIUM, Browser
 from tidy.sources import ROOT
 
 HTML = set(
@@ -82,7 +86,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_the_api_names_what_users_call_and_no_more(site: Path) -> None:
-    headings = dict(pages(site))["api/index.html"].headings
+    headings = [one for name, seen in pages(site) if name.startswith("api") for one in seen.headings]
     names = {one.rpartition(".")[2] for one in headings}
     assert {
         "ExactlyOnce",
@@ -97,6 +101,13 @@ def test_the_api_names_what_users_call_and_no_more(site: Path) -> None:
     assert not {one for one in headings if one.endswith(("KafkaSink.writer", "PostgresSink.committer"))}
 
 
+def test_the_reference_of_commands_has_each_with_its_options(site: Path) -> None:
+    page = (site / "cli" / "index.html").read_text()
+    for command in ("new", "checkpoint show", "transactions resolve", "files compact", "verify", "broker up"):
+        assert f"sparkonce {command}" in page
+    assert "<code>--accept-loss</code>" in page
+
+
 def test_the_site_names_no_address_that_it_does_not_have(site: Path) -> None:
     """While mkdocs.yml has no `site_url`: no canonical links, no sitemap, and a 404 page that finds its style sheet."""
     assert [name for name, _ in pages(site) if 'rel="canonical"' in (site / name).read_text()] == []
@@ -104,3 +115,45 @@ def test_the_site_names_no_address_that_it_does_not_have(site: Path) -> None:
     missing = Seen()
     missing.feed((site / "404.html").read_text())
     assert [one for one in missing.loads if not (site / one.lstrip("/")).exists()] == []
+
+
+SEARCHES = {
+    "install": {"install/"},
+    "read_committed": {"readers/"},
+    "topic does not exist": {"kafka-source/", "operations/", "troubleshooting/"},
+    "SupersededError": {"troubleshooting/"},
+    "trigger": {"operations/", "scheduled/", "from-flink/"},
+    "transactional id acl": {"kafka/"},
+    "retention": {"kafka/"},
+    "upgrade spark": {"rolling/"},
+    "spark connect": {"formats/", "connect/"},
+    "jupyter": {"notebooks/"},
+    "airflow": {"scheduled/"},
+    "backfill": {"backfill/"},
+}
+"""What people type, and the page that answers, or several that do."""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
+def test_search_has_the_right_page_first(site: Path, tmp_path: Path) -> None:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    found = {}
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        browser = Browser(tmp_path)
+        try:
+            for query in SEARCHES:
+                browser.open(f"{address}?q={query}")
+                typed = "document.querySelector('[data-md-component=search-query]')?.value"
+                first = "document.querySelector('.md-search-result__item > a')"
+                link = browser.until(f"{typed} === {query!r} && {first} && {first}.href")
+                found[query] = link.removeprefix(address).partition("?")[0].partition("#")[0]
+        finally:
+            browser.close()
+            server.shutdown()
+    wrong = {query: page for query, page in found.items() if page not in SEARCHES[query]}
+    assert wrong == {}
