@@ -21,9 +21,11 @@ PAGES = {
 """Files of the repository that are pages of the site, and their names there."""
 
 SEARCH: dict[str, float] = {
-    **dict.fromkeys(("install", "quickstart", "troubleshooting"), 5.0),
-    **dict.fromkeys(("kafka-source", "kafka", "operations", "rolling", "benchmark", "readers", "scheduled"), 2.0),
-    **dict.fromkeys(("versions", "watching", "api", "api-sinks", "api-authors", "mistakes", "changelog", "cli"), 0.3),
+    **dict.fromkeys(("install", "troubleshooting"), 4.0),
+    **dict.fromkeys(("kafka", "operations", "rolling", "benchmark", "readers", "formats", "scheduled"), 2.0),
+    **dict.fromkeys(("versions", "watching", "api", "api-sinks", "api-authors", "changelog", "cli"), 0.3),
+    "mistakes": 0.1,
+    "notebooks": 0.5,  # whose title is taken for "not"
     # The evidence is for those who follow its links; troubleshooting has each error, with its remedy.
     **dict.fromkeys(("found", "simulation", "crashes", "every-example", "tests", "contributing", "readme"), 0.0),
     "api-errors": 0.0,

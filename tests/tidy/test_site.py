@@ -125,7 +125,7 @@ SEARCHES = {
     "trigger": {"operations/", "scheduled/", "from-flink/"},
     "transactional id acl": {"kafka/"},
     "retention": {"kafka/"},
-    "upgrade spark": {"rolling/"},
+    "upgrade spark": {"rolling/", "install/"},
     "spark connect": {"formats/", "connect/"},
     "jupyter": {"notebooks/"},
     "airflow": {"scheduled/"},

@@ -44,7 +44,7 @@ totals = orders.groupBy("o.customer").agg(F.count("*").alias("orders"), F.sum("o
 rows = totals.select(F.col("customer").alias("key"), F.to_json(F.struct("*")).alias("value"))
 
 once = ExactlyOnce(KafkaSink(BROKER, topic="totals"), checkpoint=str(Path("checkpoint").absolute()))
-query = once.start(rows, output_mode="update", trigger={"availableNow": True})  # or {"processingTime": "1 second"}
+query = once.start(rows, output_mode="update", trigger="availableNow")  # or "1 second"
 await_end(query)  # Ctrl-C and SIGTERM stop it gracefully
 
 # %% What a reader of committed data sees. Kafka's own default is read_uncommitted.
