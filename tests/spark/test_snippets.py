@@ -4,6 +4,7 @@ far as they come without, with queries that are not started. `tidy/test_snippets
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +23,16 @@ from sparkonce import ExactlyOnce, KafkaSink, read_kafka
 from sparkonce_lab.kafka import create_topic, produce, read_committed
 from sparkonce_lab.registry import RegistryServer
 from sparkonce_lab.rig.kafka import Cluster
-from tidy.snippets import PAGES, Block, python_blocks
+from tidy.snippets import PAGES, Block, blocks, python_blocks
 from tidy.sources import ROOT
 
 pytestmark = MARKS
 
-STARTED = ("README.md", "docs/from-spark.md", "docs/files.md", "docs/formats.md", "docs/quickstart.md")
-"""Pages whose queries are started; the quick start's and the formats' by tests of their own."""
+STARTED = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("from-spark", "files", "formats", "quickstart", "whole-job", "backfill")),
+)
+"""Pages whose queries and jobs are started; the quick start's and the formats' by tests of their own."""
 
 ASKS = ("docs/rabbitmq.md",)
 """Its sources ask their server where they are made."""
@@ -143,6 +147,49 @@ def test_a_query_of_sparks_own_sink_is_taken_over_by_the_lines_that_the_page_cha
     reader.names["orders"] = read
     reader.type_in(several)
     reader.names["query"].processAllAvailable()
+
+
+@pytest.mark.slow
+@needs_postgres
+def test_the_whole_job(reader: Reader, kafka: Cluster) -> None:
+    def order(number: str, amount: float, minute: int) -> dict[str, str]:
+        at = f"2026-01-01T12:{minute:02}:00Z"
+        return {"value": json.dumps({"order_id": number, "customer": "ada", "amount": amount, "at": at})}
+
+    orders = reader.topics["orders"]
+    clean, rejected = (new_name(name) for name in ("clean", "rejected"))
+    for topic in (clean, rejected):
+        create_topic(kafka.bootstrap, topic, 2)
+    server = postgres_server()
+    conninfo = f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+    reader.instead |= {"host=db dbname=shop user=etl": conninfo, "orders-clean": clean, "orders-rejected": rejected}
+    page = ROOT / "docs" / "whole-job.md"
+    (create,) = (one.text for one in blocks(page) if one.language == "sql")
+    (job,) = python_blocks(page)
+    late = [order("a", 2, 5), order("a", 1, 1), order("b", -1, 2), {"value": "no JSON"}]
+    with psycopg.connect(conninfo, autocommit=True) as database:
+        database.execute(create.replace("TABLE orders", f'TABLE "{orders}"').encode())
+        produce(kafka.bootstrap, orders, late)
+        reader.type_in(job)
+        reader.names["query"].stop()
+        found = database.execute(f'TABLE "{orders}"'.encode()).fetchall()
+        database.execute(f'DROP TABLE "{orders}"'.encode())
+    assert [(name, float(amount)) for name, _, amount, _ in found] == [("a", 2.0)]
+    assert Counter(one.key for one in read_committed(kafka.bootstrap, clean)) == {b"a": 2, b"b": 1}
+    (letter,) = read_committed(kafka.bootstrap, rejected)
+    assert json.loads(letter.value or b"")["row"]["order_id"] == "b"
+
+
+@pytest.mark.slow
+def test_a_range_is_loaded_once(reader: Reader, kafka: Cluster) -> None:
+    *_, job = python_blocks(ROOT / "docs" / "backfill.md")
+    target = new_name("january")
+    create_topic(kafka.bootstrap, target, 2)
+    reader.instead["orders-january"] = target
+    send(kafka, reader.topics["orders"], 20)
+    for _ in range(2):
+        reader.type_in(job)
+    assert len(read_committed(kafka.bootstrap, target)) == 20
 
 
 def test_what_the_files_page_writes_is_read_as_it_says(
