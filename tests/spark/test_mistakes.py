@@ -266,16 +266,6 @@ class Place:
             produce(self.kafka.bootstrap, self.source, [{"key": b"k", "value": b"v", "partition": 0}], timeout_s=60)
         return told
 
-    def deleted(self) -> str:
-        folder, values = self.folder / "deleted", self.records.select("value")
-        for _ in range(2):
-            sink = sparkonce.KafkaSink(self.settings, topic=self.topic, prefix="kept")
-            once = sparkonce.ExactlyOnce(sink, checkpoint=str(folder), display=False)
-            with warnings() as told:
-                ended(once.start(values, trigger={"availableNow": True}))
-            shutil.rmtree(folder)
-        return told()
-
 
 @contextmanager
 def warnings() -> Iterator[Callable[[], str]]:
@@ -364,9 +354,6 @@ def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) 
             run="much",
         ),
         Mistake("the folder `sparkonce` in the checkpoint is deleted", "remembers more", StaleLogError, run="log"),
-        Mistake(
-            "the checkpoint is deleted, and topic and prefix are kept", "This query is new", Warning, run="deleted"
-        ),
     ]
     rows = []
     for one in after_start:
