@@ -1,4 +1,4 @@
-"""The cells of the matrix: what is done to a run, and where."""
+"""The cells of the matrix: which fault strikes a run, and where."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ BEFORE = {
     Phase.SWEEPING.name: PREPARED,
     Phase.REPLAYING.name: Phase.IDLE.name,
 }
-"""Points that only a run's first batch comes to, with where the run before was killed to make them hard."""
+"""Points that only a run's first batch reaches, with where the previous run was killed to make them hard."""
 
 KILL = "kill"
 """SIGKILL of driver and worker."""
 RESTART = "server killed"
-"""SIGKILL of the server, which is started again, with its data, while the run goes on."""
+"""SIGKILL of the server, which is restarted with its data while the run continues."""
 CUT = "cut"
 """RST on every connection."""
 HOLE = "black hole"
-"""For a while nothing comes through, and nothing is refused; then the connections are cut."""
+"""For a while nothing gets through and nothing is refused; then the connections are cut."""
 PAUSE = "server paused"
 """SIGSTOP of the server for a while."""
 ZOMBIE = "paused run"
-"""SIGSTOP of driver and worker; a newer run takes over and goes on; then the old one wakes up."""
+"""SIGSTOP of driver and worker. A newer run takes over and continues; then the old one resumes."""
 ORPHAN = "paused worker"
-"""The same, and the one that wakes up prepares and is killed: a worker whose driver is gone."""
+"""The same, but the resumed run prepares and is killed: a worker whose driver is gone."""
 LOG_FULL = "log disk full"
 AT_POINTS = (KILL, RESTART, CUT, HOLE, PAUSE, ZOMBIE, ORPHAN, LOG_FULL, DISK_FULL, MEMORY_FULL)
 
 REPLY_LOST = "reply lost"
-"""The request is delivered, its answer dropped, and the connection cut."""
+"""The request is delivered, its response dropped, and the connection cut."""
 HALVED = "halved"
 """Half of the request is delivered, then the connection is cut."""
 LATE = "applied late"
-"""The request is held back and its client cut off. It is delivered when the next run has recovered."""
+"""The request is held and its client disconnected. It is delivered when the next run has recovered."""
 LATE_KILLED = "killed and applied late"
 """The same, and the run is killed at that moment."""
 AT_REQUESTS = (REPLY_LOST, HALVED, LATE, LATE_KILLED)
@@ -67,12 +67,12 @@ class Cell:
 
     @property
     def before(self) -> str:
-        """Where an earlier run is to be killed first; empty for nowhere."""
+        """Where to kill an earlier run first; empty for nowhere."""
         return PREPARED if self.point == ABORT else BEFORE.get(self.point, "")
 
 
 def unmeant(cell: Cell, target: Target) -> str:
-    """Why the cell means nothing for the target; empty if it does mean something."""
+    """Why the cell makes no sense for the target; empty if it does."""
     if target.faults and cell.fault not in target.faults:
         return "another target is there for it"
     if cell.is_request:
@@ -93,8 +93,11 @@ _CORE = {
     REPLY_LOST: (COMMIT,),
     LATE: (COMMIT,),
 }
-"""A kill before the decision and one half-way through the commits, a run that wakes up too late, a lost answer, and a
-late request: what no double of a server proves of a sink."""
+"""The cells that no test double of a server can replace.
+
+They are a kill before the decision, one halfway through the commits, a run that resumes too late, a lost response, and
+a late request.
+"""
 
 CHOICES: dict[str, Mapping[str, Collection[str]]] = {
     "every kill": {**_CORE, KILL: POINTS},
@@ -102,7 +105,7 @@ CHOICES: dict[str, Mapping[str, Collection[str]]] = {
     "one": {REPLY_LOST: (COMMIT,)},
     "none": {},
 }
-"""The cells of the first tier; all others are slow."""
+"""The cells of the first tier. All others are slow."""
 
 
 def is_chosen(cell: Cell, target: Target) -> bool:

@@ -1,4 +1,4 @@
-"""What runs in a child: one run of a query without Spark, with the real driver, log, and sink."""
+"""What runs in a child process: one run of a query without Spark, with the real driver, log, and sink."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ Rows = Callable[[int, int], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a child is to do. Pickled.
+    """The order for a child. Pickled.
 
     Attributes:
         sink: The real sink.
-        rows: Gives the rows that carry the numbers from a first one on, so many.
-        checkpoint: The query's.
+        rows: Returns this many rows, numbered from the given number.
+        checkpoint: The query's checkpoint.
         first: The first batch to run.
-        last: The last one.
-        point: Where it waits for its parent, the first time that it comes there; empty for nowhere.
-        batch: In which batch.
+        last: The last batch to run.
+        point: Where it waits for its parent the first time that it gets there; empty for nowhere.
+        batch: The batch in which it waits.
         waits: See `Target.waits`.
-        deadline_s: How long the driver asks before it stops.
+        deadline_s: How long the driver retries before it stops.
         log: Where it logs.
     """
 
@@ -73,7 +73,7 @@ class Order:
 
 
 def numbers(batch: int) -> dict[int, list[int]]:
-    """The numbers of a batch's rows, by slot: every fifth batch is empty, another one has an empty slot."""
+    """The numbers of a batch's rows, by slot. Every fifth batch is empty, and another one has an empty slot."""
     full = () if is_empty(batch) else tuple(slot for slot in range(SLOTS) if not (batch % 5 == 1 and slot == 1))
     return {slot: [1000 * batch + 100 * slot + place for place in range(ROWS)] for slot in full}
 
@@ -119,7 +119,7 @@ def _run(order: Order, gate: Gate) -> None:
         if slot == STRUCK_SLOT:
             gate.arrive(point, at)
 
-    # Those at which a sink is asked otherwise are on its way only if the run is to be held there.
+    # Points that change how a sink is called are instrumented only if the run is to be held there.
     points = {*IN_WRITERS, *IN_COMMITTER} - ({HALFWAY, WRITTEN} - {order.point})
     sink = GatedSink(order.sink, arrive, points)
     sink.use_checkpoint(LocalFiles(order.checkpoint))
@@ -150,7 +150,7 @@ def _asked(batch: int) -> BatchAsked:
 
 
 class Gate:
-    """Tells the parent what happens, reports the arrival at the ordered point, and waits there for the answer."""
+    """Reports events to the parent, including arrival at the ordered point, and waits there for the response."""
 
     def __init__(self, order: Order, channel: socket.socket) -> None:
         self._order = order
@@ -182,7 +182,7 @@ class Gate:
 
 
 class _Work:
-    """One batch's plan: its slots one after the other."""
+    """One batch's plan, which runs its slots one after the other."""
 
     def __init__(self, sink: GatedSink, rows: Rows, batch: int) -> None:
         self._sink = sink

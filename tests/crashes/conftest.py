@@ -23,7 +23,7 @@ def started(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Comes from what the reports carry, and so from all workers of xdist."""
+    """Computed from the reports, which include those of all xdist workers."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     if results := reported(reports):
         terminalreporter.section("sinks killed and cut off")

@@ -1,4 +1,4 @@
-"""A query on one target, across its runs: struck in cell after cell, brought back, and judged by what readers see."""
+"""A query on one target, across its runs: struck in cell after cell, recovered, and judged by what readers see."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from sparkonce_lab.rig.proxy import RequestFault, Trap
 from zygote import Zygote
 
 WARM_BATCHES = 5
-"""Enough for the log to be tidied in every batch that follows."""
+"""Enough for the log to be tidied in every following batch."""
 STARTS = 3
-"""How often a run without faults may stop before a query counts as one that does not recover."""
+"""How often a run without faults may stop before a query counts as not recovering."""
 _POLL_S = 0.05
 _REQUEST_FAULTS = {
     REPLY_LOST: RequestFault.REPLY_LOST,
@@ -50,12 +50,12 @@ _REQUEST_FAULTS = {
 
 
 class Job:
-    """A query with a checkpoint and a place of its own.
+    """A query with its own checkpoint and target table, topic or folder.
 
     Args:
-        target: Started.
+        target: A started target.
         zygote: Forks its runs.
-        folder: A new one.
+        folder: A new folder.
     """
 
     def __init__(self, target: Target, zygote: Zygote, folder: Path) -> None:
@@ -82,10 +82,10 @@ class Job:
         self.disk.close()
 
     def strike(self, cell: Cell) -> Verdict:
-        """Carries out a cell, lets the query recover, and asks what became of it.
+        """Carries out a cell, lets the query recover, and checks the outcome.
 
         Raises:
-            DoesNotRecover: if it does not.
+            DoesNotRecover: If it does not.
         """
         began, first = time.monotonic(), len(self._runs)
         self._late = None
@@ -131,7 +131,10 @@ class Job:
         return ""
 
     def _come_to(self, cell: Cell) -> Run:
-        """A run that is at the point. On a busy machine one may stop before, at a deadline that is short on purpose."""
+        """Returns a run that is at the point.
+
+        On a busy machine, one may stop before that, at an intentionally short deadline.
+        """
         for _ in range(STARTS):
             run = self._start(cell.point, first=bool(cell.before))
             run.until_arrival()
@@ -177,7 +180,7 @@ class Job:
     def _at_request(self, cell: Cell, watcher: Watcher) -> str:
         proxy = self.target.proxy
         assert proxy is not None
-        # Of a batch's requests the second, when the first is through; sweeps may have only one.
+        # The second of a batch's requests, when the first has passed. Sweeps may have only one.
         trap = proxy.trap(cell.point, _REQUEST_FAULTS[cell.fault], nth=1 if cell.point == ABORT else 2)
         run = self._start()
         try:
@@ -197,7 +200,7 @@ class Job:
 
     def _deliver(self, trap: Trap, watcher: Watcher) -> str:
         self._recover()
-        self._count(watcher)  # waits until everything shows
+        self._count(watcher)  # waits until everything is visible
         with watcher.turn:
             before = self.target.state()
         if trap.deliver():
@@ -213,7 +216,7 @@ class Job:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def _start(self, point: str = "", *, first: bool = False) -> Run:
-        """A run that comes to a point in a batch with rows, and goes on for one batch."""
+        """Returns a run that stops at a point in a batch with rows, and continues for one more batch."""
         batch = self._next if first else self._next + 1
         while is_empty(batch):
             batch += 1
@@ -252,7 +255,7 @@ class Job:
         return self._runs[-1]
 
     def _note(self, run: Run) -> None:
-        """What Spark would have written down."""
+        """What Spark would have recorded."""
         self._next = max([self._next, *(batch + 1 for batch in run.done)])
         self._concluded.update(run.concluded)
 
@@ -262,7 +265,10 @@ class Job:
         return {number for batch in range(self._next) for slot in numbers(batch).values() for number in slot}
 
     def _count(self, watcher: Watcher) -> tuple[int, int, int]:
-        """Missing, doubled, unexpected. Only missing rows are waited for: others do not go away."""
+        """Counts missing, duplicate and unexpected rows.
+
+        Only missing rows are waited for: the others do not go away.
+        """
         expected = self._expected()
         give_up_at = time.monotonic() + self.target.shows_within_s
         while True:

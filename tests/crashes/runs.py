@@ -17,19 +17,19 @@ from zygote import LIMIT_S, Zygote
 
 
 class Run:
-    """A child that is at work.
+    """A running child.
 
     Args:
         zygote: Forks the child.
-        order: What it is to do.
-        limit_s: How long it may take to come to its point, or to its end.
+        order: What it should do.
+        limit_s: How long it may take to reach its point, or its end.
 
     Attributes:
-        done: Batches that it says are done, which Spark would have written down.
-        concluded: Batches whose sink was told so.
-        arrived: Whether it came to the ordered point.
+        done: Batches that it reports as done, which Spark would have recorded.
+        concluded: Batches whose sink was told that they are concluded.
+        arrived: True if it reached the ordered point.
         stopped: Why it stopped, in the driver's words; empty if it did not.
-        broken: The error that is not the driver's, with which it ended; empty if there is none.
+        broken: An error that did not come from the driver and ended it; empty if there is none.
     """
 
     def __init__(self, zygote: Zygote, order: Order, limit_s: float = LIMIT_S) -> None:
@@ -46,7 +46,7 @@ class Run:
         self._buffer = b""
 
     def until_arrival(self) -> bool:
-        """Waits until it comes to the point, or ends. Returns whether it came."""
+        """Waits until it reaches the point, or ends. Returns True if it got there."""
         self._read(lambda: self.arrived)
         return self.arrived
 
@@ -54,7 +54,7 @@ class Run:
         self._read(lambda: False)
 
     def finish_within(self, seconds: float) -> bool:
-        """Listens for a while. Returns whether it has ended."""
+        """Listens for a while. Returns True if it has ended."""
         self._read(lambda: False, seconds)
         return self.ended
 
@@ -68,7 +68,7 @@ class Run:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it wherever it is, unless it has ended: while its connection is open its number is its own."""
+        """Kills it wherever it is, unless it has ended. While its connection is open, its process id is its own."""
         if not self.finish_within(0):
             os.kill(self.pid, signal.SIGKILL)
             self.finish()

@@ -1,4 +1,4 @@
-"""Targets that are up, one at a time, each with a query that goes on from cell to cell."""
+"""Running targets, one at a time, each with a query that continues from cell to cell."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _OF_EVERY_RUN = ("pandas", "pyarrow.pandas_compat", "encodings.idna", "crashes.c
 
 
 class StartedTargets:
-    """Keeps one target up. The next one takes over its server if it is of the same kind.
+    """Keeps one target running. The next one takes over its server if it is of the same kind.
 
     Args:
         zygote: Forks the runs.
-        folder: A new one.
+        folder: A new folder.
     """
 
     def __init__(self, zygote: Zygote, folder: Path) -> None:
@@ -29,9 +29,9 @@ class StartedTargets:
         self._job: Job | None = None
 
     def strike(self, target: Target, cell: Cell) -> Verdict:
-        """Carries out a cell in the job that the target has, or in a new one."""
+        """Carries out a cell in the target's job, or in a new one."""
         job = self._job_of(target)
-        # A cell that goes wrong ends the job: what it left must not be laid at the next one's door.
+        # A failed cell ends the job, so that the next one is not blamed for what it left behind.
         self._job = None
         try:
             verdict = job.strike(cell)

@@ -1,4 +1,4 @@
-"""The counts of the cells that were carried out, as a table."""
+"""Counts the cells that were carried out, as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crashes.verdict import Late, Verdict
 
 Result = tuple[str, Cell, Verdict]
 PROPERTY = "cell"
-"""A test records its result under this name: pytest's reports carry it from xdist's workers."""
+"""A test records its result under this name, and pytest's reports carry it from xdist's workers."""
 COUNTED = ("runs", "stopped", "missing", "doubled", "unexpected", "early", "lingering", "seconds")
 
 
@@ -27,14 +27,14 @@ def decode(text: str) -> Result:
 
 
 def reported(reports: Iterable[object]) -> list[Result]:
-    """The results of all cells that were carried out, target by target."""
+    """The results of all cells that were carried out, by target."""
     calls = [report for report in reports if getattr(report, "when", "") == "call"]
     properties = [one for report in calls for one in getattr(report, "user_properties", ())]
     return sorted((decode(text) for name, text in properties if name == PROPERTY), key=lambda result: result[0])
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line for each sink and fault, and one for all of a sink."""
+    """One line per sink and fault, plus one for each whole sink."""
     lines = [("sink", "fault", "cells", *COUNTED)]
     for name in dict.fromkeys(name for name, _, _ in results):
         own = [(cell, verdict) for target, cell, verdict in results if target == name]
@@ -49,7 +49,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def late_table(results: Sequence[Result]) -> str:
-    """What the requests did that were delivered late, one line for each sink and kind of request."""
+    """What late requests did, one line per sink and kind of request."""
     lines = [("sink", "late request", *Late)]
     counts = Counter((name, cell.point, verdict.late) for name, cell, verdict in results)
     for name, point in dict.fromkeys((name, cell.point) for name, cell, verdict in results if verdict.late):

@@ -1,4 +1,4 @@
-"""What the crash matrix has to know of a sink beside its `sparkonce_lab.systems.base.System`."""
+"""What the crash matrix needs to know about a sink, in addition to its `sparkonce_lab.systems.base.System`."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ DISK_FULL, MEMORY_FULL = "target disk full", "target memory full"
 
 
 def plain_rows(start: int, count: int) -> pa.RecordBatch:
-    """Rows of one column, ``number``."""
+    """Rows with one column, ``number``."""
     return pa.record_batch({"number": pa.array(range(start, start + count), pa.int64())})
 
 
 @dataclass(eq=False)
 class Target:
-    """A sink and its system. The cells of a target share the system; each job has a table or topic to itself in it.
+    """A sink and its system. The cells of a target share the system, in which each job has its own table or topic.
 
     Attributes:
-        name: In the table and in the names of tests.
-        make: Makes the system.
-        columns: Those of its table.
+        name: The name in the table and in test names.
+        make: Creates the system.
+        columns: The columns of its table.
         options: The sink's arguments. Short deadlines keep the matrix fast.
-        server: Targets with the same name of a server use it one after the other; by default each has its own.
-        preload: Modules that a child needs beside this one, imported once for all children.
-        requests: How the proxy recognizes a request to prepare, commit and abort, as far as there is one.
-        marks: pytest's.
-        cannot: Faults that the system cannot be brought to.
-        ends_sessions: Kinds of requests whose connection the server itself has ended once the next run has recovered.
-        changes_late: Kinds of requests that change something even then, and do no harm.
-        faults: Those that it is there for; empty for all.
-        choice: The cells that are worth their time, by a name of `crashes.cells.CHOICES`.
-        rows: Gives rows that carry numbers. A function of a module: it is pickled.
-        while_s: How long a black hole, a paused server, a full disk or memory lasts.
+        server: Targets with the same server name use it one after the other. By default, each has its own.
+        preload: Modules that a child needs in addition to this one, imported once for all children.
+        requests: How the proxy recognizes requests to prepare, commit and abort, where they exist.
+        marks: pytest marks.
+        cannot: Faults that cannot be injected into the system.
+        ends_sessions: Kinds of requests whose connection the server itself has closed by the time the next run has
+            recovered.
+        changes_late: Kinds of requests that change something even then, without harm.
+        faults: The faults that it is meant for; empty for all.
+        choice: The cells that are worth running, as a name in `crashes.cells.CHOICES`.
+        rows: Returns numbered rows. A module-level function, because it is pickled.
+        while_s: How long a black hole, a paused server, or a full disk or memory lasts.
         waits: Constants of the product, as ``module:NAME``, that are shorter here.
-        run_within_s: How long a run may take to come to a point, or to its end.
-        shows_within_s: How long committed rows may take to be seen.
-        gone_within_s: How long what was aborted may take to be gone.
+        run_within_s: How long a run may take to reach a point, or its end.
+        shows_within_s: How long committed rows may take to become visible.
+        gone_within_s: How long aborted rows may take to disappear.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Target:
         self.server = self.server or self.name
 
     def missing(self) -> str:
-        """Why it cannot be run on this machine; empty if it can."""
+        """Why it cannot run on this machine; empty if it can."""
         return self.make().missing()
 
     def start(self, folder: Path) -> None:
@@ -85,7 +86,7 @@ class Target:
         self.system.start(folder)
 
     def take_over(self, before: Target) -> bool:
-        """Goes on with the system of another target, if that has the same server."""
+        """Continues with the system of another target, if that has the same server."""
         if before.server != self.server:
             return False
         self.system = before.system
@@ -96,11 +97,11 @@ class Target:
 
     @property
     def proxy(self) -> FaultProxy | None:
-        """Between the sink and the server; None if they do not speak TCP."""
+        """The proxy between sink and server; None if they do not use TCP."""
         return getattr(self.system, "proxy", None)
 
     def new_place(self) -> None:
-        """Makes an empty table, topic, folder: what `make_sink`, `visible` and `lingering` mean from now on."""
+        """Creates an empty table, topic or folder, which `make_sink`, `visible` and `lingering` use from now on."""
         if self.proxy is not None:
             self.proxy.requests = self.requests
         self.system.place(*self.columns)
@@ -109,19 +110,19 @@ class Target:
         return self.system.sink(**self.options)
 
     def visible(self) -> Sequence[int]:
-        """The numbers that a reader sees now. May raise."""
+        """The numbers that a reader currently sees. May raise."""
         return self.system.visible()
 
     def glance(self) -> Sequence[int]:
-        """What the reader sees who reads all the time; may be a little behind `visible`."""
+        """What the continuous reader sees, which may lag a little behind `visible`."""
         return self.visible()
 
     def lingering(self) -> Sequence[str]:
-        """What is open of any run."""
+        """What any run has open."""
         return self.system.left_open()
 
     def state(self) -> object:
-        """What a request that arrives late may have changed."""
+        """What a late request may have changed."""
         return self.system.state()
 
     def inject(self, fault: Fault) -> None:
@@ -131,9 +132,9 @@ class Target:
         self.system.lift(fault)
 
     def limit_memory(self, most: int) -> None:
-        """Lets the server take no more than so many bytes into its memory; 0 for any number."""
+        """Limits the server's memory to this many bytes; 0 for unlimited."""
         raise NotImplementedError
 
     def can(self, fault: str) -> bool:
-        """Returns True if the system can be brought to a fault of `crashes.cells`."""
+        """Returns True if this fault of `crashes.cells` can be injected into the system."""
         return fault not in self.cannot and not (fault == DISK_FULL and cannot_mount())

@@ -39,13 +39,13 @@ LONG = "x" * 60_000
 
 
 def keyed_rows(start: int, count: int) -> pa.RecordBatch:
-    """Each batch writes the keys of the batch before again."""
+    """Each batch writes the keys of the previous batch again."""
     numbers = range(start, start + count)
     return pa.record_batch({"key": [number % 1000 for number in numbers], "number": list(numbers)})
 
 
 def long_rows(start: int, count: int) -> pa.RecordBatch:
-    """So long that nearly every batch needs more room on the disk."""
+    """So large that nearly every batch needs more room on the disk."""
     return plain_rows(start, count).append_column("filler", pa.array([LONG] * count))
 
 
@@ -54,7 +54,7 @@ def text_rows(start: int, count: int) -> pa.RecordBatch:
 
 
 def partitioned_rows(start: int, count: int) -> pa.RecordBatch:
-    """Two partitions, so that a slot's transaction is of more than one file."""
+    """Two partitions, so that a slot's transaction consists of several files."""
     numbers = range(start, start + count)
     return pa.record_batch({"number": list(numbers), "part": [f"p{number % 2}" for number in numbers]})
 
@@ -105,7 +105,7 @@ KAFKA = KafkaTarget(
     partial(KafkaSystem, partitions=2, requests=KafkaSystem.REQUESTS["two_phase"], alone=True),
     preload=("confluent_kafka.admin", "kafka.admin", "sparkonce.sinks.kafka.writer", "sparkonce.sinks.kafka.committer"),
     requests=KafkaSystem.REQUESTS["two_phase"],
-    changes_late=(ABORT,),  # which gives the id a newer epoch
+    changes_late=(ABORT,),  # because it raises the id's epoch
     marks=(pytest.mark.kafka,),
     cannot=(DISK_FULL, MEMORY_FULL),
     choice="every kill",
@@ -115,7 +115,7 @@ KAFKA = KafkaTarget(
 
 
 class OtherKafkaSystem(KafkaSystem):
-    """On franz-go's broker."""
+    """Uses franz-go's broker."""
 
     _broker: OtherBroker
 
@@ -143,9 +143,9 @@ OTHER_KAFKA = KafkaTarget(
 
 
 class UpsertTarget(Target):
-    """Every batch writes the same keys. Triggers note what is written, in the transaction that writes it.
+    """Every batch writes the same keys. Triggers record what is written, in the same transaction.
 
-    Visible is all that was written, and a number that no batch has for each key that has not got its newest.
+    Visible is everything that was written, plus a number that no batch has for each key without its newest value.
     """
 
     def new_place(self) -> None:
@@ -210,7 +210,7 @@ def database(name: str, commit: str, *columns: str, kind: type[Target] = Target,
 
 
 def full_disk(name: str, commit: str) -> Target:
-    """Rows for which a full disk has no room."""
+    """Rows that do not fit on a full disk."""
     columns = ("number BIGINT", "filler LONGTEXT")
     more = {"megabytes": 256, "server": "mariadb-long", "requests": {}, "rows": long_rows, "ends_sessions": ()}
     return database(name, commit, *columns, faults=(DISK_FULL,), marks=(pytest.mark.slow,), **more)
@@ -368,7 +368,7 @@ PRAVEGA = PravegaTarget(
     preload=("pyspark.sql", "sparkonce.sinks.write_ahead.writer", "sparkonce_pravega.application"),
     requests=PravegaSystem.REQUESTS[""],
     rows=text_rows,
-    cannot=(RESTART, DISK_FULL, MEMORY_FULL),  # the server keeps its data in memory
+    cannot=(RESTART, DISK_FULL, MEMORY_FULL),  # the server stores its data in memory
     choice="none",
     run_within_s=240.0,
     shows_within_s=0.0,

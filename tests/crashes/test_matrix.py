@@ -1,7 +1,7 @@
-"""Every sink, struck at every point, on its real server: no row is missing, doubled, or seen too early.
+"""Every sink, struck at every point, on its real server: no row is missing, duplicated, or visible too early.
 
-The first tier has the cells that nothing cheaper replaces (`crashes.cells.CHOICES`); the others are slow. One cell, and
-every fault at every point::
+The first tier has the cells that nothing cheaper can replace (`crashes.cells.CHOICES`); the others are slow. One cell,
+and every fault at every point::
 
     pytest tests/crashes -k "folder and kill-at-WRITING"
     pytest tests/crashes/test_matrix.py -m "slow or not slow" -k postgres

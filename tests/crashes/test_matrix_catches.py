@@ -1,4 +1,4 @@
-"""The matrix is tried out on sinks that are broken: a matrix that finds nothing proves nothing."""
+"""Tests the matrix with broken sinks: a matrix that finds nothing proves nothing."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class FindsNothing(FolderCommitter):
 
 
 class FindsTheNewestRunOnly(FolderCommitter):
-    """What a worker of an older run prepares late stays open."""
+    """Whatever a worker of an older run prepares late remains open."""
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         return super().list_lingering([max(owners, key=lambda owner: owner.token)])
 
 
 class CommitsWhatLingers(FolderCommitter):
-    """Takes what is prepared for decided, as Flink's older sinks do at recovery."""
+    """Treats prepared transactions as decided, like Flink's older sinks during recovery."""
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         self.commit(super().list_lingering(owners))

@@ -1,4 +1,4 @@
-"""A folder of transactions behind a server and a proxy: the matrix itself is tried out against it."""
+"""A folder of transactions behind a server and a proxy, for testing the matrix itself."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ REQUESTS = {"prepare": b" prepare ", "commit": re.compile(rb" (commit|append) ")
 
 
 class Connection:
-    """Asks the server; connects when it must.
+    """Queries the server, connecting if necessary.
 
     Raises:
-        OSError: from `ask`, if there is no answer in time.
+        OSError: If `ask` gets no response in time.
     """
 
     def __init__(self, port: int, folder: str) -> None:
@@ -54,9 +54,9 @@ class Connection:
 
 
 class ToySink(FolderSink):
-    """A correct one, unless it is given a half that is broken."""
+    """A correct sink, unless it is given a broken half."""
 
-    remembers = False  # or else the driver itself would catch some of them
+    remembers = False  # otherwise the driver itself would catch some of them
 
     def __init__(self, port: int, folder: str, half: type | None = None) -> None:
         super().__init__(Path(folder), name="toy")
@@ -125,6 +125,6 @@ class ToySystem(ServerSystem):
 
 
 def toy(half: type | None = None, *, kind: type[Target] = Target, **more: Any) -> Target:
-    """A target. A fault lasts longer than `DEADLINE_S`, so that a client gives up in the meantime."""
+    """A target. A fault lasts longer than `DEADLINE_S`, so that a client gives up meanwhile."""
     given = {"requests": REQUESTS, "options": {"half": half}, "cannot": (DISK_FULL, MEMORY_FULL), **more}
     return kind("toy", ToySystem, gone_within_s=0.5, while_s=1.5, **given)

@@ -1,4 +1,4 @@
-"""The verdict on a cell: what came of it, counted."""
+"""The verdict on a cell: its outcome, in numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Late(str, Enum):
-    """Says what became of a request that was delivered late."""
+    """What a request that was delivered late did."""
 
     CHANGED = "changed something"
     WITHOUT_EFFECT = "was answered, without effect"
@@ -16,21 +16,21 @@ class Late(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Counts what came of a cell.
+    """The outcome of a cell, in numbers.
 
     Attributes:
         missing: Decided rows that no reader sees.
         doubled: Rows seen more than once.
         unexpected: Rows that no batch has, or that were seen once and are gone.
         early: Rows that were seen before their batch was decided.
-        lingering: What the server has still open after the last sweep.
-        unconcluded: Batches that are done, of which the sink was never told so.
-        broken: Errors that are not the driver's, with which runs ended.
-        stopped: Why runs stopped, in the driver's words. That is legal.
-        runs: How many were started.
-        looks: How often the reader looked.
+        lingering: What the server still has open after the last sweep.
+        unconcluded: Batches that are done, without the sink having been told.
+        broken: Errors that did not come from the driver and ended runs.
+        stopped: Why runs stopped, in the driver's words, which is legal.
+        runs: The number of runs that were started.
+        looks: How often the reader polled.
         missed: Why the cell, or its late request, did not do what it should; empty if it did.
-        late: What the request did that was delivered late; None in cells without one.
+        late: What the late request did; None in cells without one.
         seconds: How long it took.
     """
 
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def violations(self) -> str:
-        """Names what must not be; empty if all is well."""
+        """Lists what must not happen; empty if all is well."""
         counts = {
             "missing": self.missing,
             "doubled": self.doubled,
@@ -64,4 +64,4 @@ class Verdict:
 
 
 class DoesNotRecover(AssertionError):  # noqa: N818 - it is what it says
-    """Runs without faults stop again and again."""
+    """Runs without faults keep stopping."""

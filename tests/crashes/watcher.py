@@ -1,4 +1,4 @@
-"""A reader who looks all the time, and sees whether rows show before they are decided."""
+"""A reader that polls continuously, and checks whether rows are visible before they are decided."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LIMIT_S = 60.0
 
 
 def decided(checkpoint: Path) -> int:
-    """The newest batch that the log holds a decision of; -1 if none."""
+    """The newest batch for which the log has a decision; -1 if there is none."""
     newest = -1
     for path in (checkpoint / "sparkonce" / "records").glob("[0-9]*"):
         try:
             record = decode_record(path.read_bytes())
-        except FileNotFoundError:  # tidied up since
+        except FileNotFoundError:  # tidied meanwhile
             continue
         if isinstance(record, Commit | Amend):
             newest = max(newest, record.batch)
@@ -29,14 +29,14 @@ def decided(checkpoint: Path) -> int:
 
 
 class Watcher(Background):
-    """Looks at a target all the time.
+    """Polls a target continuously.
 
     Attributes:
         seen: Every number that was ever seen.
-        early: Those that were seen before their batch was decided.
-        looks: How often it looked.
-        refused: How often the server did not answer.
-        turn: Held by whoever asks the target: its connection is for one at a time.
+        early: Numbers that were seen before their batch was decided.
+        looks: How often it polled.
+        refused: How often the server did not respond.
+        turn: Held by whoever queries the target, whose connection is not thread-safe.
     """
 
     def __init__(self, target: Target, checkpoint: Path) -> None:
@@ -58,7 +58,7 @@ class Watcher(Background):
         assert not self._thread.is_alive(), "the witness hangs"
 
     def look(self, *, whole: bool = False) -> list[int]:
-        """What is visible now. Raises if the server does not answer."""
+        """What is currently visible. Raises an error if the server does not respond."""
         with self.turn:
             found = sorted(self._target.visible() if whole else self._target.glance())
             # The log is read after the rows: what is not in it now was not in it when they were seen.
@@ -76,5 +76,5 @@ class Watcher(Background):
                 self.look()
             except Exception:  # noqa: BLE001 - a server that is struck may refuse; how often is counted
                 self.refused += 1
-            # It leaves most of the machine to those whom it watches.
+            # Leave most of the machine to what is being watched.
             self.stopping.wait(max(_LEAST_PAUSE_S, 2 * (time.monotonic() - began)))

@@ -24,14 +24,14 @@ def _encoded_floor(floor: Floor) -> bytes:
 
 
 class Keys(NamedTuple):
-    """The record at each position (None: deleted), the highest floor, and what valid decisions ever named.
+    """The record at each position (None: deleted), the highest floor, and everything that valid decisions ever named.
 
     Attributes:
-        records: By position. The position after the last is free.
+        records: The records by position. The position after the last is free.
         top: The highest floor.
-        named: Every (id, epoch) in a decision that was not void when it landed, but those that were made void since.
+        named: Every (id, epoch) in a decision that was not void when it landed, except those that were voided since.
         decided: The batches that such decisions decided.
-        twice: Whether a batch was decided by two commits.
+        twice: True if a batch was decided by two commits.
         objected: Every (id, epoch) to which a sink has objected.
     """
 
@@ -44,7 +44,7 @@ class Keys(NamedTuple):
 
 
 def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]:
-    """Puts if the position is free; the record that stands there if it is not."""
+    """Puts a record if the position is free. Otherwise, returns the record that is there."""
     if position > len(keys.records):
         raise ValueError(f"put at {position}, and the log ends at {len(keys.records)}")
     if position < len(keys.records) and (standing := keys.records[position]) is not None:
@@ -66,7 +66,7 @@ def put(keys: Keys, position: int, record: Record) -> tuple[Keys, Record | None]
 
 
 def object_to(keys: Keys, handles: Sequence[Handle]) -> Keys:
-    """Notes that a sink has objected to a decision that names these."""
+    """Records that a sink has objected to a decision that names these."""
     return keys._replace(objected=keys.objected | {_name(handle) for handle in handles if handle.transaction})
 
 
@@ -75,7 +75,7 @@ def _name(handle: Handle) -> tuple[str, int]:
 
 
 def raise_floor(keys: Keys, floor: Floor, lowers: bool = False) -> Keys:
-    """Adds a floor. It is lowered only where a mutant keeps one floor and overwrites it."""
+    """Adds a floor. It is lowered only by a mutant that overwrites a single floor."""
     if lowers or floor.position > keys.top.position:
         return keys._replace(top=floor)
     return keys
@@ -88,7 +88,7 @@ def delete_below(keys: Keys, position: int) -> Keys:
 
 
 def read(keys: Keys, view: LogView) -> LogView:
-    """Reads on from a view, as `DecisionLog.read` does."""
+    """Reads on from a view, like `DecisionLog.read`."""
     return _KeysLog(keys).read(view)
 
 

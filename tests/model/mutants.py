@@ -1,7 +1,7 @@
-"""Wrong protocols, each with one rule taken out: the search has to find what each of them comes to.
+"""Wrong protocols, each with one rule removed. The search has to find the consequence of each.
 
-``wanted`` asks for the damage itself (rows twice, rows missing) rather than for the broken rule, wherever one rule
-alone can do damage; where another rule still holds it off, it asks for the first thing that must not happen.
+``wanted`` is the damage itself (duplicate rows, missing rows) rather than the broken rule, if removing one rule
+suffices for damage. If another rule still prevents it, it is the first thing that must not happen.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Mutant:
         name: The trap or the rule, in words.
         wanted: What must be found; None for anything.
         config: The smallest world that shows it.
-        rule: Its name in `mutants.rules`; empty if only the model is another one.
-        model: A model with other naming, lanes or brokers.
-        keep: If not None, how many batches the log keeps, so that clean-up happens.
-        tidy_every: After how many more batches it does.
-        records: From how many records on a claim cleans up.
+        rule: Its name in `mutants.rules`; empty if only the model differs.
+        model: A model with other names, lanes or brokers.
+        keep: If not None, how many batches the log retains, so that clean-up happens.
+        tidy_every: After how many more batches clean-up happens.
+        records: The number of records from which on a claim cleans up.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Mutant:
 
     @contextmanager
     def build(self) -> Iterator[Model]:
-        """The model, as long as the product is wrong."""
+        """Patches the product with the wrong rule inside the block."""
         with ExitStack() as stack:
             if self.rule:
                 stack.enter_context(wrong(self.rule))
@@ -58,7 +58,7 @@ class Mutant:
 
 @contextmanager
 def cleaning_up(keep: int, tidy_every: int = 1, records: int = horizon.KEEP_RECORDS) -> Iterator[None]:
-    """Makes the log's clean-up happen after every batch, or every few, or at each claim but the first."""
+    """Makes the log's clean-up happen after every batch, or every few, or at each claim except the first."""
     with (
         mock.patch.object(horizon, "KEEP_RECORDS", records),
         mock.patch.object(horizon, "KEEP_BATCHES", keep),
@@ -72,7 +72,7 @@ def _id(sink: str, token: Token, worker: int, lane: int) -> str:
 
 
 class WithoutToken(Model):
-    """Ids say batch and slot; every run makes the same ones."""
+    """Ids consist of batch and slot, so every run uses the same ones."""
 
     def name(self, task: Task, sink: str, lane: int) -> str:
         return _id(sink, Token(0, "0" * 8), task.slot, task.batch)
@@ -82,7 +82,7 @@ class WithoutToken(Model):
 
 
 class BySlotAndParity(Model):
-    """First copies have ids of run, slot and parity of the batch, further copies ids of their own. No generation."""
+    """First attempts have ids of run, slot and parity of the batch, further attempts their own. No generation."""
 
     def name(self, task: Task, sink: str, lane: int) -> str:
         if task.copy:
@@ -91,28 +91,28 @@ class BySlotAndParity(Model):
 
 
 class BySlotAndBatch(Model):
-    """Ids say run, slot and batch: used once, but by every copy."""
+    """Ids consist of run, slot and batch: used once, but by every task attempt."""
 
     def name(self, task: Task, sink: str, lane: int) -> str:
         return _id(sink, task.token, task.slot, task.batch)
 
 
 class LendsBurnt(Model):
-    """A lane whose initialisation was not answered is lent again two batches later."""
+    """A lane whose initialization got no answer is reused two batches later."""
 
     def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
         return pool.give_back(lane, batch)
 
 
 class KeepsProducers(Model):
-    """A producer carries transaction after transaction under one epoch."""
+    """A producer writes several transactions under one epoch."""
 
     def give_back(self, mine: Lanes, held: tuple[int, str, int], batch: int) -> Lanes:
         return mine._replace(ready=(*mine.ready, held))
 
 
 class AbortsWithV4(Model):
-    """Sweeps with EndTxn v4, which leaves the epoch as it is."""
+    """Sweeps with EndTxn v4, which leaves the epoch unchanged."""
 
     abort_bumps = False
 
@@ -131,13 +131,13 @@ class ForgetsFloor(Model):
 
 
 class LowersFloor(Model):
-    """The log keeps one floor, and whoever comes last overwrites it."""
+    """The log has only one floor, which the last writer overwrites."""
 
     floor_lowers = True
 
 
 class KeepsOwnership(Model):
-    """A restart in the same process goes on with the last run's state."""
+    """A restart in the same process continues with the last run's state."""
 
     def state_of(self, world: World, run: int) -> State:
         driver = self.drivers.values[world[DRIVERS]]
@@ -350,8 +350,8 @@ SURVIVOR = Mutant(
     Config(runs=2, faults=2, kinds=frozenset({Fault.TIMEOUT, Fault.COMMIT})),
     "a loss is judged without reading the log",
 )
-"""A rule that another one makes up for, as long as that stands.
+"""A rule that is backed up by another one.
 
-Since a lane of batch N is not initialised before batch N + 1 is decided, only a real loss reads as LOST; and since an
-amendment is put at the key after the last record read, a run that misjudges it finds the key taken.
+A lane of batch N is not initialized before batch N + 1 is decided, so only a real loss reads as LOST; and an amendment
+is put at the key after the last record read, so a run that misjudges a loss finds the key taken.
 """

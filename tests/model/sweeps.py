@@ -1,11 +1,11 @@
-"""A run's sweeper beside a sink: batches, losers, time, sweeps that fail, requests that arrive late, in every order.
+"""A run's sweeper and a sink: batches, losing attempts, time, failing sweeps and late requests, in every order.
 
-A world holds the sweeper's own state, which the product's `sweeping.step` moves on, and the sink's open transactions.
-All times are relative to now, so that worlds repeat. The hands are modelled, too: they hold a lock while a batch is at
-work, and tell the machine of time only while they do.
+A world consists of the sweeper's own state, which the product's `sweeping.step` advances, and the sink's open
+transactions. All times are relative to now, so that worlds repeat. The driver around it is modeled too: it holds a lock
+while a batch is in progress, and reports time to the state machine only while it does.
 
-Left out: sinks that differ (a sweep asks all of them, and fails if one does), and what a run sweeps before its first
-batch, which `model.world` has.
+Left out: sinks that differ (a sweep covers all of them, and fails if one does), and what a run sweeps before its first
+batch, which is in `model.world`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Broken(str, Enum):
 
 
 class Open(NamedTuple):
-    """An open transaction: whose, under which generation of names, and whether a batch at work or decided needs it."""
+    """An open transaction: its owner, its generation of names, and whether a current or decided batch needs it."""
 
     run: int
     generation: int
@@ -45,22 +45,22 @@ class Open(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything there is.
+    """The whole state.
 
     Attributes:
         machine: The sweeper's state.
         open: The sink's open transactions.
-        at_work: The generation of names of the batch at work, which holds the lock; None between two batches.
-        losing: Whether a copy of the batch at work may lose.
-        losers_s: How long losers of finished batches may still open transactions.
+        at_work: The generation of names of the current batch, which holds the lock; None between batches.
+        losing: True if the current batch may have a losing attempt.
+        losers_s: How long losing attempts of finished batches may still open transactions.
         losers_of: The generation of their names.
-        flights: The generations that requests mean which were not answered and may still arrive.
-        pause_s: How long the pause was after the last sweep that failed; 0 since one did not.
-        batches: How many may still begin.
-        faults: How many more things may go wrong.
-        late: How many transactions losers and tasks of older runs may still open.
-        newer: Whether a newer run has claimed.
-        ended: Whether the run has.
+        flights: The generations addressed by unanswered requests that may still arrive.
+        pause_s: The pause after the last failed sweep; 0 if none has failed since a success.
+        batches: How many batches may still begin.
+        faults: How many more faults may happen.
+        late: How many transactions losing attempts and tasks of older runs may still open.
+        newer: True if a newer run has claimed the log.
+        ended: True if the run has ended.
     """
 
     machine: on.Sweeping
@@ -79,7 +79,7 @@ class World(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What happens, the world behind it, and what it breaks."""
+    """What happens, the resulting world, and what it violates."""
 
     label: str
     world: World
@@ -88,14 +88,14 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sweeps:
-    """The moves of one bound.
+    """The moves within one bound.
 
     Attributes:
         every_s: The product's setting.
-        in_background: Whether there is a thread; without one the machine hears of time at the end of each batch.
+        in_background: True if there is a thread. Without one, the machine learns of time at the end of each batch.
         batches, faults, late: How many of each there may be.
-        locked: Whether the thread takes the lock.
-        wanted: What is looked for.
+        locked: True if the thread takes the lock.
+        wanted: The violations to look for.
     """
 
     every_s: float = 10.0
@@ -112,7 +112,7 @@ class Sweeps:
         return World(machine, batches=self.batches, faults=self.faults, late=self.late)
 
     def moves(self, world: World) -> Iterator[Move]:
-        """All that can happen next."""
+        """Everything that can happen next."""
         if world.ended:
             return
         yield from self._batch(world)
@@ -161,7 +161,7 @@ class Sweeps:
             yield from self._told(done, on.TimePassed(at_s=0.0), "the batch is done")
 
     def _written_again(self, world: World) -> Iterator[Move]:
-        """The write fails and is undone by a sweep of its own, which may not be answered, before it is done again."""
+        """The write fails and is undone by a separate sweep, which may get no answer, before it is repeated."""
         undone = frozenset(one for one in world.open if one.run != OWN.token.position)
         machine = _tell(world.machine, on.LosersExpected())
         again = world._replace(machine=machine, open=undone, losing=True)
@@ -203,7 +203,7 @@ class Sweeps:
         yield from self._swept(world, effect, label)
 
     def _swept(self, world: World, effect: Sweep, label: str) -> Iterator[Move]:
-        """The sweep succeeds, at once or slowly; or fails, before it has aborted anything, or nobody knows when."""
+        """The sweep succeeds, immediately or slowly, or it fails, before it aborted anything or at an unknown point."""
         swept = frozenset(run.token.position for run in effect.runs)
         found = frozenset(one for one in world.open if one.run in swept)
         broken = _taken(found)
@@ -220,10 +220,10 @@ class Sweeps:
                 yield _end(f"{label}, and nothing is answered", _unanswered(faulty), took_s=0.0, failed=True)
 
     def settles(self, world: World) -> bool:
-        """Tells if all that is open is swept, if no batch is at work and nothing goes wrong from now on."""
+        """Returns True if everything open will be swept if no batch is in progress and nothing fails from now on."""
         world = self._let_be(world)
         own = any(one.run == OWN.token.position for one in world.open)
-        # What a task of an older run opens late is swept behind the next batch.
+        # A transaction that a task of an older run opens late is swept after the next batch.
         machine = _tell(world.machine, on.BatchDone(runs=(OLDER, OWN), at_s=0.0))
         return not own and not self._let_be(world._replace(machine=machine)).open
 
@@ -240,7 +240,7 @@ class Sweeps:
 
 
 def search(sweeps: Sweeps) -> tuple[int, list[str], Broken | None]:
-    """Visits every world, nearest first. Returns how many there are, and the way to the first broken one."""
+    """Visits every world, nearest first. Returns their number, and the path to the first violation."""
     first = sweeps.first()
     came_from: dict[World, tuple[World, str] | None] = {first: None}
     settles: dict[tuple[on.Sweeping, frozenset[Open]], bool] = {}
@@ -275,7 +275,7 @@ def _way(came_from: Mapping[World, tuple[World, str] | None], world: World) -> l
 
 
 def _tell(machine: on.Sweeping, event: on.Event) -> on.Sweeping:
-    """Tells what never asks for a sweep."""
+    """Returns the violation of a world that never requests a sweep."""
     after, effect = on.step(machine, event)
     if effect is not None:
         raise AssertionError(f"{event} asks for a sweep")
@@ -291,7 +291,7 @@ def _taken(ended: frozenset[Open]) -> Broken | None:
 
 
 def _unanswered(world: World) -> World:
-    """A request to abort what this run has open was not answered: it may arrive later, or never."""
+    """A request to abort what this run has open got no answer: it may arrive later, or never."""
     machine = _tell(world.machine, on.AbortUnanswered(sink=SINK))
     return world._replace(machine=machine, flights=world.flights | {world.machine.generation(SINK)})
 
@@ -308,7 +308,7 @@ def _end(label: str, world: World, *, took_s: float, failed: bool, broken: Broke
 
 
 def _later(world: World, passed_s: float) -> World:
-    """The world some seconds later, all times relative to then. What is long ago counts as if it were not so long."""
+    """The world some seconds later, with all times relative to then. Times long ago are capped."""
     if not passed_s:
         return world
     machine = world.machine

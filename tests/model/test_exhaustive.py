@@ -1,4 +1,4 @@
-"""Visits every world within a bound, once. Crashes and standing still are free, see `model.world`."""
+"""Visits every world within a bound, once. Crashes and pauses are free; see `model.world`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = {
         faults=2, parts=1, kinds=frozenset({Fault.OBJECTION, Fault.AGAIN, Fault.ABORT})
     ),
 }
-"""Together they go through every transition. The worlds of `model.mutants` are searched, too, in `test_mutants`."""
+"""Together they cover every transition. The worlds of `model.mutants` are searched, too, in `test_mutants`."""
 
 LARGER = {
     "2 slots, 1 batch, 1 fault, other rows each time": Config(slots=2, faults=1, parts=1, deterministic=False),
@@ -73,7 +73,7 @@ LARGER = {
 
 @cache
 def search(name: str) -> tuple[Found, frozenset[tuple[Phase, type]]]:
-    """Searches a world, and returns the coordinator's transitions that the search went through."""
+    """Searches a world, and returns the coordinator's transitions that the search covered."""
     config = SMALL.get(name) or LARGER[name]
     with ExitStack() as stack:
         if config.cleans_up:
@@ -96,8 +96,8 @@ def test_no_row_is_doubled_or_lost(name: str, say: Callable[[str], None]) -> Non
 
 def test_the_search_goes_through_every_transition() -> None:
     unreached = {
-        # Sinks without transactions do not take part in what is modelled here, and no transaction has an age: an
-        # objection stands for one that is too old. A run that has stopped is not asked again.
+        # Sinks without transactions are not modeled here, and transactions have no age: an objection stands for one
+        # that is too old. A run that has stopped is not called again.
         (Phase.VALIDATING, on.TooOld),
         (Phase.DELIVERING, on.Prepared),
         (Phase.DELIVERING, on.PrepareFailed),

@@ -1,6 +1,6 @@
-"""Whatever losers leave open is swept while a run lives, and nothing that a batch needs: every order within a bound.
+"""Whatever losing attempts leave open is swept while a run lives, but nothing that a batch needs, in every order.
 
-A check that finds nothing proves something only if it finds what is there: each mutant takes one rule out.
+A check that finds nothing proves something only if it finds known errors: each mutant removes one rule.
 """
 
 from __future__ import annotations

@@ -1,32 +1,33 @@
 """The world around the coordinator, and every move that may come next.
 
 The coordinator, the log's view, the reading of the log, the codec, the transactional ids and the lanes are the
-product's own code. Here are only models of what surrounds it: Spark, worker processes, the log's keys, the broker.
+product's own code. Only what surrounds it is modeled here: Spark, worker processes, the log's keys, the broker.
 
-A world is a flat tuple of numbers (each part is interned), in the order of the constants below. A move is one access
-to something shared. What a party does between two accesses, nobody else can see, so it belongs to the move before.
+A world is a flat tuple of numbers (each part is interned), in the order of the constants below. A move is one access to
+shared state. What a party does between two accesses is invisible to others, so it belongs to the preceding move.
 
-What may happen, without limit: a run starts at any moment, also while others live; a driver, or a single task, stands
-still for any time, for ever if need be. Standing still for ever is a crash: a world is judged as if every driver had
-crashed just then (`Model.stranded`), so crashes need no moves of their own and cost none of the faults.
+What may happen without limit: a run starts at any moment, even while others are running; a driver, or a single task,
+pauses for any length of time, even forever. Pausing forever is a crash: a world is judged as if every driver had
+crashed just then (`Model.stranded`), so crashes need no moves of their own and do not count as faults.
 
-What may happen as often as the configuration has faults, see `Fault`.
+What may happen as often as the configuration has faults: see `Fault`.
 
-What nobody else can see is done at once: the check of the servers, the questions before a decision if nothing speaks
-against it, what sinks are told and positions reported. Of each it is looked whether it may be said yet.
+What is invisible to others is done immediately: the check of the servers, the questions before a decision if there is
+no objection, the messages to sinks and position reporters. For each of them, the model checks that it is allowed yet.
 
 What is left out:
 
-- Reading the log is one move. That a reader may be overtaken by clean-up is `DecisionLog.read`'s own business.
-- A copy writes to a sink in two parts at most, and prepares with its last one. The first initialisation of an id that
-  nobody has heard of belongs to the first write, since nobody can tell them apart.
-- A commit that is under way for longer than a broker keeps rows.
-- Slots without rows, sinks without transactions, and brokers that forget ids. The coordinator's unit tests have them.
-- Refusals for offsets and query ids: all runs have one checkpoint, whose offset log is sound.
+- Reading the log is one move. That a reader may be overtaken by clean-up is handled inside `DecisionLog.read`.
+- A task attempt writes to a sink in two parts at most, and prepares with its last one. The first initialization of a
+  fresh id is part of the first write, since nobody can distinguish them.
+- A commit that is in flight for longer than a broker retains rows.
+- Slots without rows, sinks without transactions, and brokers that forget ids. They are covered by the coordinator's
+  unit tests.
+- Refusals for offsets and query ids: all runs share one checkpoint, whose offset log is sound.
 
-The ids are those of `LanePool`: they belong to one worker process of one run and carry no generation. That a lane may
-be used again two batches later, and not one, is what `mutants.ReusesAtOnce` shows; that it must not be lent again when
-its initialisation was not answered, `mutants.LendsBurnt`.
+The ids are those of `LanePool`: they belong to one worker process of one run and have no generation.
+`mutants.ReusesAtOnce` shows why a lane may be reused only two batches later, and `mutants.LendsBurnt` why it must not
+be reused if its initialization got no answer.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ Label = tuple[object, ...]
 
 
 class Fault(str, Enum):
-    """The faults, of which a world has so many.
+    """The faults, of which a world has a limited number.
 
-    A request that is applied and whose reply is lost is the same as a late one that lands at once.
+    A request that is applied and whose reply is lost is the same as a late one that lands immediately.
     """
 
     PUT = "a put's reply is lost; it lands later, or never"
@@ -77,7 +78,7 @@ class Fault(str, Enum):
 
 
 class Violation(str, Enum):
-    """The things that must never be."""
+    """What must never happen."""
 
     TWICE = "a row is visible twice"
     MISSING = "a batch is done and a row is not visible"
@@ -102,17 +103,17 @@ class Config:
     """The size of a world.
 
     Attributes:
-        slots: Tasks a batch.
-        batches: How many.
-        runs: How many runs may start, besides the one that shows that a world is not stranded.
+        slots: The number of tasks per batch.
+        batches: The number of batches.
+        runs: How many runs may start, in addition to the one that shows that a world is not stranded.
         faults: How many of `kinds` may happen.
-        sinks: By name; the names serve as prefixes of the ids.
-        kinds: Which faults.
-        parts: Writes of a copy to a sink, 1 or 2: whether something may come between them.
-        keep_ready: Whether workers initialise a lane for the next task while one runs.
-        cleans_up: Whether the log is ever cleaned up, so that the floor must be read in a move of its own.
-        deterministic: Whether a second execution of a batch gives the same rows.
-        doubt: What a driver is told of a commit without a reply.
+        sinks: The sinks' names, which are also the prefixes of the ids.
+        kinds: The possible faults.
+        parts: The writes of an attempt to a sink, 1 or 2, that is, whether something may happen in between.
+        keep_ready: True if workers initialize a lane for the next task while one is running.
+        cleans_up: True if the log is ever cleaned up, so that the floor must be read in a separate move.
+        deterministic: True if a second execution of a batch returns the same rows.
+        doubt: What a driver learns about a commit without a reply.
     """
 
     slots: int = 1
@@ -129,13 +130,13 @@ class Config:
 
 
 class Task(NamedTuple):
-    """A copy of a slot, in a worker process.
+    """A task attempt for a slot, in a worker process.
 
     Attributes:
         execution: Which of its run's executions it belongs to.
         targets: The sinks that it writes to.
         held: For each sink begun so far: lane, id, epoch.
-        done: Writes done: first parts, then second parts.
+        done: The number of completed writes: first parts, then second parts.
     """
 
     run: int
@@ -153,7 +154,7 @@ class Task(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """The ids of one worker for one run and sink: the pool, those kept ready, those still to be initialised."""
+    """A worker's ids for one run and sink: the pool, those that are ready, those still to be initialized."""
 
     pool: LanePool = LanePool()
     ready: tuple[tuple[int, str, int], ...] = ()
@@ -161,7 +162,7 @@ class Lanes(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """A run: the batch it was asked for, the coordinator's state and effect, and how far the effect has come."""
+    """A run: its batch, the coordinator's state and effect, and the progress of the effect."""
 
     asked: int
     state: int
@@ -171,13 +172,13 @@ class Driver(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """A run that is over."""
+    """A run that has ended."""
 
     reason: str
 
 
 class Move(NamedTuple):
-    """A move, the world after it, and what it broke."""
+    """A move, the resulting world, and what it violated."""
 
     label: Label
     world: World
@@ -185,7 +186,7 @@ class Move(NamedTuple):
 
 
 class Table:
-    """Gives equal values one number."""
+    """Interns values."""
 
     def __init__(self, *values: Hashable) -> None:
         self._numbers: dict[Any, int] = {}
@@ -202,11 +203,11 @@ class Table:
 
 
 class Model:
-    """Knows the moves of every world of one configuration.
+    """Generates the moves of every world of one configuration.
 
     Args:
-        config: How large.
-        wanted: Which violations count. All, unless it is to be shown what a mutant comes to in the end.
+        config: The size of the worlds.
+        wanted: The violations that count. Defaults to all; limited to show a mutant's final consequence.
     """
 
     def __init__(self, config: Config, wanted: frozenset[Violation] = frozenset(Violation)) -> None:
@@ -222,23 +223,23 @@ class Model:
         self._owned: dict[Any, bool] = {}
 
     def first(self) -> World:
-        """The world before anything happened. The last driver is the one of `stranded`."""
+        """The initial world. The last driver is the one of `stranded`."""
         return (0, 0, -1, 0, self.config.faults, 0, 0, *([0] * (self.config.runs + 1)))
 
     def transitions(self) -> set[tuple[Phase, type]]:
-        """The transitions of the coordinator that the search went through."""
+        """The transitions of the coordinator that the search covered."""
         return {(self.states.values[state].phase, type(event)) for state, event in self._steps}
 
     # --- what mutants change ------------------------------------------------------------------------------------------
 
     def name(self, task: Task, sink: str, lane: int) -> str:
-        """The transactional id of a worker's lane. Workers outlive runs, so only the token tells two runs apart."""
+        """The transactional id of a worker's lane. Workers outlive runs, so only the token distinguishes two runs."""
         return str(
             TransactionalId(prefix=sink, query=SHORT_QUERY, token=task.token, worker=f"{task.worker:012x}", lane=lane)
         )
 
     def owns(self, name: str, sinks: tuple[str, ...], tokens: frozenset[Token]) -> bool:
-        """Tells if a sweep of these runs takes the id."""
+        """Returns True if a sweep of these runs covers the id."""
         found = TransactionalId.parse(name)
         return found is not None and any(found.belongs_to(sink, SHORT_QUERY, tokens) for sink in sinks)
 
@@ -251,11 +252,11 @@ class Model:
         return State(claim=self.claim(run), transactional=self.config.sinks, reports=True)
 
     def burn(self, pool: LanePool, lane: int, batch: int) -> LanePool:
-        """A lane whose initialisation was not answered may be initialised by that very request at any later time."""
+        """A lane whose initialization got no answer may be initialized by that very request at any later time."""
         return pool
 
     def give_back(self, mine: Lanes, held: tuple[int, str, int], batch: int) -> Lanes:
-        """Gives back a lane that carried a transaction."""
+        """Releases a lane that carried a transaction."""
         return mine._replace(pool=mine.pool.give_back(held[0], batch))
 
     abort_bumps = True
@@ -270,7 +271,7 @@ class Model:
     # --- moves --------------------------------------------------------------------------------------------------------
 
     def moves(self, world: World) -> list[Move]:
-        """Everything that may come next."""
+        """Every possible next move."""
         found: list[Move] = []
         for run in range(self.config.runs):
             driver = world[DRIVERS + run]
@@ -294,7 +295,7 @@ class Model:
         return tuple(after)
 
     def _start(self, world: World, run: int) -> Iterator[Move]:
-        """A driver starts and reads how far Spark has come. Everything else it reads later, when it gets to it."""
+        """A driver starts and reads Spark's progress. It reads everything else later, when it needs it."""
         asked = world[SPARK] + 1
         if asked >= self.config.batches:
             return
@@ -312,13 +313,13 @@ class Model:
 
     @staticmethod
     def ask(batch: int) -> on.BatchAsked:
-        """Spark asks, with offsets that stand in its own log."""
+        """Spark asks, with offsets from its own log."""
         return on.BatchAsked(
             batch=batch, offsets=(f"end {batch}",), previous_offsets=(f"end {batch - 1}",) if batch else None
         )
 
     def _tell(self, world: World, run: int, driver: Driver, event: on.Event, label: Label, **parts: int) -> Move:
-        """Tells the coordinator, and carries out at once what nobody else can see."""
+        """Passes an event to the coordinator, and carries out immediately whatever is invisible to others."""
         world = self._with(world, **parts)
         while True:
             try:
@@ -369,7 +370,7 @@ class Model:
         return None if legal else Violation.ILLEGAL_STOP
 
     def _said_too_early(self, world: World, driver: Driver, effect: do.Effect) -> Violation | None:
-        """Finds a check of the servers, a conclusion or a report for which something is not committed yet."""
+        """Finds a check of the servers, a conclusion or a report that comes before everything is committed."""
         if isinstance(effect, do.RunIntoNothing):
             return None
         batches = range(driver.asked) if isinstance(effect, do.CheckServers) else [driver.asked]
@@ -444,7 +445,7 @@ class Model:
         return self._tell(world, run, driver, taken, label)
 
     def _put_record(self, log: int, broker: int, position: int, record: int) -> tuple[int, int, Violation | None]:
-        """The log after a put, what stood there (-1: nothing), and what that broke."""
+        """The log after a put, the record that was there (-1: none), and what that violated."""
 
         def compute() -> tuple[int, int]:
             keys, standing = logs.put(self.logs.values[log], position, self.records.values[record])
@@ -464,7 +465,7 @@ class Model:
         return after, standing, self.judge(wrong)
 
     def _validate(self, world: World, run: int, driver: Driver, effect: do.Validate) -> Iterator[Move]:
-        """Lets a sink object or not, or the batch be written again, at once or once it is undone."""
+        """A sink objects or does not, or the batch is written again, immediately or after it is undone."""
         who = f"run {run}"
         yield self._tell(world, run, driver, on.Validated(), (who, "meets no objection"))
         if self._faulty(world, run, Fault.OBJECTION):
@@ -477,7 +478,7 @@ class Model:
                 yield self._tell(world, run, driver, on.Unready(undo=undo), label, **_costs(world))
 
     def judge(self, wrong: Violation | None) -> Violation | None:
-        """The violation, if it counts."""
+        """Returns the violation, if it counts."""
         return wrong if wrong in self.wanted else None
 
     def _sweep(self, world: World, run: int, driver: Driver, effect: do.Sweep) -> Iterator[Move]:
@@ -540,7 +541,7 @@ class Model:
                 yield move if broken is None else move._replace(violation=broken)
 
     def _finish(self, world: World, run: int, driver: Driver, effect: do.Finish) -> Iterator[Move]:
-        """Commits one after the other, in every order: running side by side can come to nothing else."""
+        """Commits one after the other, in every order, which covers everything that parallel commits can do."""
         known: tuple[Outcome | None, ...] = driver.sub or (None,) * len(effect.handles)
         open_ones = [index for index, outcome in enumerate(known) if outcome is None]
         for index in open_ones:
@@ -659,7 +660,7 @@ class Model:
     # --- Spark's tasks ------------------------------------------------------------------------------------------------
 
     def _launch(self, world: World, run: int, driver: Driver, effect: do.Write) -> tuple[World, Driver]:
-        """A first copy of every slot, each in the first worker that is free."""
+        """The first attempt of every slot, each in the first free worker."""
         tasks: tuple[Task, ...] = self.tasks.values[world[TASKS]]
         state: State = self.states.values[driver.state]
         if state.token is None:
@@ -677,7 +678,7 @@ class Model:
         )
 
     def _collect(self, world: World, run: int, driver: Driver, effect: do.Write) -> Iterator[Move]:
-        """The driver waits for its slots; a slot whose copies all failed fails the job, or is tried again."""
+        """The driver waits for its slots. A slot whose attempts all failed fails the job, or is retried."""
         tasks: tuple[Task, ...] = self.tasks.values[world[TASKS]]
         execution = driver.executions - 1
         for slot, winner in enumerate(driver.sub):
@@ -703,7 +704,7 @@ class Model:
     def _task(
         self, run: int, token: Token, execution: int, effect: do.Write, slot: int, copy: int, tasks: tuple[Task, ...]
     ) -> Task:
-        """A copy of a slot, in the first worker that is free."""
+        """An attempt for a slot, in the first free worker."""
         return Task(
             run=run,
             token=token,
@@ -728,7 +729,7 @@ class Model:
             yield self._write(world, task)
 
     def _begin(self, world: World, task: Task) -> Iterator[Move]:
-        """Takes a lane that is ready, or initialises one."""
+        """Takes a ready lane, or initializes one."""
         sink = task.targets[task.done]
         mine = self._lanes(world, task, sink)
         if mine.ready:
@@ -764,7 +765,7 @@ class Model:
         if known or wrong is not None:
             yield Move(label, after, wrong)
             return
-        # Nobody has ever heard of a fresh id, so nobody can tell its initialisation from the first write.
+        # Nobody has ever heard of a fresh id, so its initialization cannot be distinguished from the first write.
         move = self._write(after, task._replace(held=(*task.held, held)))
         yield move._replace(label=(*label, *move.label[len(_who(task)) :]))
 
@@ -800,7 +801,7 @@ class Model:
         return _put(world, BROKER, broker), epoch, wrong
 
     def _write(self, world: World, task: Task) -> Move:
-        """Writes a part. The last one prepares: the copy offers its handles to the driver and stops writing."""
+        """Writes a part. The last one prepares: the attempt offers its handles to the driver and stops writing."""
         count = len(task.targets)
         index = task.done % count
         sink = task.targets[index]
@@ -828,7 +829,7 @@ class Model:
         return on.Prepared(handles=tuple(handle for number in winners for handle in self.handles.values[number]))
 
     def _offer(self, world: World, task: Task, label: Label) -> Move:
-        """Spark takes the first copy of a slot that is done."""
+        """Spark accepts the first finished attempt of a slot."""
         number = world[DRIVERS + task.run]
         driver = self.drivers.values[number]
         waits = (
@@ -863,7 +864,7 @@ class Model:
         )
 
     def _leave(self, world: World, task: Task) -> World:
-        """The copy ends, and its lanes carried transactions of its batch."""
+        """The attempt ends, and its lanes carried transactions of its batch."""
         tasks = tuple(other for other in self.tasks.values[world[TASKS]] if not _same(other, task))
         world = _put(world, TASKS, self.tasks.number(tasks))
         for sink, held in zip(task.targets, task.held, strict=False):
@@ -894,7 +895,7 @@ class Model:
         return self.flights.number(tuple(sorted((*self.flights.values[world[FLIGHTS]], request), key=repr)))
 
     def _land(self, world: World) -> Iterator[Move]:
-        """Requests under way arrive. Nobody waits for their answers."""
+        """Requests in flight arrive. Nobody waits for their answers."""
         flights = self.flights.values[world[FLIGHTS]]
         for index, request in enumerate(flights):
             rest = self.flights.number(flights[:index] + flights[index + 1 :])
@@ -936,7 +937,7 @@ class Model:
     # --- a crash of everybody -----------------------------------------------------------------------------------------
 
     def stranded(self, world: World) -> list[Move]:
-        """Returns the moves of a fresh run that does not get through, if all others died now. Empty if it does."""
+        """Returns the moves of a fresh run that does not succeed if everybody else died now. Empty if it does."""
         key = (world[LOG], world[BROKER], world[SPARK])
         if key in self._safe:
             return []
@@ -967,7 +968,7 @@ class Model:
             if number == self._stopped:
                 break
             if isinstance(stopped := self.drivers.values[number], Stopped):
-                # Only rows that cannot be made again may end it.
+                # Only rows that cannot be recomputed may end it.
                 if self.config.deterministic or not trouble or stopped.reason != StopReason.LOST.value:
                     path[-1] = path[-1]._replace(violation=self.judge(Violation.STRANDED))
                 return path

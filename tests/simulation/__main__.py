@@ -1,4 +1,4 @@
-"""The command: many schedules, from a seed on; or that one of a seed, in words."""
+"""The command: runs many schedules, starting with a seed, or describes the schedule of one seed."""
 
 from __future__ import annotations
 

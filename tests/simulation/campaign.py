@@ -1,4 +1,4 @@
-"""Many schedules, and one that fails, made small."""
+"""Runs many schedules, and minimizes one that fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLLECT_ALL_EVERY = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What many schedules came to.
+    """The result of many schedules.
 
     Attributes:
         schedules: How many were run.
@@ -35,7 +35,7 @@ class Count:
 
 @contextmanager
 def _collected_by_hand() -> Iterator[None]:
-    """A schedule is garbage all at once, and little else is: it is looked for among the newest things."""
+    """A schedule becomes garbage as a whole, and little else does, so collect only the newest generation."""
     enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -48,9 +48,9 @@ def _collected_by_hand() -> Iterator[None]:
 
 
 def walk(seeds: Iterable[int], mutant: Mutant | None = None, *, family: str = "transactions") -> Count:
-    """Runs the schedules of these seeds until one fails: of a family of worlds, or of the mutant's.
+    """Runs the schedules of these seeds until one fails, for a family of worlds, or for the mutant's.
 
-    A mutant's schedules are run only where a sink of its kinds takes part; the others are counted.
+    A mutant's schedules are run only if a sink of its kinds takes part. The others are counted.
     """
     done, requests, failed = 0, 0, None
     drawn = FAMILIES[family if mutant is None else mutant.family]
@@ -73,10 +73,10 @@ def walk(seeds: Iterable[int], mutant: Mutant | None = None, *, family: str = "t
 def explain(
     seed: int, mutant: Mutant | None = None, *, family: str = "transactions", most_tries: int = 1_000
 ) -> schedule.Outcome:
-    """Makes a seed's schedule, which fails, small, and tells it.
+    """Minimizes a seed's failing schedule, and describes it.
 
     Raises:
-        ValueError: if it does not fail, or its decisions alone do not lead there again.
+        ValueError: If it does not fail, or its decisions alone do not reproduce the failure.
     """
     noted, config = Noted(seed), FAMILIES[family if mutant is None else mutant.family](seed)
     with replaced(), mutant.made() if mutant is not None else nullcontext():

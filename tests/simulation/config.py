@@ -1,4 +1,4 @@
-"""How large a schedule's world is, and what may go wrong in it."""
+"""The size of a schedule's world, and what may go wrong in it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ KINDS = ("kafka-v1", "kafka-v2", "postgres", "postgres-staged", "mariadb", "file
 a gateway that answers as versitygw does."""
 
 STAGED = ("rabbitmq-stream", "rabbitmq-queue", "pravega", "delta", "iceberg")
-"""Sinks whose rows wait in the checkpoint until their batch is decided; the tables are merged into."""
+"""Sinks whose rows wait in the checkpoint until their batch is decided. Batches are merged into the tables."""
 
 _HOURS_S = 7_200
 
 COMMIT_DEADLINE_S = 1.5
-"""For how long a run asks again, by the clock of the simulation."""
+"""How long a run retries, by the simulated clock."""
 
 FAULTS = (
     "driver killed",
@@ -45,24 +45,24 @@ class Config:
     """One world.
 
     Attributes:
-        sinks: Kinds of the unit's sinks, each at most once.
-        slots: Tasks a batch.
-        batches: How many, before the fresh run's own.
+        sinks: The kinds of the unit's sinks, each at most once.
+        slots: The number of tasks per batch.
+        batches: The number of batches before the fresh run's own.
         runs: How many runs may start before the fresh one.
-        faults: Those that may happen, of `FAULTS`.
-        rate: How likely a fault is at each request.
-        events: How likely something happens by itself whenever the scheduler has the choice.
-        switches: How likely another party goes on before a request.
-        keep: How many batches the log keeps.
+        faults: Those that may happen, from `FAULTS`.
+        rate: The probability of a fault at each request.
+        events: The probability of a spontaneous event whenever the scheduler has the choice.
+        switches: The probability that another party continues before a request.
+        keep: How many batches the log retains.
         sweep_every_s: See `sparkonce.driver.run.Timing`.
-        deterministic: Whether a second execution of a batch gives the same rows.
-        keep_ready: Whether workers initialise a transactional id for the next task while one runs.
-        spreads: Whether executions of a batch may have its rows in other slots.
-        sweeps_beside: Whether a run sweeps its losers by a thread of its own, as `ExactlyOnce` has it.
-        ahead_s: By how much executors' clocks are ahead of the servers' and the driver's; behind if less than 0.
-        long_batches: Whether a batch may take as long as transactions live, of sinks whose transactions time out.
-        halves: Whether batches begin and end in processes of their own, as formats have it.
-        operators: How often somebody resolves what the query has left open.
+        deterministic: True if a second execution of a batch returns the same rows.
+        keep_ready: True if workers initialize a transactional id for the next task while one is running.
+        spreads: True if executions of a batch may have its rows in other slots.
+        sweeps_beside: True if a run sweeps in a separate thread, as with `ExactlyOnce`.
+        ahead_s: By how much executors' clocks are ahead of the servers' and the driver's; behind if negative.
+        long_batches: True if a batch may take as long as transactions live, for sinks whose transactions time out.
+        halves: True if batches begin and end in separate processes, as with formats.
+        operators: How often an operator resolves what the query has left open.
     """
 
     sinks: tuple[str, ...]
@@ -86,7 +86,7 @@ class Config:
 
 
 def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
-    """The world of a seed: some of the sinks, some of the faults, each by its own weight."""
+    """The world of a seed: some of the sinks, and some of the faults, each with its own weight."""
     dice = random.Random(~seed)
     drawn = Config(
         sinks=tuple(sorted(dice.sample(kinds, min(len(kinds), dice.choice((1, 1, 1, 2, 2, 3)))))),
@@ -106,7 +106,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Config:
         long_batches=dice.random() < 0.25,
         sweeps_beside=dice.random() < 0.5,
     )
-    # Drawn last: the world of a seed is what it was before there was this fault, which costs requests at each commit.
+    # Drawn last, so that a seed's world is unchanged by this fault, which costs requests at each commit.
     return replace(drawn, faults=drawn.faults | {FAULTS[-1]}) if dice.random() < 0.25 else drawn
 
 

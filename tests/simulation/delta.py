@@ -1,7 +1,7 @@
-"""A Delta table: a log of versions. Its history tells their labels; the applications of versions are its own.
+"""A Delta table: a log of versions. The history shows their labels; a version's application has its own version.
 
-- Who has read what is not the newest version any more is refused.
-- A version of an application id that it has, or an older one, it skips silently.
+- A writer whose snapshot is no longer the newest version is refused.
+- A version of an application id that the table already has, or an older one, is skipped silently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Delta(Table):
-    """The table's log: of each version its label, and the application with its own version."""
+    """The table's log: each version's label, and the application with its own version."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         super().__init__(simulation, name)
@@ -43,14 +43,14 @@ class Delta(Table):
         self.versions.append((None, "", 0))
 
     def has(self, application: str, version: int) -> bool:
-        """Tells if it has this version of an application."""
+        """Returns True if the table has this version of an application."""
         return any((one, other >= version) == (application, True) for _, one, other in self.versions if one)
 
     def commit(self, read: int, entry: tuple[str, str, int], rows: Sequence[int], content: Content) -> None:
-        """A version.
+        """Adds a version.
 
         Raises:
-            SparkError: if the newest one is not the one that was read.
+            SparkError: If the newest one is not the one that was read.
         """
         if read != len(self.versions):
             raise SparkError("ConcurrentAppendException")
@@ -72,7 +72,7 @@ class _Delta(_DeltaTable):
 
 
 class _DeltaHandle:
-    """``io.delta.tables.DeltaTable``, also as the builder of a merge, its history, and its log."""
+    """``io.delta.tables.DeltaTable``, which also serves as merge builder, history, and log."""
 
     def __init__(self, server: Delta, session: Session) -> None:
         self._server, self._session = server, session

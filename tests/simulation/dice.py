@@ -1,7 +1,7 @@
-"""Where a schedule's decisions come from: a seed, or a list of those that were taken.
+"""The source of a schedule's decisions: a seed, or a list of recorded decisions.
 
-A decision is a number, and 0 is always the dullest one: no fault, go on with the same party, no more copies. So a
-schedule is the list of its decisions, and a shorter or lower list is a simpler schedule.
+A decision is a number, and 0 is always the least eventful one: no fault, continue with the same party, no more task
+attempts. A schedule is the list of its decisions, and a shorter or lower list is a simpler schedule.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ class Dice:
         self._draw = random.Random(seed).random
 
     def chance(self, probability: float) -> bool:
-        """Whether something rare happens."""
+        """Decides whether something rare happens."""
         return self._draw() < probability
 
     def pick(self, count: int) -> int:
-        """One of so many."""
+        """Chooses one of this many."""
         return int(self._draw() * count)
 
 
 class Noted(Dice):
-    """The same decisions, written down."""
+    """The same decisions, recorded."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -44,14 +44,14 @@ class Noted(Dice):
 
 
 class Given(Dice):
-    """Decisions that somebody has written down. Beyond their end everything is dull."""
+    """Recorded decisions. Beyond their end, nothing happens."""
 
     def __init__(self, decisions: Sequence[int]) -> None:
         self._decisions = decisions
         self._next = 0
 
     def chance(self, probability: float) -> bool:
-        # What cannot happen is asked for all the same, so that lists mean the same whatever the probabilities are.
+        # Impossible events also use up a decision, so that lists mean the same whatever the probabilities are.
         return self._take() != 0 and probability > 0
 
     def pick(self, count: int) -> int:

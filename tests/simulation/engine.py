@@ -1,9 +1,9 @@
-"""Parties that go on one at a time, and stop before each of their requests: whoever goes on next is a decision.
+"""Parties that take turns, and stop before each of their requests: who continues next is a decision.
 
-A party (a driver, a copy of a task) is a greenlet in which the product's own code runs. What it asks of a server goes
-through `Simulation.request`. There the party may be left standing while others go on, for ever if need be; that is a
-pause, and never to be woken is a crash. There, too, a request may be lost, its answer may be lost, or it may be applied
-when nobody waits for it any more.
+A party (a driver, a task attempt) is a greenlet in which the product's own code runs. Its requests to servers go
+through `Simulation.request`. There, the party may be paused while others continue, even forever: never being resumed is
+a crash. There, too, a request or its response may be lost, or the request may be applied when nobody is waiting for it
+anymore.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Words = tuple[object, ...]
-"""What is asked, made a text only where somebody wants to know."""
+"""A description of the request, turned into text only if needed."""
 
 BATCHES_APART_MS = 3_600_000
-"""By servers' clocks, beside what goes by in a schedule."""
+"""By servers' clocks, in addition to the time that passes in a schedule."""
 
 _STARTED_AT_S = 1_000_000.0
 
 MOST_TURNS = 600
-"""After so many the schedule is over, and the fresh run comes."""
+"""After this many requests the schedule ends, and the fresh run starts."""
 
 
 class NoAnswerError(Exception):
-    """The party that asked will never get an answer."""
+    """The party that sent the request will never get a response."""
 
 
 class RefusedError(Exception):
-    """The server has done nothing, and answers what its committer's table does not list, or calls unknown."""
+    """The server has done nothing, and returns an error that its committer's table does not list, or calls unknown."""
 
 
 class Broken(BaseException):
-    """Something happened that must never be."""
+    """Something happened that must never happen."""
 
 
 UNDER_WAY: list[Simulation] = []
-"""The schedule whose clock and decisions count."""
+"""The current schedule, with its clock and decisions."""
 
 
 class Party:
-    """A driver, a copy of a task, or a thread of a worker process."""
+    """A driver, a task attempt, or a thread of a worker process."""
 
     __slots__ = ("dead", "greenlet", "name", "on_death", "paused", "ready")
 
@@ -60,7 +60,7 @@ class Party:
         self.on_death = on_death
 
     def also_on_death(self, more: Callable[[], None]) -> None:
-        """Does this, too, when it is killed."""
+        """Registers a callback for when it is killed."""
         before = self.on_death
 
         def die() -> None:
@@ -76,7 +76,7 @@ class Simulation:
     Args:
         config: Its world.
         dice: Its decisions.
-        told: Where to write down what happens, in words; None where nobody wants to know.
+        told: Where to record what happens, in words; None to skip that.
     """
 
     def __init__(self, config: Config, dice: Dice, told: list[str] | None = None) -> None:
@@ -108,7 +108,7 @@ class Simulation:
     # --- what parties do ----------------------------------------------------------------------------------------------
 
     def say(self, *words: object) -> None:
-        """Notes what happens."""
+        """Records what happens."""
         if self.told is not None:
             self.told.append(self._told(words))
 
@@ -116,7 +116,7 @@ class Simulation:
         return ("" if self.current is None else f"{self.current.name}: ") + text(words)
 
     def stop_here(self) -> None:
-        """Where a party may be left standing."""
+        """A point where a party may be paused."""
         self.requests += 1
         if self.peace:
             return
@@ -126,7 +126,7 @@ class Simulation:
             self.let_others_go_on()
 
     def let_others_go_on(self) -> None:
-        """The party stands still until it is chosen again."""
+        """Pauses the party until it is chosen again."""
         if self.peace:
             return
         self._hub.switch()
@@ -134,7 +134,7 @@ class Simulation:
             raise GreenletExit
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """The party stands still until something is true."""
+        """Pauses the party until a condition holds."""
         if self.current is None or self.peace:
             if not ready():
                 raise Broken("nobody is left to wait for")
@@ -145,11 +145,11 @@ class Simulation:
         self.current.ready = None
 
     def request(self, what: Words, apply: Callable[[], Answer]) -> Answer:
-        """Asks a server.
+        """Sends a request to a server.
 
         Raises:
-            NoAnswerError: if no answer comes. The request may have been applied, or may be later.
-            RefusedError: if the server does nothing, and answers what nobody has heard of.
+            NoAnswerError: If there is no response. The request may have been applied, or may be later.
+            RefusedError: If the server does nothing, and returns an unknown error.
         """
         self.stop_here()
         if not self.peace and self._chance(self._rate) and self._request_faults:
@@ -171,35 +171,35 @@ class Simulation:
         return answer
 
     def chance(self, fault: str) -> bool:
-        """Whether a fault of the configuration happens now."""
+        """Decides whether a fault of the configuration happens now."""
         if self.peace or not self._chance(self._rate) or fault not in self.config.faults:
             return False
         self.note(fault)
         return True
 
     def note(self, fault: str) -> None:
-        """Something went wrong."""
+        """Records that something went wrong."""
         self.happened[fault] = self.requests
 
     def gone_wrong(self, since: int = 0) -> set[str]:
-        """What has, since so many requests."""
+        """Returns what has gone wrong since this many requests."""
         return {fault for fault, at in self.happened.items() if at >= since}
 
     def nonce(self) -> int:
-        """A number that nobody else has."""
+        """Returns a unique number."""
         self._nonces += 1
         return self._nonces
 
     def time_ms(self, batch: int) -> int:
-        """What it is by servers' clocks, for who is at work on this batch."""
+        """Returns the time by servers' clocks, for a party that is working on this batch."""
         return batch * BATCHES_APART_MS + int((self.clock_s - _STARTED_AT_S) * 1000)
 
     def hush(self) -> None:
-        """No faults and no events from now on."""
+        """Stops all faults and events from now on."""
         self._rate, self.events = 0.0, []
 
     def sleep(self, seconds: float) -> None:
-        """Time goes by for everybody."""
+        """Lets time pass for everybody."""
         self.clock_s += seconds
         self.stop_here()
         self.let_others_go_on()
@@ -207,13 +207,13 @@ class Simulation:
     # --- who goes on --------------------------------------------------------------------------------------------------
 
     def start(self, name: str, run: Callable[[], None], on_death: Callable[[], None] = lambda: None) -> Party:
-        """A party that goes on when it is chosen."""
+        """Adds a party that continues when it is chosen."""
         party = Party(name, run, on_death)
         self.parties.append(party)
         return party
 
     def kill(self, party: Party) -> None:
-        """It never goes on, and notices nothing of it."""
+        """Kills a party without any clean-up."""
         if party not in self.parties:
             return
         party.dead = True
@@ -222,7 +222,7 @@ class Simulation:
         party.on_death()
 
     def go_on(self, most_turns: int, events: float) -> None:
-        """Lets parties go on until none is left that can, or it has been enough."""
+        """Lets parties continue until none can, or the limit is reached."""
         self._hub = getcurrent()
         dice = self.dice
         for _ in range(most_turns):
@@ -250,7 +250,7 @@ class Simulation:
             self.parties.remove(party)
 
     def _happen(self) -> bool:
-        """Something happens by itself; False if nothing can."""
+        """Lets a spontaneous event happen. Returns False if none can."""
         events = self.events
         first = self.dice.pick(len(events)) if events else 0
         for place in range(first - len(events), first):
@@ -261,13 +261,13 @@ class Simulation:
         return False
 
     def land(self, place: int) -> None:
-        """A request arrives late. Nobody waits for its answer."""
+        """A request arrives late. Nobody waits for its response."""
         what, apply = self.flights.pop(place)
         self.say("arrives late:", *what)
         self._unheard(apply)
 
     def _unheard(self, apply: Callable[[], Any]) -> None:
-        """Nobody hears the answer, be it that the server refuses."""
+        """Nobody receives the response, even if it is a refusal."""
         with suppress(*self.refusals):
             self._answer(apply)
 
@@ -281,7 +281,7 @@ class Simulation:
             raise
 
     def end(self) -> None:
-        """Nobody goes on after this."""
+        """Nobody continues after this."""
         self.over, self.peace = True, False
         for party in (*self.parties, *self.graveyard):
             if not party.greenlet.dead:

@@ -1,7 +1,7 @@
-"""A folder of a local disk: names of files, and the system calls by which the product's `Finisher` changes them.
+"""A folder on a local disk: file names, and the system calls with which the product's `Finisher` changes them.
 
-A kill may come between any two calls. That the disk loses what was not made durable is not modelled: nothing here is
-ever taken back.
+A kill may happen between any two calls. Losing data that was not made durable is not modeled: nothing here is ever
+undone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FOLDERS = frozenset({"", "/", ROOT, HIDDEN, HELD})
 
 
 class Inode:
-    """A file's content. What the product asks of a stat is here, too."""
+    """A file's content, including what the product reads with stat."""
 
     __slots__ = ("batch", "parts", "sealed", "slot", "st_nlink")
 
@@ -77,7 +77,7 @@ class Files(System):
         self.simulation.oracle.shown((self.name, str(name)), (inode.batch, inode.slot, self.name, inode.parts))
 
     def rename(self, source: str, target: str) -> None:
-        """To take a sealed file's held name away, without its having another one, is to abort it."""
+        """Removing a sealed file's held name, without its having another name, aborts it."""
         inode = self.names.pop(source, None)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, source)
@@ -102,7 +102,7 @@ class Files(System):
 
 
 class FakePath:
-    """A path of `Files`, as far as `LocalStore` uses one. Each question is a system call."""
+    """A path in `Files`, as far as `LocalStore` uses one. Each query is a system call."""
 
     __slots__ = ("_files", "text")
 
@@ -221,7 +221,7 @@ def matches(path: FakePath, fields: Fields) -> bool:
 
 def is_whole(held: FakePath, fields: Fields) -> bool:
     held.stat()
-    return True  # what was sealed stays as it is
+    return True  # sealed content does not change
 
 
 def is_listed(root: FakePath, path: str) -> bool:
@@ -250,11 +250,11 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("local", "_is_listed", is_listed),
     ("local", "sync_folder", sync_folder),
 )
-"""System calls of the product, by module."""
+"""The product's system calls, by module."""
 
 
 class _Writer(Writer):
-    """`sparkonce.sinks.files.local`: a new file under its held name, whose seal sees that it is still there."""
+    """`sparkonce.sinks.files.local`: a new file under its held name. Sealing it checks that it still exists."""
 
     system: Files
 

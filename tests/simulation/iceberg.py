@@ -1,7 +1,7 @@
 """An Iceberg table: snapshots, branches and properties, which one commit changes together.
 
-- What a transaction changes is checked again when it is committed, against the newest of all.
-- A branch is fast-forwarded only to what follows from it.
+- The changes of a transaction are validated again when it is committed, against the newest state.
+- A branch is fast-forwarded only to a descendant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Snapshot:
-    """A snapshot, and what the table is in it."""
+    """A snapshot, and the table's content in it."""
 
     __slots__ = ("content", "number", "parent", "rows", "summary_of")
 
@@ -38,7 +38,7 @@ class Snapshot:
         return self.number
 
     def line(self) -> Iterator[Snapshot]:
-        """This one, and all that it follows from."""
+        """This snapshot and all of its ancestors."""
         found: Snapshot | None = self
         while found is not None:
             yield found
@@ -66,7 +66,7 @@ class Iceberg(Table):
     def add(
         self, parent: Snapshot | None, content: Content, rows: Sequence[int], summary: Mapping[str, str]
     ) -> Snapshot:
-        """A snapshot that no branch has yet."""
+        """A snapshot that is not on a branch yet."""
         self.snapshots.append(Snapshot(len(self.snapshots), parent, content, rows, summary))
         return self.snapshots[-1]
 
@@ -74,10 +74,10 @@ class Iceberg(Table):
         self.branches[_MAIN] = self.add(self.branches[_MAIN], content, (), {})
 
     def merge(self, branch: str, rows: Sequence[int], summary: Mapping[str, str]) -> None:
-        """A merge into a branch.
+        """Merges into a branch.
 
         Raises:
-            SparkError: if there is no such branch.
+            SparkError: If there is no such branch.
         """
         head = self.branches.get(branch)
         if head is None:
@@ -85,10 +85,10 @@ class Iceberg(Table):
         self.branches[branch] = self.add(head, self.merged(head.content, rows, None), rows, summary)
 
     def move(self, branch: str, *, forward: bool) -> None:
-        """Makes a branch's newest snapshot the table's.
+        """Makes a branch's newest snapshot the table's current one.
 
         Raises:
-            SparkError: if it does not follow from the table's, if that is asked for, or if there is no such branch.
+            SparkError: If it is not a descendant of the table's although that is required, or there is no such branch.
         """
         head, main = self.branches.get(branch), self.branches[_MAIN]
         if head is None or (forward and main not in head.line()):
@@ -107,11 +107,11 @@ class _Iceberg(_IcebergTable):
         return server.ask(("loads the table",), lambda: _Loaded(server))
 
     def _forgotten(self, _: object) -> None:
-        """A model's session has no catalog that keeps tables."""
+        """A model's session has no catalog with cached tables."""
 
 
 class _Loaded:
-    """``org.apache.iceberg.Table``, as it was when it was loaded; what is changed is checked again at the commit."""
+    """``org.apache.iceberg.Table``, as it was when it was loaded. Changes are validated again at the commit."""
 
     def __init__(self, server: Iceberg) -> None:
         self._server = server
@@ -146,7 +146,7 @@ class _Loaded:
 
 
 class _Change:
-    """A change of the table, or several of them in one commit."""
+    """A change of the table, or several in one commit."""
 
     def __init__(self, server: Iceberg, *, is_part: bool = False) -> None:
         self._server, self._is_part = server, is_part
@@ -207,4 +207,4 @@ REPLACED: tuple[tuple[str, Any], ...] = (
     ("_run_labelled", _run_labelled),
     ("secrets", SimpleNamespace(token_hex=lambda _: f"{UNDER_WAY[0].nonce():08x}")),
 )
-"""Of `sparkonce.sinks.tables.iceberg`."""
+"""The functions of `sparkonce.sinks.tables.iceberg`."""

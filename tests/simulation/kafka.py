@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BROKERS = (1, 2)
 PRODUCER_ID = 1
 _SLOW = 0.1
-"""How often an initialisation is not answered in time, in worlds where requests may be late."""
+"""How often an initialization is not answered in time, in worlds where requests may be late."""
 UNSUPPORTED_VERSION = 35
 INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
@@ -45,7 +45,7 @@ INVALID_PRODUCER_ID_MAPPING = 49
 CONCURRENT_TRANSACTIONS = 51
 _NONE = BrokerAnswer(0)
 _TOPIC = wire.Reply(topic="t", partitions=[0])
-"""All write to one partition, of which nothing but whose rows are gone is modelled."""
+"""All write to one partition, of which only the deletion of rows is modeled."""
 
 
 class Id:
@@ -63,7 +63,7 @@ class Id:
 
 
 class ModelRetention(RetentionCheck):
-    """The product's, but for what the leaders of the partitions say, which is one request here."""
+    """The product's committer, except for what the partition leaders report, which is one request here."""
 
     def __init__(self, kafka: Kafka, client: TransactionClient) -> None:
         super().__init__(client)
@@ -101,11 +101,11 @@ class Kafka(System):
         name: ``kafka-v1`` or ``kafka-v2``.
 
     Attributes:
-        broker: Which one has the coordinator.
-        is_known: Whether somebody has looked it up since it moved.
+        broker: The broker that has the coordinator.
+        is_known: True if somebody has looked it up since it moved.
         moves: How often it has moved.
-        late: The ids of initialisations that nobody waits for any longer, and that have not arrived.
-        overdue: Those of which somebody else has initialised the id since.
+        late: The ids of initializations that nobody waits for anymore, and that have not arrived.
+        overdue: Those whose id somebody else has initialized since.
         workers: The processes that have written.
     """
 
@@ -148,7 +148,7 @@ class Kafka(System):
         return made
 
     def watched(self, commit: Callable[[Sequence[Handle]], Sequence[Finished]]) -> Any:
-        """Notes what is being committed."""
+        """Records what is being committed."""
 
         def watch(handles: Sequence[Handle]) -> Sequence[Finished]:
             under_way = (self.simulation.current, handles)
@@ -161,7 +161,7 @@ class Kafka(System):
         return watch
 
     def delete_rows(self) -> Callable[[], None] | None:
-        """Rows of something open are deleted; None if nothing is open that nobody is committing."""
+        """Deletes rows of an open transaction; None if nothing is open that nobody is committing."""
         busy = {
             one["transactional_id"]
             for party, handles in self.at_commit
@@ -193,21 +193,21 @@ class Kafka(System):
         return self.one_of([one for one in self.ids.values() if one.state == "Ongoing"], self.time_out)
 
     def time_out(self, one: Id) -> None:
-        """Its transaction is aborted for its age."""
+        """Aborts the transaction of this id because of its age."""
         self.simulation.say(self.called, "times out", one.name, one.epoch)
         self.simulation.oracle.lost((self.name, one.name, one.epoch))
         one.epoch += 1
         one.state = "CompleteAbort"
 
     def age(self) -> None:
-        """What is open for too long may be timed out: that is looked at now and then."""
+        """Occasionally checks for transactions that have been open too long, which may time out."""
         for one in self.ids.values():
             too_old = self.simulation.time_ms(one.batch) - one.begun_ms >= self.life_s * 1000
             if one.state == "Ongoing" and too_old and self.simulation.dice.pick(2):
                 self.time_out(one)
 
     def write_markers(self) -> Callable[[], None] | None:
-        """The last marker of a commit is written; None if none is waited for."""
+        """Writes the last marker of a commit; None if none is missing."""
 
         def write(one: Id) -> None:
             self.simulation.say(self.called, "has written the markers of", one.name, one.epoch)
@@ -216,7 +216,7 @@ class Kafka(System):
         return self.one_of([one for one in self.ids.values() if one.state == "PrepareCommit"], write)
 
     def is_slow(self) -> bool:
-        """Draws whether an initialisation is not answered in time: it takes longer than other requests."""
+        """Decides whether an initialization is not answered in time: it takes longer than other requests."""
         simulation = self.simulation
         if simulation.peace or "request late" not in simulation.config.faults or not simulation.dice.chance(_SLOW):
             return False
@@ -224,19 +224,19 @@ class Kafka(System):
         return True
 
     def initialises_late(self, name: str) -> None:
-        """An initialisation that is not answered in time. It matters if somebody else initialises the id later."""
+        """An initialization that is not answered in time. It matters if somebody else initializes the id later."""
         self.simulation.say(self.called, "initialises", name, "-> request late")
         self.late.append(name)
 
     def overtake(self, name: str) -> None:
-        """A late initialisation may arrive when its id is in use again, at worst just before a commit."""
+        """A late initialization may arrive when its id is in use again, at worst just before a commit."""
         if name in self.overdue and not self.simulation.peace and self.simulation.dice.pick(2):
             self.overdue.remove(name)
             self.simulation.say(self.called, "arrives late: initialises", name)
             self.initialise(name)
 
     def move(self) -> Callable[[], None] | None:
-        """The coordinator's broker is stopped, and the other one takes over. None if nobody knew where it is."""
+        """Stops the coordinator's broker, and lets the other one take over. None if nobody knew where it was."""
 
         def take_over() -> None:
             (self.broker,) = set(BROKERS) - {self.broker}
@@ -248,7 +248,7 @@ class Kafka(System):
         return take_over if self.is_known else None
 
     def keep_a_task_waiting(self) -> Callable[[], None] | None:
-        """A task waits in vain for a producer that is being initialised."""
+        """A task waits in vain for a producer that is being initialized."""
 
         def lose_patience(worker: ModelWorker) -> None:
             self.simulation.say("process", worker.process.number, "waits no longer for a producer")
@@ -258,7 +258,7 @@ class Kafka(System):
         return self.one_of([one for one in self.workers if one.may_lose_patience], lose_patience)
 
     def grow_old(self) -> Callable[[], None] | None:
-        """The producers that a process keeps ready are not taken for long."""
+        """The producers that a process has ready are not used for a long time."""
 
         def grow(worker: ModelWorker) -> None:
             self.simulation.say("process", worker.process.number, "has not taken a producer for long")
@@ -268,7 +268,7 @@ class Kafka(System):
         return self.one_of(keeping, grow)
 
     def marks_late(self) -> bool:
-        """Whether a commit that is answered now still has to write its markers."""
+        """Decides whether a commit that is answered now still has to write its markers."""
         simulation = self.simulation
         if simulation.peace or "request late" not in simulation.config.faults or not simulation.dice.pick(2):
             return False
@@ -276,7 +276,7 @@ class Kafka(System):
         return True
 
     def is_writing_markers(self, one: Id) -> bool:
-        """Whether a commit is not through yet. In peace, whoever asks a second time finds that it is."""
+        """Decides whether a commit is still incomplete. Without faults, the second query finds it complete."""
         if one.state != "PrepareCommit":
             return False
         if self.simulation.peace:
@@ -286,7 +286,7 @@ class Kafka(System):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def initialise(self, name: str) -> int | None:
-        """The new epoch; None while markers are being written."""
+        """Returns the new epoch; None while markers are being written."""
         if name in self.late:
             self.late.remove(name)
             self.overdue.append(name)
@@ -327,7 +327,7 @@ class Kafka(System):
             one.state = "CompleteAbort"
 
     def end(self, asked: KafkaTransaction, commit: bool, raises_epoch: bool) -> BrokerAnswer:
-        """EndTxn: v5 raises the epoch, v4 leaves it. The product commits by v4, and aborts by v5."""
+        """EndTxn: v5 raises the epoch, v4 leaves it unchanged. The product commits with v4, and aborts with v5."""
         if raises_epoch and self.version < 2:
             return BrokerAnswer(UNSUPPORTED_VERSION)
         if commit and self.overdue:
@@ -357,7 +357,7 @@ class Kafka(System):
         return _NONE
 
     def fence(self, asked: KafkaTransaction) -> BrokerAnswer:
-        """InitProducerId with a producer id, by which version 1 aborts."""
+        """InitProducerId with a producer id, with which version 1 aborts."""
         if self.version >= 2:
             self.simulation.oracle.broken(Violation.BLUNT_ABORT, asked.transactional_id, asked.epoch)
         one = self.ids.get(asked.transactional_id)

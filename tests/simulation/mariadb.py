@@ -1,8 +1,9 @@
-"""A MariaDB server: branches of XA, the connections that hold them, and markers, which a dirty read shows early.
+"""A MariaDB server: XA branches, the connections that hold them, and markers, which a dirty read shows early.
 
-- A prepared branch outlives its connection and the server. As long as its connection is there, XA COMMIT and XA
-  ROLLBACK by others are answered with 1397, as for a branch that has been finished.
-- The connection is known by a lock that it holds. It ends when its process dies, when it is killed, and in a restart.
+- A prepared branch outlives its connection and the server. While its connection exists, XA COMMIT and XA ROLLBACK from
+  other connections return 1397, as for a branch that has been finished.
+- The connection is identified by a lock that it holds. It ends when its process dies, when it is killed, and in a
+  restart.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SPECIFIC_ACCESS_DENIED = 1227
 
 
 class Branch:
-    """A transaction of XA: open or prepared, and the connection that holds it, 0 if none does any more."""
+    """An XA transaction: open or prepared, and the connection that holds it; 0 if none does anymore."""
 
     __slots__ = ("holder", "name", "parts", "prepared", "writer")
 
@@ -91,7 +92,7 @@ class MariaDB(System):
         return end
 
     def end_connection(self, branch: Branch) -> None:
-        """What was not prepared is rolled back; nobody holds the rest any more."""
+        """Whatever was not prepared is rolled back, and the rest is no longer held."""
         branch.holder = 0
         if not branch.prepared:
             self.branches.pop(branch.name.copy, None)
@@ -126,7 +127,7 @@ class MariaDB(System):
 
 
 class Link:
-    """A driver's connection: what `sparkonce.sinks.mysql` says on it."""
+    """A driver's connection: what `sparkonce.sinks.mysql` executes on it."""
 
     open = True
 
@@ -224,7 +225,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("markers", "of_query", _asked("reads markers", lambda server, *_: list(map(_marker, server.committed.values())))),
     ("committer", "list_staging_tables", lambda _: []),
 )
-"""Functions of the product that make SQL, by module: the server here knows none."""
+"""The product's functions that generate SQL, by module: this server does not understand any."""
 
 
 class _Writer(Writer):
@@ -268,7 +269,7 @@ class _Writer(Writer):
         return _marker(self._name).fields()
 
     def _branch(self) -> Branch | None:
-        """The branch, as long as this connection is there."""
+        """Returns the branch, as long as this connection exists."""
         branch = self.system.branches.get(self._name.copy)
         return branch if branch is not None and branch.holder else None
 
@@ -281,7 +282,7 @@ class _Writer(Writer):
             self.system.end_connection(branch)
 
     def abort(self) -> None:
-        """The product's writer rolls back what it may have prepared by the committer."""
+        """The product's writer rolls back what it may have prepared through the committer."""
         self.left = True
         self._end()
         if self._name.copy in self.system.branches:

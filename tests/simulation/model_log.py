@@ -1,4 +1,4 @@
-"""The decision log's keys, as a place that may lose, refuse or delay a put. The product's `DecisionLog` reads them."""
+"""The decision log's store, which may lose, refuse or delay a put. The product's `DecisionLog` reads it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 _REFUSALS = ((errno.ENOSPC, "disk full"), (errno.EROFS, "disk read-only"))
-"""A run waits for room, and stops where nothing can be written for good."""
+"""A run waits for space, and stops if the store is permanently unwritable."""
 
 
 class ModelLog(DecisionLog):
-    """All drivers share it.
+    """The store that all drivers share.
 
     Args:
         simulation: The schedule.
@@ -48,17 +48,17 @@ class ModelLog(DecisionLog):
             raise OSError(number, words)
         answer = self._put(position, data)
         if simulation.chance("put unreadable"):
-            # As NFS does it: the request was sent twice, the second one finds the first, which then cannot be read.
+            # As with NFS: the request was sent twice, and the second one finds the first, which then cannot be read.
             simulation.say("puts", position, "-> sent again: taken, and cannot be read")
             raise self.unreadable()
         if simulation.chance("put repeated"):
-            # As S3A does it: the request was sent twice, and the second one finds what the first has put.
+            # As with S3A: the request was sent twice, and the second one finds what the first has put.
             simulation.say("puts", position, "-> sent again: taken by its own bytes")
             return Taken(standing=self.records[position])
         return answer
 
     def _stop_here(self) -> None:
-        """Stops before a reading, which the store may not answer."""
+        """Stops before a read, to which the store may not respond."""
         self._simulation.stop_here()
         if self._simulation.chance("log away"):
             self._simulation.say("the log's store is away")
@@ -66,7 +66,7 @@ class ModelLog(DecisionLog):
 
     @staticmethod
     def unreadable() -> Exception:
-        """Answers as `DecisionLog` does for a record at the position that cannot be read."""
+        """Responds like `DecisionLog` for a record at the position that cannot be read."""
         return PutUnknownError("it stands already, and could not be read")
 
     def _put(self, position: int, data: bytes) -> Landed | Taken:

@@ -1,4 +1,4 @@
-"""Wrong rules of the protocol, and wrong readings of servers' answers: the simulation has to find each of them."""
+"""Wrong rules of the protocol, and misinterpreted server responses. The simulation has to find each of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SWEEPS = "a sweep takes newer runs' transactions, too"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong rule, or a model of a server that shows one.
+    """A wrong rule, or a model of a server that exposes one.
 
     Attributes:
         name: The rule, in words.
-        kinds: The sinks that it is about: in other worlds it changes nothing.
+        kinds: The sinks that it concerns. In other worlds it changes nothing.
         first_seed: The seed to begin with, for a fault that few schedules show.
-        family: The family of worlds in which it is looked for.
-        rule: Its name in `mutants.rules`, if it is another one.
+        family: The family of worlds in which to look for it.
+        rule: Its name in `mutants.rules`, if that differs.
         patches: Attributes of models to replace: owner, name, value.
     """
 
@@ -40,7 +40,7 @@ class Mutant:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """Makes the product wrong, as long as this lasts."""
+        """Patches the product inside the block."""
         with ExitStack() as stack:
             for owner, name, value in self.patches:
                 stack.enter_context(mock.patch.object(owner, name, value))

@@ -1,4 +1,4 @@
-"""What must never be, whatever the schedule."""
+"""What must never happen, whatever the schedule."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from sparkonce.sink import Owner
 
 Key = tuple[object, ...]
-"""A transaction: its sink, and what the system calls it."""
+"""A transaction: its sink, and its name in the system."""
 
 Place = tuple[int, int, str]
-"""Batch, row, sink. A slot has the row of its number, unless `Config.spreads`."""
+"""Batch, row, sink. A slot has the row with its number, unless `Config.spreads`."""
 
 Rows = tuple[int, int, str, int]
-"""Batch, slot, sink, and how many of the slot's two parts."""
+"""Batch, slot, sink, and the number of the slot's two parts."""
 
 
 class Violation(str, Enum):
-    """What must never be."""
+    """Something that must never happen."""
 
     TWICE = "a row is visible twice"
     MISSING = "a batch is done and a row is not visible"
@@ -63,19 +63,19 @@ _MAY_FAIL = _NOT_ANSWERED_WELL | {
 }
 """What can make a task fail."""
 _MAY_BE_UNKNOWN = _NOT_ANSWERED_WELL | _PUTS_GO_WRONG | {"server restarted", "connection ended", "slow call"}
-"""What can leave somebody in doubt."""
+"""What can leave an outcome in doubt."""
 MOST_HEALINGS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """When a run began: what happened afterwards may be why it stops.
+    """When a run began: what happened afterwards may explain why it stops.
 
     Attributes:
         run: Its id.
-        requests: How many there had been.
-        claims: How many stood in the log.
-        clock_s: When that was.
+        requests: The number of requests so far.
+        claims: The number of claims in the log.
+        clock_s: The time.
     """
 
     run: str
@@ -85,7 +85,7 @@ class Start:
 
 
 class Oracle:
-    """Sees everything, and knows no mercy."""
+    """Sees everything, and checks all invariants."""
 
     def __init__(self, simulation: Simulation, identify: Mapping[str, Callable[[Handle], Key]]) -> None:
         self._simulation = simulation
@@ -131,18 +131,18 @@ class Oracle:
                 self.broken(Violation.MIXED, where)
 
     def prepared(self, handle: Handle, execution: int, rows: tuple[int, ...]) -> None:
-        """A copy of this execution has made these rows, which have a handle."""
+        """A task attempt of this execution has produced these rows, which have a handle."""
         key = self._identify[handle.sink](handle)
         self.executions[key], self._rows[key] = execution, rows
 
     def aborted(self, key: Key) -> None:
-        """Somebody's request ended this transaction, which could have been committed."""
+        """A request ended this transaction, which could have been committed."""
         self.undone.add(key)
         if key in self.named and key not in self.void:
             self.broken(Violation.UNDONE, key)
 
     def landed(self, record: Record) -> None:
-        """A record stands in the log, not below its floor."""
+        """A record is in the log, and not below its floor."""
         if isinstance(record, Claim):
             self._claims.append(record.run)
             return
@@ -179,22 +179,22 @@ class Oracle:
         self.gone.add(key)
 
     def has_taken_long(self, handles: Sequence[Handle]) -> None:
-        """A batch is written, and took so long that its run has to ask whether its transactions are still there."""
+        """A batch took so long to write that its run has to check whether its transactions still exist."""
         keys = (self._identify[handle.sink](handle) for handle in handles if handle.transaction)
         self._outlived.update(key for key in keys if key in self.gone)
 
     def vanished(self, path: str) -> None:
-        """A published file is not there any more, or is another one."""
+        """A published file is gone, or was replaced."""
         self.broken(Violation.VANISHED, path)
 
     def failed(self, error: BaseException) -> None:
-        """Something was raised that nobody may raise."""
+        """An error was raised that must never be raised."""
         self.broken(Violation.FAILED, repr(error)[:300])
 
     def all_done(self, batches: int, lost: frozenset[Place]) -> None:
-        """Every row of these batches is visible, but for those that a run has rightly said to be lost.
+        """Every row of these batches is visible, except those that a run has rightly reported as lost.
 
-        With what is lost, everything ends: no later batch is asked for.
+        Lost rows end everything: no later batch is requested.
         """
         last = min((batch for batch, _, _ in lost), default=batches)
         for batch in range(last):
@@ -207,10 +207,11 @@ class Oracle:
                     self.broken(Violation.MISSING, *where)
 
     def lost_for_good(self, error: BaseException) -> frozenset[Place]:
-        """What a run says to be lost for good, if it may; else nothing.
+        """Returns what a run reports as permanently lost, if that is justified; otherwise nothing.
 
-        It may if the system has given up each of these transactions, other rows of the batch are visible, and running
-        the batch again gives other ones; or the same ones in other slots, and others of the same sink are visible.
+        It is justified if the system has given up each of these transactions, other rows of the batch are visible, and
+        a rerun of the batch returns different rows, or the same rows in other slots while others of the same sink are
+        visible.
         """
         config = self._simulation.config
         if not isinstance(error, errors.TransactionLostError) or (config.deterministic and not config.spreads):
@@ -226,22 +227,28 @@ class Oracle:
         return lost if is_lost and in_part else frozenset()
 
     def may_have_lost(self, token: Token) -> None:
-        """A stage of this run is over, and a copy may be left that is not named by it: in any sink of the unit."""
+        """A stage of this run is over.
+
+        It may have left a task attempt that it does not name, in any sink of the unit.
+        """
         self._unswept[token] = set(self._simulation.config.sinks)
         self._forget_asked(token)
 
     def sweeps(self, sink: str, owners: Sequence[Owner]) -> None:
-        """A sink is asked what of these runs is open."""
+        """A sink is queried for what these runs have open."""
         self._asked.update((owner.token, sink) for owner in owners)
 
     def swept(self, sink: str, owners: Sequence[Owner]) -> None:
-        """It has said so, and has ended all of it."""
+        """It has responded, and has ended all of it."""
         for owner in owners:
             if owner.token in self._unswept:
                 self._unswept[owner.token].discard(sink)
 
     def has_swept(self, token: Token | None) -> None:
-        """A run goes on to its next batch, or, where a thread sweeps, ends. What could not be swept has to be tried."""
+        """A run continues with its next batch, or ends (if a thread sweeps).
+
+        An attempt to sweep must have been made.
+        """
         left = {sink for sink in self._unswept.get(token, ()) if (token, sink) not in self._asked}
         if left:
             self.broken(Violation.UNSWEPT, *sorted(left))
@@ -252,7 +259,7 @@ class Oracle:
 
     @property
     def has_claims(self) -> bool:
-        """Whether any run has claimed the log."""
+        """Returns True if any run has claimed the log."""
         return bool(self._claims)
 
     def start(self, run: str) -> Start:
@@ -265,13 +272,13 @@ class Oracle:
         )
 
     def stopped(self, start: Start, error: BaseException) -> None:
-        """A run has stopped by itself."""
+        """A run has stopped on its own."""
         self._simulation.say("stops:", type(error).__name__, str(error).partition(" Next:")[0][:150])
         if not self._may_stop(start, error):
             self.broken(Violation.WRONG_STOP, repr(error)[:300])
 
     def _may_stop(self, start: Start, error: BaseException) -> bool:
-        """Whether what really happened since it began is a reason."""
+        """Returns True if what really happened since it began is a valid reason."""
         config = self._simulation.config
         deposed = any(run != start.run for run in self._claims[start.claims :])
         since = self._simulation.gone_wrong(start.requests)
@@ -282,11 +289,11 @@ class Oracle:
             return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
         if kind in (errors.PrepareError, errors.OutageError):
             moved = "spread" in since and "in another order each time" in str(error)
-            # A batch that ends in another process than it began in is not written a second time before it is decided.
+            # A batch that ends in another process than it began in cannot be rewritten before it is decided.
             again = config.halves and bool(self.gone) and "has to be written again" in str(error)
             return deposed or moved or again or bool(since & _MAY_FAIL)
         if kind is errors.TransactionTooOldError and "long batch" in since:
-            # It was written once more, with its rows computed first. That went wrong, or another run took as long then.
+            # It was rewritten, with its rows computed first. That failed, or another run took as long then.
             others = any(run != start.run for run in self._claims)
             if others or since & (_MAY_FAIL - {"long batch"}):
                 return True
@@ -294,7 +301,7 @@ class Oracle:
             lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]  # type: ignore[attr-defined]
             return len(lost) > MOST_HEALINGS
         if kind is errors.UnknownOutcomeError:
-            # Of two drivers at work on the same transactions, one may stand still for too long, and have no time left.
+            # Of two drivers working on the same transactions, one may pause for too long, and have no time left.
             waited = self._simulation.clock_s - start.clock_s >= COMMIT_DEADLINE_S
             in_turn = waited and "overlap" in self._simulation.config.faults
             # A coordinator that has moved costs one request, and the next attempt finds it, unless it moves again.

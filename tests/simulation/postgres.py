@@ -41,7 +41,7 @@ LIMITS = Limits()
 
 
 class Session:
-    """A writer's session, with a transaction open."""
+    """A writer's session, with an open transaction."""
 
     __slots__ = ("name", "parts", "writer")
 
@@ -55,7 +55,7 @@ class Postgres(System):
 
     Args:
         simulation: The schedule.
-        name: ``postgres`` for two phases, ``postgres-staged``.
+        name: ``postgres`` for two phases, or ``postgres-staged``.
     """
 
     facts: Mapping[str, str] = {"prefix": "p", "system": "1", "database": "d", "commits": "public"}
@@ -123,7 +123,7 @@ class Postgres(System):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def finish(self, name: TransactionName, commit: bool) -> bool:
-        """Whether the name was there."""
+        """Returns True if the name existed."""
         found = self.prepared.pop(name, None)
         if found is None:
             return False
@@ -134,7 +134,7 @@ class Postgres(System):
         return True
 
     def terminate(self, texts: Sequence[str]) -> list[int]:
-        """pg_terminate_backend, of sessions by what they are called. Those of writers that have died, too."""
+        """pg_terminate_backend, for sessions by name, including those of dead writers."""
         ended = [name for name in self.sessions if str(BackendName.of(name)) in texts]
         for name in ended:
             del self.sessions[name]
@@ -145,7 +145,7 @@ class Postgres(System):
         for name in found:
             holder = self.locks.get(name)
             if holder is not None and holder is not connection:
-                # Whoever holds it has stood still for longer than it may: the server ends the session.
+                # Its holder has been idle for longer than allowed, so the server ends the session.
                 self.locks = {one: other for one, other in self.locks.items() if other is not holder}
                 raise _error(psycopg.errors.LockNotAvailable)
         for name in found:
@@ -188,7 +188,7 @@ def _error(kind: type[psycopg.Error]) -> psycopg.Error:
 
 
 class Connection:
-    """A driver's connection: what `sparkonce.sinks.postgres` says on it."""
+    """A driver's connection: what `sparkonce.sinks.postgres` executes on it."""
 
     def __init__(self, server: Postgres) -> None:
         self.server = server
@@ -198,14 +198,14 @@ class Connection:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is left at the driver's end."""
+        """True if nobody is left at the driver's end."""
         return self.adrift or (self._party is not None and self._party.dead)
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
         try:
             return self.server.ask(what, apply)
         except psycopg.OperationalError as error:
-            # The server does not know that nobody is there any more: it keeps the session, and its locks.
+            # The server does not know that nobody is there anymore: it keeps the session and its locks.
             self.adrift |= error.sqlstate is None
             raise
 
@@ -221,7 +221,7 @@ class Connection:
             step = parts[0]
             self.ask((step,), lambda: server.finish_staged(self, step.names, step.commit))
             return _Rows([])
-        if len(parts) == 1:  # COMMIT, where nothing was left to do
+        if len(parts) == 1:  # COMMIT, if nothing was left to do
             server.free(self)
             return _Rows([])
         head, text = parts[0], parts[1]
@@ -232,7 +232,7 @@ class Connection:
                 raise _error(psycopg.errors.UndefinedObject)
             return _Rows([])
         if isinstance(head, sql.SQL) and head._obj == "SELECT DISTINCT target FROM ":
-            return _Rows([])  # no table of the model can refuse a row, so that nothing is merged on trial
+            return _Rows([])  # no table of the model can reject a row, so nothing is merged on trial
         raise NotImplementedError(repr(query))
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class _Connections:
 
 
 class Step(sql.Composable):
-    """What one message of a driver does to staged copies."""
+    """What one message of a driver does to staged rows."""
 
     def __init__(self, names: Sequence[TransactionName], commit: bool) -> None:
         super().__init__("")
@@ -325,7 +325,7 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("committer", "read_traces", _asked("reads markers", _traces)),
     ("committer", "tidy", lambda *_: None),
 )
-"""Functions of the product that make SQL, by module: the server here knows none."""
+"""The product's functions that generate SQL, by module: this server does not understand any."""
 
 
 class _Writer(Writer):

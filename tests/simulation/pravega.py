@@ -1,8 +1,9 @@
-"""A Pravega controller: transactions of a stream, by the methods of the Java client.
+"""A Pravega controller: transactions of a stream, with the methods of the Java client.
 
-- A commit or an abort is taken at once, and is done a little later; meanwhile the status is COMMITTING or ABORTING.
-- A commit of what is not open fails. An abort of what is not open says nothing.
-- A transaction whose writer is gone, or stands still, is aborted when its lease runs out.
+- A commit or an abort is accepted immediately, and completed a little later; meanwhile the status is COMMITTING or
+  ABORTING.
+- Committing what is not open fails. Aborting what is not open is silently ignored.
+- A transaction whose writer is gone, or paused, is aborted when its lease expires.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SLOWLY = 0.5
 
 
 class JavaError(Py4JJavaError):  # type: ignore[misc] # py4j has no types
-    """An error of Java's, by its message."""
+    """A Java error, with its message."""
 
     def __init__(self, text: str) -> None:
         Exception.__init__(self, text)
@@ -88,7 +89,7 @@ class Pravega(Staged):
         return number
 
     def write(self, number: str, row: int) -> None:
-        """An event, which nobody sees yet."""
+        """Adds an event, which nobody sees yet."""
         found = self.transactions[number]
         if found.status != "OPEN":
             raise JavaError(f"TxnFailedException: {number}")
@@ -103,21 +104,21 @@ class Pravega(Staged):
         self._go_on(number)
 
     def abort(self, number: str) -> None:
-        """Nothing, where it is too late."""
+        """Does nothing if it is too late."""
         found = self.transactions[number]
         if found.status == "OPEN":
             found.status = "ABORTING"
             self._go_on(number)
 
     def status(self, number: str) -> str:
-        """Returns the answer that a client gets."""
+        """Returns the response that a client gets."""
         if number not in self.transactions:
             raise JavaError(f"StatusRuntimeException: NOT_FOUND: {number}")
         self._go_on(number)
         return self.transactions[number].status
 
     def finish_one(self) -> Callable[[], None] | None:
-        """Does what was taken; returns None if there is nothing."""
+        """Completes what was accepted; returns None if there is nothing."""
         for number, one in self.transactions.items():
             if one.status in ("COMMITTING", "ABORTING"):
                 return lambda number=number: self._finish(number)  # type: ignore[misc]
@@ -138,7 +139,7 @@ class Pravega(Staged):
 
 
 class _Stream(PravegaStream):
-    """The product's stream, before a model of the Java client."""
+    """The product's stream, with a model of the Java client."""
 
     def __init__(self, pravega: Pravega) -> None:
         self._server = pravega
@@ -165,7 +166,7 @@ class _Stream(PravegaStream):
 
 
 class _Segments(StreamSegments):
-    """Those of a stream that is the same all the time."""
+    """The segments of a stream that never changes."""
 
     def __init__(self) -> None:
         pass
@@ -181,7 +182,7 @@ class _Segments(StreamSegments):
 
 
 class Writer:
-    """A writer of transactions. It renews their leases as long as it is there, and nobody has paused it."""
+    """A writer of transactions. It renews their leases as long as it exists and is not paused."""
 
     def __init__(self, pravega: Pravega) -> None:
         self.server, self.ask = pravega, pravega.ask
@@ -201,7 +202,7 @@ class Writer:
 
 
 class _Handle:
-    """A transaction of the Java client's."""
+    """A transaction of the Java client."""
 
     def __init__(self, writer: Writer, number: str) -> None:
         self._writer, self._number = writer, number

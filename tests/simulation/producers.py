@@ -1,9 +1,9 @@
-"""Kafka's executor half: the product's own `WorkerProducers`, `ProducerPool` and `KafkaWriter`.
+"""Kafka's executor side: the product's own `WorkerProducers`, `ProducerPool` and `KafkaWriter`.
 
 librdkafka's producer is a model.
 
-A thread in which a producer is initialised is a party that goes on when it is chosen, and a task that waits for one
-stands still. The keeper's thread, which ends what is idle, is an event.
+A thread in which a producer is initialized is a party that continues when it is chosen, and a task that waits for one
+is paused. The keeper's thread, which ends idle producers, is an event.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LIMITS = WriterLimits(queued_rows=1, queued_bytes=1, row_bytes=1, topic_bytes=1
 
 
 class Lease:
-    """`concurrent.futures.Future`, as far as a pool needs it: who waits for its result lets the others go on.
+    """`concurrent.futures.Future`, as far as a pool needs it. Waiting for its result lets other parties continue.
 
     Attributes:
         process: Where it is waited for.
-        too_late: Whether who waits for it waits no longer.
+        too_late: True if the waiting party has given up.
     """
 
     __slots__ = ("_done", "_error", "_lane", "process", "too_late")
@@ -74,7 +74,7 @@ class Lease:
 
 
 class _Random:
-    """Instead of the module ``os``."""
+    """Replaces the module ``os``."""
 
     @staticmethod
     def urandom(size: int) -> bytes:
@@ -88,8 +88,8 @@ class ModelWorker(WorkerProducers):
     """The product's `WorkerProducers` of a process.
 
     Attributes:
-        process: Where.
-        waits_for: What its task waits for.
+        process: The process.
+        waits_for: What its task is waiting for.
     """
 
     def __init__(self, process: Process) -> None:
@@ -98,22 +98,22 @@ class ModelWorker(WorkerProducers):
         self.waits_for: Lease | None = None
 
     def _begin_to_keep(self) -> None:
-        """Whatever is discarded is ended at once."""
+        """Whatever is discarded ends immediately."""
 
     @property
     def keeps_some(self) -> bool:
-        """Tells whether producers are ready that no task has taken."""
+        """Returns True if producers are ready that no task has taken."""
         return any(pool._ready for pool in self._pools.values())
 
     @property
     def may_lose_patience(self) -> bool:
-        """Tells whether its task waits for a producer while the thread that makes one stands still."""
+        """Returns True if its task waits for a producer while the thread that creates it is paused."""
         if self.waits_for is None or self.waits_for.too_late or self.process.dead:
             return False
         return any(thread.paused for thread in self.process.threads)
 
     def grow_old(self) -> None:
-        """No task has taken a producer for long."""
+        """No task has taken a producer for a long time."""
         with mock.patch.object(producer_pool, "IDLE_LIMIT_S", -1.0):
             self._poll_idle()
 
@@ -134,7 +134,7 @@ class ModelProducer:
 
     @property
     def producer(self) -> ModelProducer:
-        """Gives itself as the sender: librdkafka's own methods are so few that they fit in here."""
+        """Returns itself as the sender: librdkafka's methods are few enough to fit in here."""
         return self
 
     def initialise(self) -> None:
@@ -178,7 +178,7 @@ class ModelProducer:
 
 
 class PoolWriter(Writer):
-    """The product's `KafkaWriter`, but for rows."""
+    """The product's `KafkaWriter`, except for rows."""
 
     system: Kafka
 
@@ -239,7 +239,7 @@ class PoolWriter(Writer):
 
 
 def worker_of(process: Process) -> ModelWorker:
-    """The process's own: one for all sinks and runs."""
+    """The process's own pool, shared by all sinks and runs."""
     found: ModelWorker | None = process.kept.get("worker")
     if found is None:
         found = process.kept["worker"] = ModelWorker(process)

@@ -1,4 +1,4 @@
-"""Puts the models in the place of what the product itself uses: clocks, threads, wires, system calls, random names."""
+"""Replaces what the product uses with models: clocks, threads, connections, system calls, random names."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Lock:
 
 
 class _Condition:
-    """`threading.Condition`: one waits, and goes on when it is notified, or whenever it is chosen if it may give up."""
+    """`threading.Condition`: a party waits until notified or, if the wait has a timeout, until it is chosen."""
 
     def __init__(self) -> None:
         self._notified = False
@@ -106,7 +106,7 @@ class _Condition:
 
 
 class _Thread:
-    """`threading.Thread` of a driver, which ends with it. A run that is left in peace sweeps when it is closed."""
+    """`threading.Thread` of a driver, which ends with it. An undisturbed run sweeps when it is closed."""
 
     def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
         self._target = target
@@ -121,7 +121,7 @@ class _Thread:
 
 
 class _Later:
-    """What was to run in a thread: it runs when somebody wants to know what came of it, in any order."""
+    """Work for a thread: it runs when its result is needed, in any order."""
 
     def __init__(self, pool: _Pool, call: Callable[[], Any]) -> None:
         self._pool, self._call = pool, call
@@ -131,7 +131,7 @@ class _Later:
     def run(self) -> None:
         try:
             self._value = self._call()
-        except Exception as error:  # noqa: BLE001 - whoever asks gets it
+        except Exception as error:  # noqa: BLE001 - raised where the result is needed
             self._error = error
 
     def result(self) -> Any:
@@ -170,7 +170,7 @@ class _Pool:
 
 
 def _first_line(error: BaseException) -> str:
-    """What a run goes on after, whatever it is: so it is seen here whether it may be."""
+    """Anything after which a run continues. This checks that it may."""
     if not isinstance(error, errors.SparkonceError | staged.SparkError):
         UNDER_WAY[0].oracle.failed(error)
     return FIRST_LINE(error)
@@ -237,7 +237,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
 
 
 def _clocks_and_pools() -> Iterator[tuple[Any, str, Any]]:
-    """Yields the clock and the pool of threads of every module of the product that has one."""
+    """Yields the clock and the thread pool of every module of the product that has one."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_RUNS_HERE):
             for attribute, real, value in (("time", time, _CLOCK), ("ThreadPoolExecutor", ThreadPoolExecutor, _Pool)):
@@ -257,7 +257,7 @@ _NOTHING = _Nothing()
 
 
 def _hash_of(what: str) -> Callable[[Any], int]:
-    """What differs between any two is enough, and asked for more often than anything else."""
+    """A unique value is enough, and is needed more often than anything else."""
     get = attrgetter(what)
     return lambda value: hash(get(value))
 
@@ -268,7 +268,7 @@ def _say_nothing(*_: object) -> None:
 
 @contextmanager
 def replaced() -> Iterator[None]:
-    """As long as this lasts, the product runs in the simulation, and nowhere else."""
+    """Inside this block, the product runs in the simulation, and nowhere else."""
     before = logging.root.manager.disable
     with ExitStack() as stack:
         for owner, name, value in (*_clocks_and_pools(), *_REPLACED):
@@ -289,15 +289,15 @@ def replaced() -> Iterator[None]:
 
 @contextmanager
 def under_way(simulation: Simulation) -> Iterator[None]:
-    """The schedule whose clock and decisions count."""
+    """The current schedule, with its clock and decisions."""
     UNDER_WAY[:] = [simulation]
     horizon.KEEP_BATCHES = simulation.config.keep
     horizon.TIDY_EVERY_BATCHES = 1 if simulation.config.keep < 100 else 20
     horizon.KEEP_RECORDS = 3 if simulation.config.keep < 100 else 1_000
     committer.KEEP_BATCHES, committer.TIDY_EVERY_BATCHES = 2 * horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES
     try:
-        # What could not be swept is asked for again with the next batch: schedules are short. Nothing else sweeps then,
-        # but for a thread, which does it a second time.
+        # A failed sweep is repeated with the next batch: schedules are short. Nothing else sweeps then, except a
+        # thread, which does it a second time.
         with (
             mock.patch.object(sweeping, "LONGEST_PAUSE_S", 0.0),
             mock.patch.object(

@@ -1,9 +1,9 @@
-"""RabbitMQ: the leader of a stream, which takes a publishing id once, and a queue, which takes everything.
+"""RabbitMQ: the leader of a stream, which accepts a publishing id once, and a queue, which accepts everything.
 
-- A stream's leader keeps the highest id of each publisher's name, drops what is not above it, and confirms a dropped
-  message when the entry of the highest id is safe. A leader that fails takes with it what no replica has. Readers see
-  what is safe. A frame on a broken connection arrives late, or never, and never at another leader.
-- A queue confirms each message that it has. Of messages that are sent on a connection that breaks, each may arrive.
+- A stream's leader stores the highest id of each publisher's name, drops what is not above it, and confirms a dropped
+  message when the entry with the highest id is safe. When a leader fails, what no replica has is lost. Readers see what
+  is safe. A frame on a broken connection arrives late, or never, and never at another leader.
+- A queue confirms each message that it has. Each of the messages sent on a connection that breaks may arrive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Stream(Staged):
         )
 
     def highest(self, publisher: str) -> int:
-        """The highest id of a publisher; 0 if there is none."""
+        """Returns the highest id of a publisher; 0 if there is none."""
         return max((number for name, number, _ in self.log if name == publisher), default=0)
 
     def take(self, leader: int, publisher: str, frame: Frame) -> None:
@@ -84,7 +84,7 @@ class Stream(Staged):
             self.show(row)
 
     def restart(self) -> Callable[[], None] | None:
-        """The leader fails, and a replica leads."""
+        """The leader fails, and a replica takes over."""
         if not self.open:
             return None
 
@@ -101,7 +101,7 @@ class Stream(Staged):
 
 
 class Connection:
-    """In place of a `PublisherConnection` to the leader. The settings are the stream."""
+    """Replaces a `PublisherConnection` to the leader. The settings are the stream."""
 
     frame_max = FRAME_OVERHEAD_BYTES + 3 * (_HEAD.size + WIDTH)
 
@@ -148,7 +148,7 @@ class Connection:
 
 
 class Queue(Staged):
-    """A queue, and what a reader sees that drops the ids that it has seen."""
+    """A queue, and what a reader sees that drops ids it has already seen."""
 
     per = "slot"
     parallel = 4
@@ -163,7 +163,7 @@ class Queue(Staged):
         return WriteAheadCommitter(self.folder, self.name, self.prefix, self.settings(Applies.NEITHER, publish))
 
     def take(self, made: str, row: int) -> None:
-        """A message arrives. One that comes again has the same id, and somebody has failed, or has been replaced."""
+        """A message arrives. A repeated one has the same id, and somebody has failed, or was superseded."""
         simulation = self.simulation
         if made in self.had:
             alone = simulation.config.runs == 1 and not (simulation.happened or simulation.config.operators)
@@ -219,7 +219,7 @@ class SelectConnection:
             self._answered(SimpleNamespace(method=kind(delivery_tag=tag)))
 
     def _end(self, error: BaseException | None) -> None:
-        """It is closed. What was sent and is not confirmed may still arrive, in its order, up to some message."""
+        """Closes it. What was sent but not confirmed may still arrive, in order, up to some message."""
         simulation, queue = self._queue.simulation, self._queue
         while self._sent and not simulation.chance("request lost"):
             _, (made, row) = self._sent.popleft()

@@ -1,7 +1,7 @@
-"""A bucket: uploads that no reader sees, and objects. The product's `S3Store` and `Finisher` ask it by boto3's methods.
+"""A bucket: uploads that no reader sees, and objects. The product's `S3Store` and `Finisher` use boto3's methods.
 
-- Completing an upload makes the object and forgets the upload. Completing it again, or after an abort: NoSuchUpload.
-  A gateway such as versitygw says "done" instead, without a checksum, whenever any object stands at the key.
+- Completing an upload creates the object and forgets the upload. Completing it again, or after an abort: NoSuchUpload.
+  A gateway such as versitygw reports success instead, without a checksum, if any object exists under the key.
 - A lifecycle rule aborts uploads.
 """
 
@@ -47,7 +47,7 @@ class S3(System):
 
     Args:
         simulation: The schedule.
-        name: ``s3``, or ``s3-gateway`` for one that answers as versitygw does.
+        name: ``s3``, or ``s3-gateway`` for one that responds like versitygw.
     """
 
     facts: Mapping[str, str] = {"prefix": "p", "folder": PREFIX}
@@ -132,13 +132,13 @@ class S3(System):
 
 
 def refusal(status: int, code: str) -> ClientError:
-    """What boto3 raises."""
+    """The error that boto3 raises."""
     meta = {"HTTPStatusCode": status, "HTTPHeaders": {}}
     return ClientError({"Error": {"Code": code}, "ResponseMetadata": meta}, "request")  # type: ignore[arg-type]
 
 
 class Client:
-    """boto3's client, and the settings that it was made of."""
+    """A boto3 client, with the settings that it was created with."""
 
     if_none_match = True
     finish_threads = 4
@@ -168,7 +168,7 @@ class Client:
 
 
 REPLACED: tuple[tuple[str, str, Any], ...] = (("store", "client", lambda settings, attempts=None: settings),)
-"""In place of boto3's clients, by module."""
+"""Replaces boto3's clients, by module."""
 
 
 class _Writer(Writer):

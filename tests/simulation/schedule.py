@@ -1,4 +1,4 @@
-"""One schedule from its first decision to the last question: what became of the rows."""
+"""One schedule from its first decision to the final check of the rows."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _AFTERMATH_TURNS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a schedule came to.
+    """The result of a schedule.
 
     Attributes:
-        violation: What must never be, and was; None if nothing.
+        violation: What happened but must never happen; None if nothing.
         requests: How often a party could have been stopped.
-        told: What happened, in words; empty unless asked for.
+        told: What happened, in words; empty unless requested.
     """
 
     violation: Violation | None
@@ -61,8 +61,8 @@ class Outcome:
 def run(config: Config, dice: Dice, *, tell: bool = False) -> Outcome:
     """A schedule. Runs within `simulation.product.replaced`.
 
-    Things go wrong for a while; then every driver and task stands still, and a fresh run is left in peace; then those
-    who stood still wake up, and late requests arrive.
+    Things go wrong for a while; then every driver and task is paused, and a fresh run is left undisturbed; then the
+    paused parties resume, and late requests arrive.
     """
     simulation = Simulation(config, dice, [] if tell else None)
     built = {name: SYSTEMS[name](simulation, name) for name in config.sinks}
@@ -110,7 +110,7 @@ def _play(simulation: Simulation, cluster: Cluster, oracle: Oracle) -> None:
 
 
 def _left_in_peace(simulation: Simulation, cluster: Cluster, oracle: Oracle, batches: int) -> frozenset[Place]:
-    """A fresh run finishes every batch, or finds that rows are lost for good."""
+    """A fresh run finishes every batch, or finds that rows are permanently lost."""
     try:
         cluster.run(99, batches)
     except SparkonceError as error:

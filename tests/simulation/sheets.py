@@ -1,4 +1,4 @@
-"""What models of servers promise, as sheets of questions: the models and the real servers have to answer alike."""
+"""What models of servers promise, as lists of requests to which models and real servers must respond alike."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ROW = b"%06d"
 
 
 def stream_answers(connect: Callable[[], Any], stream: str) -> list[object]:
-    """The answers of a stream to publishers of two names, one of which comes back on a second connection.
+    """The responses of a stream to publishers with two names, one of which returns on a second connection.
 
     Args:
-        connect: Opens a connection to the leader, as `sparkonce_rabbitmq.sinks.connection.PublisherConnection` has it.
+        connect: Opens a connection to the leader, like `sparkonce_rabbitmq.sinks.connection.PublisherConnection`.
         stream: The stream.
     """
     first, again, other = connect(), connect(), connect()
@@ -32,8 +32,8 @@ def stream_answers(connect: Callable[[], Any], stream: str) -> list[object]:
     answers: list[object] = [first.sequence(stream, "one")]
     publish(first, 5, 0, 1, 2)
     answers.append(again.sequence(stream, "one"))
-    publish(again, 6, 1, 2, 3)  # two of them come again
-    publish(again, 3, 0)  # confirmed, and dropped
+    publish(again, 6, 1, 2, 3)  # two of them are repeated
+    publish(again, 3, 0)  # confirmed, but dropped
     answers += [first.sequence(stream, "one"), first.sequence(stream, "two")]
     publish(other, 1, 4)
     answers += [first.sequence(stream, "one"), first.sequence(stream, "two")]
@@ -43,17 +43,17 @@ def stream_answers(connect: Callable[[], Any], stream: str) -> list[object]:
 
 
 def transaction_answers(writer: Any, status: Callable[[str], str | None]) -> list[object]:
-    """The answers of Pravega to commits and aborts that come once, twice and too late.
+    """Pravega's responses to commits and aborts that are sent once, twice and too late.
 
     Args:
-        writer: A writer of transactions, as the Java client has it.
-        status: Asks for what becomes of one.
+        writer: A writer of transactions, as in the Java client.
+        status: Queries the status of one.
     """
 
     def tried(ask: Callable[[], object]) -> str:
         try:
             ask()
-        except Exception as error:  # noqa: BLE001 - of Java's, or of the model's
+        except Exception as error:  # noqa: BLE001 - a Java error, or the model's
             return "refused" if "TxnFailed" in str(error) else repr(error)
         return "done"
 

@@ -1,4 +1,4 @@
-"""Makes a failing schedule small: fewer decisions, lower ones, a smaller world, as long as it fails in the same way."""
+"""Minimizes a failing schedule: fewer and lower decisions, and a smaller world, as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _World = tuple[Config, tuple[int, ...]]
 
 
 class Shrinker:
-    """Delta debugging of a list of numbers, of which 0 is the dullest, and of the world that they are taken in.
+    """Delta debugging of a list of numbers, of which 0 is the least eventful, and of the world in which they are used.
 
     Args:
-        fails: Whether a schedule still fails in the same way.
-        most_tries: After how many tries it has been enough.
+        fails: Returns True if a schedule still fails in the same way.
+        most_tries: The maximum number of tries.
     """
 
     def __init__(self, fails: Fails, most_tries: int) -> None:
@@ -25,7 +25,7 @@ class Shrinker:
         self._in_vain: set[_World] = set()
 
     def shrink(self, config: Config, decisions: Sequence[int]) -> _World:
-        """A local minimum: no single step makes it smaller and lets it fail still."""
+        """Finds a local minimum: no single step makes it smaller without making it pass."""
         best = (config, tuple(decisions))
         while self._left > 0 and (smaller := next(filter(self._try, _smaller(*best)), None)) is not None:
             best = smaller
@@ -42,7 +42,7 @@ class Shrinker:
 
 
 def _smaller(config: Config, decisions: tuple[int, ...]) -> Iterator[_World]:
-    """Yields smaller ones, the smallest first. Beyond the last decision all are 0."""
+    """Yields smaller ones, smallest first. Beyond the last decision, all are 0."""
     size = len(decisions)
     while size:
         for at in range(0, len(decisions), size):

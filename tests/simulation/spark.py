@@ -1,4 +1,4 @@
-"""Spark, as far as the product sees it: which batch is asked for, tasks and their copies, worker processes."""
+"""Spark, as far as the product sees it: which batch is requested, tasks and their attempts, worker processes."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from simulation.systems import System
 
 Run = tuple[Callable[..., Token | None], Callable[[], None]]
-"""Carries out a batch, and returns the token of its run; and ends the run."""
+"""Carries out a batch and returns the token of its run; and ends the run."""
 
 QUERY = "5f6a2c1e-0000-4000-8000-000000000000"
 MOST_ATTEMPTS = 3
 SOON_S = 0.05
-"""When a run sweeps, where a thread does it: no deadline passes meanwhile."""
+"""When a run sweeps, if a thread does it: no deadline passes meanwhile."""
 _LONG = 0.2
 """How often a batch is a long one, in worlds that have them."""
 _LONG_TIMES = (0.7, 1.1)
-"""How long it takes then, in lives of a transaction: long enough for its run to ask whether they are still open."""
+"""How long it takes then, in transaction lifetimes: long enough for its run to check whether they are still open."""
 
 
 class Process:
-    """A Python worker, which runs one task after another. Who kills one of its threads kills all.
+    """A Python worker, which runs one task after another. Killing one of its threads kills all of them.
 
     Args:
         simulation: The schedule.
-        number: Tells it from all others.
-        idle: Those without a task.
+        number: Its unique number.
+        idle: The workers without a task.
 
     Attributes:
-        dead: Whether it was killed.
-        kept: What sinks keep in it from task to task.
-        task: The copy that it runs.
-        threads: What goes on beside it, also between tasks.
-        behind: What other threads have to do that has not begun.
+        dead: True if it was killed.
+        kept: What sinks store in it from task to task.
+        task: The task attempt that it is running.
+        threads: What runs in parallel, also between tasks.
+        behind: What other threads have to do but have not begun.
     """
 
     __slots__ = ("_idle", "_simulation", "behind", "dead", "kept", "number", "task", "threads")
@@ -68,7 +68,7 @@ class Process:
         self.behind: list[Callable[[], None]] = []
 
     def in_thread(self, work: Callable[[], None]) -> None:
-        """Does this beside its task: as a party, or, where its task waits, before anybody else goes on."""
+        """Runs this in parallel with its task: as a party or, if its task is waiting, before anybody else continues."""
         simulation = self._simulation
         if simulation.peace or not simulation.dice.chance(simulation.config.switches):
             self.behind.append(work)
@@ -82,7 +82,7 @@ class Process:
         self.threads.append(party)
 
     def catch_up(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Does what its threads have to do that are no parties."""
+        """Does the work of its threads that are not parties."""
         while self.behind and not enough():
             self.behind.pop(0)()
 
@@ -92,7 +92,7 @@ class Process:
         self._idle.append(self)
 
     def die(self) -> None:
-        """All of it ends, once one of its parties was killed."""
+        """All of it ends once one of its parties was killed."""
         if self.dead:
             return
         self.dead = True
@@ -104,11 +104,11 @@ class Process:
 
 
 class Cluster:
-    """Holds what drivers share: Spark's checkpoint, worker processes, the log, the systems.
+    """What drivers share: Spark's checkpoint, worker processes, the log, the systems.
 
     Args:
         simulation: The schedule.
-        systems: By the name of the sink.
+        systems: By sink name.
         log: The decision log.
     """
 
@@ -130,7 +130,7 @@ class Cluster:
         self.checkpoint: Any = Checkpoint(self)
 
     def start_run(self) -> None:
-        """A driver starts, whoever else is there."""
+        """Starts a driver, whatever else is running."""
         number = self.runs
         self.runs += 1
         name, batches = f"run {number}", self.simulation.config.batches
@@ -138,7 +138,7 @@ class Cluster:
         self.drivers.append(self.simulation.start(name, work))
 
     def start_operator(self) -> None:
-        """Somebody resolves what the query has left open, whoever else is there."""
+        """An operator resolves what the query has left open, whatever else is running."""
         self.operators += 1
         name = f"operator {self.operators}"
         self.drivers.append(self.simulation.start(name, lambda: self._guarded(run_id(name), self._resolve)))
@@ -158,10 +158,10 @@ class Cluster:
             oracle.stopped(start, error)
 
     def run(self, number: int, batches: int) -> None:
-        """A driver, from its start until all batches are done.
+        """Runs a driver, from its start until all batches are done.
 
         Raises:
-            SparkonceError: if it has to stop.
+            SparkonceError: If it has to stop.
         """
         simulation = self.simulation
         if self.committed + 1 >= batches:
@@ -207,7 +207,7 @@ class Cluster:
         return carry_out, end
 
     def _in_halves(self, number: int) -> Run:
-        """The batches of a run as formats have them: each begins in one process, and ends in another one."""
+        """The batches of a run as with formats: each begins in one process, and ends in another one."""
         (sink,) = self.sinks.values()
         key = run_id(f"run {number}")
         ends = Ends(sink=sink, log=self.log, query=QUERY, kept=key, patience_s=COMMIT_DEADLINE_S)
@@ -228,7 +228,7 @@ class Cluster:
         return carry_out, lambda: None
 
     def process(self) -> Process:
-        """One that is idle, or a new one."""
+        """Returns an idle worker, or a new one."""
         if self.idle:
             return self.idle.pop(0)
         self.processes += 1
@@ -236,12 +236,12 @@ class Cluster:
 
 
 def run_id(party: str) -> str:
-    """The run of a party, or of one of its threads."""
+    """Returns the run of a party, or of one of its threads."""
     return party.partition(",")[0].replace(" ", "-")
 
 
 class KeptRun:
-    """What a driver's processes keep of their run, as long as it lives. In place of a file that one of them locks."""
+    """What a driver's processes store about their run while it lives, instead of a file that one of them locks."""
 
     def __init__(self, key: str) -> None:
         self._kept, self._key = UNDER_WAY[0].kept_runs, key
@@ -263,7 +263,7 @@ class KeptRun:
 
 
 class Checkpoint:
-    """Spark's files, which an operator's command reads, and the log beside them."""
+    """Spark's files, which an operator's command reads, with the log next to them."""
 
     location = "the checkpoint"
 
@@ -271,7 +271,7 @@ class Checkpoint:
         self._cluster = cluster
 
     def point(self) -> tuple[DecisionLog, ResumePoint]:
-        """In place of `sparkonce.operate.resolve._point`."""
+        """Replaces `sparkonce.operate.resolve._point`."""
         log = self._cluster.log
         return log, ResumePoint.of(self, read_log(log))  # type: ignore[arg-type] # as far as that reads it
 
@@ -288,7 +288,7 @@ class Checkpoint:
 
 
 class Work:
-    """A batch's plan. `sparkonce.driver.run.BatchWork`."""
+    """A batch's plan; see `sparkonce.driver.run.BatchWork`."""
 
     def __init__(self, cluster: Cluster, run: int, batch: int) -> None:
         self._cluster = cluster
@@ -307,7 +307,7 @@ class Work:
         only: frozenset[tuple[str, int]] | None,
         computed: Callable[[], None] | None = None,
     ) -> tuple[Sequence[Handle], bool]:
-        """Each slot is a task of which Spark may start several copies; it takes the first that is done."""
+        """Each slot is a task of which Spark may start several attempts. It accepts the first to finish."""
         simulation = self._cluster.simulation
         takes_s = self._takes_s()
         if computed is not None:
@@ -377,7 +377,7 @@ class Stage:
         self.copies: list[Any] = []
 
     def _spread(self) -> tuple[tuple[int, ...], ...]:
-        """Which of the batch's rows each slot has: one of its own, unless the plan comes out otherwise."""
+        """Returns which of the batch's rows each slot has: one of its own, unless the plan's result differs."""
         simulation = self.cluster.simulation
         rows = tuple(range(simulation.config.slots))
         one_each = tuple((row,) for row in rows)
@@ -394,7 +394,7 @@ class Stage:
         return self.failure is not None or len(self.won) == len(self.spread)
 
     def start(self, slot: int) -> None:
-        """Another copy of a slot."""
+        """Starts another attempt for a slot."""
         cluster, simulation = self.cluster, self.cluster.simulation
         attempt = self.started[slot] = self.started.get(slot, 0) + 1
         self.loser_possible |= attempt > 1
@@ -408,7 +408,7 @@ class Stage:
             simulation.start(name, copy.run, copy.die)
 
     def failed(self, slot: int, error: PrepareError) -> None:
-        """Spark tries a task again, but not for ever."""
+        """Spark retries a task, but not forever."""
         if self.is_over or slot in self.won:
             return
         self.loser_possible = True
@@ -419,21 +419,21 @@ class Stage:
 
 
 class Copy:
-    """One execution of a slot, in a worker process: opens, writes in two parts, prepares."""
+    """One task attempt for a slot, in a worker process: opens, writes in two parts, prepares."""
 
     def __init__(self, stage: Stage, slot: int, number: int) -> None:
         self._stage, self._slot, self._number = stage, slot, number
         self._process: Process | None = None
 
     def die(self) -> None:
-        """With its process, if it has one already."""
+        """Kills it, along with its process if it already has one."""
         if self._process is not None:
             self._process.die()
         self._stage.failed(self._slot, PrepareError("its process died"))
 
     @property
     def version(self) -> int:
-        """Tells executions apart that give other rows."""
+        """Distinguishes executions that return different rows."""
         return 0 if self._stage.cluster.simulation.config.deterministic else self._stage.execution
 
     def run(self) -> None:
@@ -459,10 +459,10 @@ class Copy:
             stage.won[slot] = [handle for handle, _ in written]
 
     def write(self, process: Process) -> list[tuple[Handle, tuple[int, ...]]]:
-        """Writes to each sink, and prepares: the handles, with the rows of each.
+        """Writes to each sink, and prepares. Returns the handles, with the rows of each.
 
         Raises:
-            PrepareError: if that failed, and all is aborted.
+            PrepareError: If that failed, and everything is aborted.
         """
         stage, slot, version = self._stage, self._slot, self.version
         cluster = stage.cluster

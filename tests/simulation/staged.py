@@ -1,7 +1,7 @@
-"""Sinks whose rows wait in the checkpoint until their batch is decided: what they have in common.
+"""What sinks whose rows wait in the checkpoint until their batch is decided have in common.
 
-The product's own writer, committer, ledger and folder run here, on a store that loses, repeats and delays what it is
-asked. A model of the target has `Staged.show` for each row that its readers see.
+The product's own writer, committer, ledger and folder run here, on a store that loses, repeats and delays requests. A
+model of the target implements `Staged.show`, which is called for each row that its readers see.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparkonce.sink import Owner
 
 ROWS = 4
-"""What each row of the schedule is here: two rows of each of the two parts."""
+"""How each row of the schedule is represented: by two rows for each of the two parts."""
 
 WIDTH = 6
 """The length of a row, which is a number."""
@@ -49,7 +49,7 @@ _WAITING, _FATE, _DISCARDED = f"{_FOLDER}/rows/", f"{_FOLDER}/fate/", b"discarde
 
 
 class SparkError(Exception):
-    """Is what Spark raises, on a driver that lets it read files or write to a table."""
+    """The error that Spark raises, on a driver that uses it to read files or write to a table."""
 
 
 class Staged(System):
@@ -85,7 +85,7 @@ class Staged(System):
         return [(self.name, name) for name in names if self.store.kept.get(_FATE + name) != b"started"]
 
     def expire(self) -> Callable[[], None] | None:
-        """Somebody deletes rows, which no commit has seen yet."""
+        """Somebody deletes rows that no commit has seen yet."""
         found = [
             path
             for path in self.store.kept
@@ -104,7 +104,7 @@ class Staged(System):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def number_of(self, name: TransactionName, place: int) -> int:
-        """The row of a copy, as a number that no other row has."""
+        """Returns the row of a task attempt, as a unique number."""
         self.written.append((name, place))
         self._sizes[name] = place + 1
         return len(self.written) - 1
@@ -123,10 +123,10 @@ class Staged(System):
             self.simulation.oracle.shown(key, (name.batch, name.slot, self.name, 2))
 
     def numbers_at(self, urls: Iterable[str]) -> list[int]:
-        """The rows in files, as Spark reads them.
+        """Returns the rows in files, as Spark reads them.
 
         Raises:
-            SparkError: if a file is gone.
+            SparkError: If a file is gone.
         """
         found: list[int] = []
         for url in urls:
@@ -137,9 +137,9 @@ class Staged(System):
         return found
 
     def _changed(self, path: str, data: bytes | None) -> None:
-        """A file is put or deleted: rows that nobody has seen, and that have their whole file, must not be given up.
+        """A file is put or deleted. Rows that nobody has seen, and whose file is complete, must not be discarded.
 
-        But for those of a call with others that are gone: a note says so, and no commit begins with them then.
+        The exception is a call in which other rows are gone: a note says so, and then no commit begins with them.
         """
         if path.startswith(_BEGUN) and data is not None and data.startswith(LOST):
             for entry in entries_of(data.removeprefix(LOST), path):
@@ -161,7 +161,7 @@ class Staged(System):
 
 
 class _Writer(Writer):
-    """The product's writer, by the frame's calls."""
+    """The product's writer, driven through the frame's calls."""
 
     system: Staged
 
@@ -232,7 +232,7 @@ def _whole(file: BinaryIO) -> Any:
 
 
 def read(files: Sequence[BinaryIO], taken: list[int]) -> Iterator[pa.RecordBatch]:
-    """The rows of files, a file at a time, as a message's columns name them."""
+    """Returns the rows of files, one file at a time, with the columns of a message."""
     for file in files:
         rows = _batch(tuple(_numbers(file.read())))
         taken.append(rows.num_rows)
@@ -249,7 +249,7 @@ def _batch(numbers: tuple[int, ...]) -> pa.RecordBatch:
 
 
 class _Thread:
-    """A thread of calls: it dies with its driver, and goes on when the driver has only ended."""
+    """A thread for calls. It dies with its driver, and continues if the driver has only ended."""
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         self._work = lambda: target(*args)
@@ -265,7 +265,7 @@ class _Thread:
 
 
 def _wait(futures: Iterable[Future[Any]], timeout: float) -> None:
-    """Waits for calls, and is sometimes tired of it."""
+    """Waits for calls, and sometimes gives up."""
     simulation, waiting = UNDER_WAY[0], list(futures)
 
     def done() -> bool:
@@ -295,4 +295,4 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("application", "threading", SimpleNamespace(Thread=_Thread)),
     ("application", "wait", _wait),
 )
-"""Of the product's modules for rows that wait."""
+"""Replacements for the product's modules for waiting rows."""

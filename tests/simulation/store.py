@@ -1,4 +1,4 @@
-"""The files of a checkpoint, as an object store keeps them: put if absent, read, listed and deleted, never renamed."""
+"""The files of a checkpoint in an object store: put if absent, read, listed and deleted, never renamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from simulation.engine import Simulation
 
 Changed = Callable[[str, bytes | None], None]
-"""Told of a file before it is put, with its bytes, or deleted."""
+"""Called before a file is put (with its bytes) or deleted."""
 
 
 class ModelFiles(CheckpointFiles):
@@ -21,13 +21,13 @@ class ModelFiles(CheckpointFiles):
 
     Args:
         simulation: The schedule.
-        called: Whose files they are, as it is told.
+        called: Whose files they are, for descriptions.
         changed: See `Changed`.
-        kept: The files by their whole path.
+        kept: The files by full path.
         prefix: The path of this folder.
 
     Attributes:
-        seen: The paths of which somebody was told that they are there.
+        seen: The paths that somebody knows to exist.
     """
 
     def __init__(

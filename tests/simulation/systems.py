@@ -1,4 +1,4 @@
-"""What a model of a system must give: a sink whose committer is the product's own, and writers that are models."""
+"""What a model of a system must provide: a sink with the product's own committer, and writers that are models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NOT_FINAL = (Outcome.RETRY, Outcome.UNKNOWN)
 
 Event = Callable[[], Callable[[], None] | None]
-"""What may happen by itself now, if anything can."""
+"""A spontaneous event that may happen now, if any."""
 
 
 class System(abc.ABC):
@@ -31,20 +31,20 @@ class System(abc.ABC):
 
     Args:
         simulation: The schedule.
-        name: The sink's, which is its kind.
+        name: The sink's name, which is its kind.
     """
 
     prefix = "p"
     life_s: float | None = None
     """How long transactions live, in worlds with `Config.long_batches`."""
     rows_each = 1
-    """How many rows of the system's own each row of the schedule is."""
+    """How many of the system's own rows represent each row of the schedule."""
     copies: Callable[..., Writer]
-    """Makes what a copy of a task writes with, from the system and the transaction's name."""
+    """Creates a task attempt's writer, from the system and the transaction's name."""
     key_field = "name"
     """The field of a handle that names its transaction."""
     opens_early = False
-    """Whether a writer asks for something when it is made: before any sink's first rows, and also where none come."""
+    """True if a writer sends requests when it is created: before any sink's first rows, and even if there are none."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
@@ -65,45 +65,45 @@ class System(abc.ABC):
 
     facts: Mapping[str, str] = {"prefix": "p"}
     refusals: tuple[type[Exception], ...] = ()
-    """By which a server's answer is a refusal."""
+    """What identifies a server's response as a refusal."""
 
     @abc.abstractmethod
     def committer(self) -> SinkCommitter:
-        """The product's, before this server."""
+        """The product's committer, for this server."""
 
     def writer(self, owner: Owner, process: Process, batch: int, slot: int, copy: int) -> Writer:
-        """What a copy of a task writes with."""
+        """Creates a task attempt's writer."""
         return self.copies(self, self.transaction_name(owner, batch, slot, copy))
 
     def key(self, handle: Handle) -> Key:
-        """The transaction that a handle finishes."""
+        """Returns the transaction that a handle finishes."""
         return (self.name, handle[self.key_field])
 
     @abc.abstractmethod
     def lingering(self) -> list[Key]:
-        """What is neither committed nor aborted."""
+        """Returns what is neither committed nor aborted."""
 
     def expire(self) -> Callable[[], None] | None:
-        """The server itself gives something up; None if it never does, or has nothing to."""
+        """The server itself gives something up; None if it never does, or has nothing to give up."""
         return None
 
     def age(self) -> None:  # noqa: B027 - optional
-        """Much time has gone by."""
+        """A long time has passed."""
 
     def restart(self) -> Callable[[], None] | None:
-        """The server is killed and started again; None if nothing of what it holds depends on that."""
+        """The server is killed and restarted; None if that does not affect anything that it holds."""
         return None
 
     def hang_up(self) -> Callable[[], None] | None:
-        """The server notices that somebody's process is gone, and ends the connection; None if nobody's is."""
+        """The server notices that a process is gone, and ends the connection; None if there is nothing to notice."""
         return None
 
     def one_of(self, found: Sequence[Any], happens: Callable[[Any], None]) -> Callable[[], None] | None:
-        """Something that happens to one of these; None if there are none."""
+        """Lets one of these events happen; None if there are none."""
         return (lambda: happens(found[self.simulation.dice.pick(len(found))])) if found else None
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        """A request of a driver, which raises its client's errors."""
+        """Sends a driver's request, which raises its client's errors."""
         try:
             return self.simulation.request((self.called, *what), apply)
         except NoAnswerError:
@@ -112,7 +112,7 @@ class System(abc.ABC):
             raise self.refused() from None
 
     def no_answer(self) -> Exception:
-        """Returns a client's error for a request without an answer."""
+        """Returns a client's error for a request without a response."""
         raise NotImplementedError
 
     def refused(self) -> Exception:
@@ -120,14 +120,14 @@ class System(abc.ABC):
         raise NotImplementedError
 
     def transaction_name(self, owner: Owner, batch: int, slot: int, copy: int) -> TransactionName:
-        """A copy's name, where transactions have names of their own."""
+        """Returns an attempt's name, if transactions have their own names."""
         return TransactionName(
             prefix=self.prefix, query=owner.query, token=owner.token, batch=batch, slot=slot, copy=f"{copy:012x}"
         )
 
 
 class Writer(abc.ABC):
-    """A model of a sink's executor half: the requests that it makes, one after the other."""
+    """A model of a sink's executor side: the requests that it sends, one after the other."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -137,7 +137,7 @@ class Writer(abc.ABC):
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is left at this end of its connection."""
+        """True if nobody is left at this end of its connection."""
         return self.left or (self._party is not None and self._party.dead)
 
     @abc.abstractmethod
@@ -150,25 +150,25 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> Mapping[str, Scalar]:
-        """Makes the rows last, and says what finishes them."""
+        """Makes the rows durable, and returns what finishes them."""
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Gives them up."""
+        """Discards them."""
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Frees what it holds."""
+        """Releases resources."""
 
     def ask(self, what: Words, apply: Callable[[], Any]) -> Any:
-        """A request of a copy: without an answer, or refused, the copy fails."""
+        """Sends an attempt's request. Without a response, or if it is refused, the attempt fails."""
         return ask(self.system, what, apply)
 
 
 def ask(system: System, what: Words, apply: Callable[[], Any]) -> Any:
-    """A request of a worker process.
+    """Sends a request of a worker process.
 
     Raises:
-        PrepareError: without an answer, or if it is refused.
+        PrepareError: If there is no response, or it is refused.
     """
     try:
         return system.simulation.request((system.called, *what), apply)
@@ -199,7 +199,7 @@ class _Sink(TwoPhaseCommitSink):
 
 
 class _Sweeps:
-    """Tells the oracle which runs a driver's committer is asked to sweep, and when nothing of theirs is left."""
+    """Tells the oracle which runs a driver's committer is asked to sweep, and when none of theirs is left."""
 
     __slots__ = ("_abort", "_found", "_list", "_oracle", "_owners", "_sink")
 

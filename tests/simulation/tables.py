@@ -1,8 +1,8 @@
-"""Tables that batches are merged into, by what Delta's and Iceberg's have in common.
+"""Tables that batches are merged into: what Delta's and Iceberg's have in common.
 
-Each row of a batch counts up the row of its key, or deletes it. So a table has to be what its batches make of it, one
-after the other, each once, and what others write in between. Several rows of one key within a batch are refused while
-the batch is merged, which is too late.
+Each row of a batch increments the row with its key, or deletes it. The table's content must therefore result from its
+batches, one after the other, each once, and from what others write in between. Several rows with the same key within a
+batch are rejected while the batch is merged, which is too late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.ownership import TransactionName
 
 Content = Mapping[str, int]
-"""The table: of each key, how often it was counted up since it was inserted."""
+"""The table: for each key, how often it was incremented since it was inserted."""
 
 MERGE = Merge.of(
     merge_on=["key"],
@@ -42,7 +42,7 @@ _OTHERS_AT_ONCE = 100
 
 
 class Table(Staged):
-    """A table, by what its two kinds have in common."""
+    """A table: what its two kinds have in common."""
 
     refusals = (SparkError,)
 
@@ -58,7 +58,7 @@ class Table(Staged):
         return TableCommitter(self.folder, self.name, self.prefix, self.table(), "table", MERGE)
 
     def table(self) -> Any:
-        """The product's, in a session of its own."""
+        """The product's table, in its own session."""
         raise NotImplementedError
 
     def others(self, content: Content) -> None:
@@ -66,7 +66,7 @@ class Table(Staged):
         raise NotImplementedError
 
     def number_of(self, name: TransactionName, place: int) -> int:
-        """In some worlds a plan makes two rows of one key, and does not when it runs again."""
+        """In some worlds a plan produces two rows with the same key, but not when it reruns."""
         number = super().number_of(name, place)
         simulation = self.simulation
         may = place and not simulation.config.deterministic and not simulation.peace
@@ -76,15 +76,15 @@ class Table(Staged):
         return number
 
     def key_of(self, row: int) -> str:
-        """The key of a row: the same in each batch."""
+        """The key of a row, which is the same in each batch."""
         name, place = self.written[row]
         return f"{name.slot}.{0 if row in self._twins else place}"
 
     def merged(self, content: Content, rows: Sequence[int], plan: MergePlan | None) -> Content:
-        """What a merge computes; None for the right plan.
+        """Computes a merge; None for the correct plan.
 
         Raises:
-            SparkError: if several rows have one key.
+            SparkError: If several rows have the same key.
         """
         made = dict(content)
         kinds = ["delete", "update", "insert"] if plan is None else [one.kind for one in plan.clauses]
@@ -109,7 +109,7 @@ class Table(Staged):
         return (name.batch + place) % _GONE_EVERY == _GONE_EVERY - 1
 
     def publish(self, rows: Sequence[int], content: Content) -> None:
-        """Readers see these rows' merge from now on."""
+        """Readers see the result of merging these rows from now on."""
         batches = {self.written[row][0].batch for row in rows}
         if content != self.merged(self.content, rows, None) or min(batches) < self._newest:
             self.simulation.oracle.broken(Violation.NO_FOLD, sorted(batches))
@@ -186,7 +186,7 @@ def _repeated(_: object, files: object, rows: Callable[[], Rows]) -> str:
 
 
 def _is_final(error: Exception) -> bool:
-    """No repeat mends a model that lacks what the product asks for. It would pass for a table that is away."""
+    """No retry helps if a model lacks what the product requests. It would look like a table that is unreachable."""
     if not isinstance(error, SparkError):
         UNDER_WAY[0].oracle.broken(Violation.FAILED, repr(error))
     return False
@@ -204,4 +204,4 @@ REPLACED: tuple[tuple[str, str, Any], ...] = (
     ("committer", "_active", lambda _: nullcontext()),
     ("merging", "names_in", _names_in),
 )
-"""Of the product's modules for tables."""
+"""Replacements for the product's modules for tables."""

@@ -1,4 +1,4 @@
-"""What the models do by themselves, and that a fault of a model is never taken for an answer."""
+"""How the models behave on their own, and that a bug in a model is never mistaken for a response."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def simulation(*sinks: str, **more: Any) -> Simulation:
 
 
 def let(one: Simulation, run: Callable[[], None]) -> None:
-    """A party does this, and is killed where it stands still."""
+    """A party does this, and is killed while it is paused."""
     party = one.start("a copy", run)
     one._hub = None
     one.current = party

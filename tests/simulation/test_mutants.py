@@ -1,4 +1,4 @@
-"""A simulation that finds nothing proves something only if it finds what is there."""
+"""A simulation that finds nothing proves something only if it finds known errors."""
 
 from __future__ import annotations
 

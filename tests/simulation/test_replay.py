@@ -1,4 +1,4 @@
-"""A seed gives the same schedule again: in this process, in another one, and from its decisions."""
+"""A seed reproduces its schedule: in this process, in another one, and from its decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_another_process_gives_the_same_trace_whatever_its_hashes_are() -> None:
     ours = digests()
     assert said.stdout.split() == ours
     traces = {(family, one) for (family, _), one in zip(SEEDS, ours, strict=True)}
-    assert len(traces) == len(SEEDS)  # an operator who does nothing leaves the schedule of another family
+    assert len(traces) == len(SEEDS)  # an operator who does nothing leaves the schedule of another family unchanged
 
 
 def test_decisions_alone_give_the_same_schedule_with_words_or_without() -> None:

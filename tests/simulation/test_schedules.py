@@ -36,8 +36,8 @@ def no_row_is_doubled_or_lost(family: str, seeds: range, say: Callable[[str], No
 
 def test_no_row_is_doubled_or_lost_on_the_way_through_every_transition(say: Callable[[str], None]) -> None:
     unreached = {
-        # Sinks without transactions do not take part, nobody is told positions, and no model of a server objects. A run
-        # that has stopped is not asked again.
+        # Sinks without transactions do not take part, positions are not reported, and no model of a server objects. A
+        # run that has stopped is not called again.
         (Phase.VALIDATING, on.Objected),
         (Phase.REPORTING, on.Reported),
         (Phase.DELIVERING, on.Prepared),

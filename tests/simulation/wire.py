@@ -1,4 +1,4 @@
-"""What the product's `TransactionClient` sends to Kafka's brokers, and what it is answered. There is no wire."""
+"""What the product's `TransactionClient` sends to Kafka's brokers, and their responses, without a network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Manager:
 
 
 class Wire:
-    """Stands in for `sparkonce.sinks.kafka.connection.KafkaConnection`.
+    """Replaces `sparkonce.sinks.kafka.connection.KafkaConnection`.
 
     Args:
         kafka: The cluster.
@@ -59,7 +59,7 @@ class Wire:
         self.manager = _Manager()
 
     def call(self, ask: Callable[[], Coroutine[Any, Any, Any]], deadline_s: float) -> Any:
-        """Runs a coroutine, which waits for nothing but `gather`."""
+        """Runs a coroutine, which awaits nothing except `gather`."""
         try:
             ask().send(None)
         except StopIteration as done:
@@ -70,7 +70,7 @@ class Wire:
         raise TypeError("it waits for something that never comes")
 
     async def gather(self, requests: Sequence[tuple[Any, Any]], deadline_s: float) -> list[Any]:
-        """One after the other, in whatever time that takes. A broker without a coordinator has nothing to list."""
+        """One after the other, in whatever time that takes. A broker without a coordinator lists nothing."""
         return [self._send(request, node) for request, node in requests]
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Wire:
 
 
 class Reply(SimpleNamespace):
-    """A response, of which only the gist is told."""
+    """A response, of which only the essential part is recorded."""
 
     def __str__(self) -> str:
         if self.__dict__.keys() == {"error_code"}:
@@ -107,7 +107,7 @@ _CODES: dict[int, Reply] = {}
 
 
 def says(code: int | None) -> Reply:
-    """A response of which nothing is read but its code."""
+    """A response of which only the code is read."""
     if code is None:
         raise TypeError("a broker that answers gives a code")
     found = _CODES.get(code)
