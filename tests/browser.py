@@ -23,8 +23,8 @@ class Browser:
     """A browser with one page.
 
     Attributes:
-        said: What the page has logged, and its errors.
-        asked: The address of every request that it made.
+        said: The page's console messages and errors.
+        asked: The URL of every request that the page made.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -74,30 +74,30 @@ class Browser:
         return found["result"].get("value")
 
     def open(self, url: str) -> None:
-        """Opens a page in a window of the usual size."""
+        """Opens a page in a window of the default size."""
         self.prefer(prefers_color_scheme="light")
         self.resize(width=1280)
         self.call("Page.navigate", url=url)
 
     def leave(self) -> None:
-        """Leaves the page, and forgets what it has said and asked."""
+        """Leaves the page, and clears `said` and `asked`."""
         self.call("Page.navigate", url="about:blank")
         self.until("location.href === 'about:blank' && document.readyState === 'complete'")
         self.said.clear()
         self.asked.clear()
 
     def resize(self, *, width: int, scale: float = 1) -> None:
-        """Sets the size of the window: 640 by 2 is 1280 at 200 %."""
+        """Resizes the window. A width of 640 at scale 2 corresponds to 1280 pixels at 200 % zoom."""
         size = {"width": width, "height": 900, "deviceScaleFactor": scale}
         self.call("Emulation.setDeviceMetricsOverride", mobile=False, **size)
 
     def prefer(self, **features: str) -> None:
-        """Sets media features, such as ``prefers_color_scheme="dark"``."""
+        """Sets CSS media features, such as ``prefers_color_scheme="dark"``."""
         wanted = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=wanted)
 
     def key(self, name: str) -> None:
-        """Presses a key."""
+        """Presses a key on the keyboard."""
         code: dict[str, Any] = {"key": name, "windowsVirtualKeyCode": KEYS[name]}
         code |= {"text": "\r"} if name == "Enter" else {}  # a button is pressed by its text
         for kind in ("keyDown", "keyUp"):

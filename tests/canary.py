@@ -30,7 +30,7 @@ def rows(batch: int, slot: int) -> pa.RecordBatch:
 
 
 def watch(job: SmallJob) -> None:
-    """Claims, commits, a kill before a decision and one after it, sweeps."""
+    """Runs a job through claims, commits, sweeps, and kills before and after a decision."""
     job.run(0)
     job.kill(1, Phase.DECIDING)
     job.run(1)
@@ -39,7 +39,7 @@ def watch(job: SmallJob) -> None:
 
 
 def everything_told(sink: TwoPhaseCommitSink, checkpoint: Path) -> list[str]:
-    """How a sink shows itself, and each of its own objects."""
+    """Returns the repr and str of a sink and of its own objects."""
     sink.use_checkpoint(LocalFiles(checkpoint))
     parts = [sink, sink.committer(), *vars(sink).values()]
     shown = [f"{one!r} {one!s}" for one in parts if not isinstance(one, (dict, str, tuple))]
@@ -48,7 +48,7 @@ def everything_told(sink: TwoPhaseCommitSink, checkpoint: Path) -> list[str]:
 
 
 def said_of(error: BaseException) -> str:
-    """All that a log would show of it, with every cause, and what it carries."""
+    """Returns everything that a log could show of an error: its traceback with all causes, details and pickle."""
     whole = "".join(traceback.format_exception(error))
     return (
         f"{whole} {error!r} {getattr(error, 'details', '')} {getattr(error, 'next_step', '')} {pickle.dumps(error)!r}"
@@ -56,13 +56,13 @@ def said_of(error: BaseException) -> str:
 
 
 def check(make: Make, checkpoint: Path, caplog: pytest.LogCaptureFixture, **wrong: dict[str, Any]) -> None:
-    """Runs a job and makes each of the wrong sinks fail; looks everywhere.
+    """Runs a job, makes each misconfigured sink fail, and looks for the secret in everything that is written or logged.
 
     Args:
-        make: A sink with the secret; keywords change a setting.
+        make: Makes a sink that has the secret. Keyword arguments change a setting.
         checkpoint: A new folder.
-        caplog: Takes every logger, the clients' libraries' too.
-        wrong: By a name for people, what `make` is given to fail.
+        caplog: Captures all loggers, including those of the client libraries.
+        wrong: The keyword arguments that make `make`'s sink fail, each under a readable name.
     """
     caplog.set_level(logging.DEBUG)
     told = everything_told(make(), checkpoint)

@@ -55,7 +55,7 @@ def _let_hypothesis_draw_the_same(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Groups tests for xdist: a group runs in one process, in order. By default a file is a group."""
+    """Groups tests for xdist. The tests of a group run in one process, in order. By default, each file is a group."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(HERE).with_suffix("").as_posix()))
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Names each test's group where xdist looks for it, in its id: xdist 3.8 writes it where pytest 9 reads none."""
+    """Appends each test's group to its id, where xdist looks for it. xdist 3.8 puts it where pytest 9 ignores it."""
     if getattr(session.config.option, "loadgroup", False):
         for item in session.items:
             if not item.nodeid.endswith(f"@{_group(item)}"):
@@ -114,7 +114,7 @@ def postgres() -> Iterator[PostgresSystem]:
 
 @pytest.fixture
 def mariadb() -> Iterator[MySQLSystem]:
-    """An empty database of the test's own, on the server that all tests of the process share."""
+    """An empty database for one test, on the server that all tests of the process share."""
     from shared_servers import new_mariadb
 
     system = new_mariadb()
@@ -124,24 +124,24 @@ def mariadb() -> Iterator[MySQLSystem]:
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints at once, whether the test passes or not: whoever waits for a long form wants to see how far it is."""
+    """Prints immediately, whether the test passes or fails, so that the progress of a long test can be followed."""
 
     def told(text: str) -> None:
         with capsys.disabled():
-            print(text, flush=True)  # noqa: T201 - that is what it is for
+            print(text, flush=True)  # noqa: T201 - printing is its purpose
 
     return told
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_producer_left_behind() -> Iterator[None]:
-    """What writers in this very process keep ready ends with the module, not when it has been idle for a while."""
+    """Closes the idle producers that writers in this process keep, at the end of each module."""
     yield
     this_worker().stop()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_level_left_behind() -> Iterator[None]:
-    """Fails a module that leaves a level at our logger: the next one in this process would read no warnings."""
+    """Fails if a module leaves a level set on our logger, which would hide warnings from the next module."""
     yield
     assert logging.getLogger("sparkonce").level == logging.NOTSET, "Use caplog.set_level: it puts the level back."

@@ -15,10 +15,10 @@ _POLL_S = 0.02
 
 
 def eventually(ask: Callable[[], T], what: str, *, limit_s: float = LIMIT_S) -> T:
-    """Asks again until the answer is true, and returns it.
+    """Calls a function until its result is true, and returns the result.
 
     Raises:
-        AssertionError: if it is not in time; what was waited for is said.
+        AssertionError: If the time is up. The message says what was waited for.
     """
     give_up_at = time.monotonic() + limit_s
     while not (answer := ask()):

@@ -1,4 +1,4 @@
-"""A decision log in another one's place: a test changes the call that it wants to watch or to break."""
+"""A decision log that forwards to another one. Tests override the call that they observe or break."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparkonce.log import DecisionLog, Landed, Taken
 
 
 class ForwardingLog(DecisionLog):
-    """Passes every call for bytes on to another log."""
+    """Forwards every call for bytes to another log."""
 
     def __init__(self, inner: DecisionLog) -> None:
         self._inner = inner

@@ -9,21 +9,25 @@ from sparkonce.protocol.ownership import TransactionalId
 from sparkonce_lab.kafka import Transaction, list_transactions
 
 ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-"""Those that are decided and whose markers are not all written."""
+"""The states of transactions that are decided, but whose markers are not all written yet."""
 
 
 def transactions_of(bootstrap: str, query: str, *states: str) -> dict[str, Transaction]:
-    """Lists those of a query, known by the short form of its id, in one of these states, or in any."""
+    """Lists the transactions of a query, given the short form of its id.
+
+    Optionally only those in one of these states.
+    """
     found = list_transactions(bootstrap, states=states)
     parsed = {name: TransactionalId.parse(name) for name in found}
     return {name: found[name] for name, one in parsed.items() if one is not None and one.query == query}
 
 
 def await_markers(bootstrap: str, query: str = "") -> None:
-    """Waits until the broker has written the markers of all that it has answered, to one query or to any.
+    """Waits until the broker has written all transaction markers, for one query or for all queries.
 
-    It answers a commit before it writes them, and readers see nothing without them. A lone broker of Kafka 4.3 or 4.4
-    that crashes in between may forget them (KAFKA-20734): who kills one waits for them first.
+    The broker acknowledges a commit before it writes the markers, and readers see nothing without them. A single-node
+    Kafka 4.3 or 4.4 cluster that crashes in between may lose them (KAFKA-20734), so a test that kills the broker waits
+    for them first.
     """
 
     def ending() -> dict[str, Transaction]:
@@ -33,10 +37,10 @@ def await_markers(bootstrap: str, query: str = "") -> None:
 
 
 def await_aborted(bootstrap: str, query: str) -> None:
-    """Waits until the broker has aborted all of a query's transactions that are past their timeout.
+    """Waits until the broker has aborted all transactions of a query that are past their timeout.
 
     Raises:
-        AssertionError: if it has not in time; says what is left, and in which state.
+        AssertionError: If the time is up. The message lists the remaining transactions and their states.
     """
     left: dict[str, Transaction] = {}
 

@@ -1,6 +1,7 @@
-"""Installs what tests start: servers, a browser, a clock that can be set, and Java; by apt and Go, where it may.
+"""Installs what the tests start: servers, a browser, libfaketime and Java. It uses apt and Go where it can.
 
-``dev.py`` runs it while it makes the environment, so this needs only the standard library and packages of ours that do.
+``dev.py`` runs it while it creates the environment, so it may only import the standard library and modules of ours that
+do the same.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _MEMORY_FOR_FILES = 8 * 2**30
 
 
 def java() -> None:
-    """Sees that there is a Java that Spark and Kafka run on.
+    """Makes sure that there is a Java version that Spark and Kafka run on.
 
     Raises:
-        SystemExit: if there is none, and it may not be installed.
+        SystemExit: If there is none and it cannot be installed.
     """
     try:
         find_java()
@@ -40,7 +41,7 @@ def java() -> None:
 
 
 def packages() -> None:
-    """Installs by apt what is missing, and says which tests are skipped for want of it."""
+    """Installs missing packages with apt, and prints which tests are skipped without them."""
     found = {
         "postgresql": find_postgres(),
         "mariadb-server": find_program("mariadbd"),
@@ -59,7 +60,7 @@ def packages() -> None:
 
 
 def go_programs() -> None:
-    """Builds servers by Go, where there is one: an S3, and what a test's second broker is built from."""
+    """Builds servers with Go, if Go is installed: an S3 server, and the dependencies of the second Kafka broker."""
     if not shutil.which("go"):
         return
     programs = cache_folder() / "bin"
@@ -73,9 +74,9 @@ def go_programs() -> None:
 
 
 def keep_files_in_memory() -> None:
-    """Puts the tests' files into memory where there is room: servers and logs sync thousands of times.
+    """Moves the tests' files to memory if there is enough, since servers and logs call fsync thousands of times.
 
-    A SIGKILL loses nothing that was written, to memory or to a disk. The test of a power cut makes its own disk.
+    A SIGKILL loses no written data, neither in memory nor on disk. The power-failure test creates its own disk.
     """
     memory = Path("/dev/shm")
     if "TMPDIR" not in os.environ and memory.is_dir() and os.access(memory, os.W_OK):
@@ -89,7 +90,7 @@ def _may_install() -> bool:
 
 
 def _install_stopped(packages: list[str]) -> list[str]:
-    """Debian starts a server that it installs, unless a policy forbids it. Returns the packages that were refused."""
+    """Installs packages without starting their servers, as Debian would by default. Returns those that were refused."""
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -98,7 +99,8 @@ def _install_stopped(packages: list[str]) -> list[str]:
     try:
         _apt("update")
         refused = packages if _apt("install", *packages) else []
-        return [one for one in refused if _apt("install", one)]  # one that is not known here keeps no other out
+        # one unknown package does not prevent the others from being installed
+        return [one for one in refused if _apt("install", one)]
     finally:
         if ours:
             policy.unlink()

@@ -1,7 +1,7 @@
-"""Mistakes that users make, and what each says: run for real by the tests, which keep docs/mistakes.md true.
+"""Common user mistakes and their error messages. Tests run each of them and keep docs/mistakes.md up to date.
 
-``RENEW_MISTAKES=1 python3 dev.py run pytest tests/unit/test_mistakes.py tests/spark/test_mistakes.py`` writes the page
-anew.
+``RENEW_MISTAKES=1 python3 dev.py run pytest tests/unit/test_mistakes.py tests/spark/test_mistakes.py`` rewrites the
+page.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NOTHING = "Nothing: it starts, and is not refused."
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A line of a user's program.
+    """A mistake in a user's program.
 
     Attributes:
-        code: Python, an expression; or words, where ``run`` says what is done.
-        words: A part of what is said, which must be there; `NOTHING` where nothing is said.
-        kind: The error's class. One that is not ours is Python's or Spark's own, and says all that is needed;
-            `Warning` is for what is let through, with a warning in the log.
-        run: Names what is done in the test's own words, where an expression cannot.
+        code: A Python expression, or a description in words if `run` is set.
+        words: A text that the message must contain, or `NOTHING` if there is no message.
+        kind: The class of the error. A class that is not ours belongs to Python or Spark, whose message is sufficient.
+            `Warning` stands for code that is accepted and logs a warning.
+        run: Names the function that makes the mistake, if an expression cannot.
     """
 
     code: str
@@ -40,7 +40,7 @@ class Mistake:
 
 
 class _Warned(logging.Handler):
-    """What this thread warns of: a query's own threads say what they say at any time."""
+    """Collects the warnings of this thread. Threads of a query may log at any time and are ignored."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -53,12 +53,12 @@ class _Warned(logging.Handler):
 
 
 def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | None = None) -> str:
-    """Makes the mistake, and returns what it says, behind the error's class; ``Warning`` for what is only logged.
+    """Makes the mistake, and returns the class of the error with its message, or ``Warning`` with what was logged.
 
     Args:
-        mistake: Which.
-        names: What its code may use.
-        do: Does it in the code's place, and returns what was said.
+        mistake: The mistake.
+        names: The names that its code may use.
+        do: Makes the mistake instead of its code, and returns the message.
     """
     warned = _Warned()
     logger = logging.getLogger("sparkonce")
@@ -76,7 +76,7 @@ def said(mistake: Mistake, names: Mapping[str, Any], do: Callable[[], str] | Non
 
 
 def wrong(mistake: Mistake, told: str) -> str:
-    """Returns what is not as it should be; empty for nothing."""
+    """Returns how the message differs from what is expected, or an empty string."""
     ours = issubclass(mistake.kind, SparkonceError)
     if mistake.words not in told:
         return f"{mistake.words!r} is missing"
@@ -90,7 +90,7 @@ def wrong(mistake: Mistake, told: str) -> str:
 
 
 def plain(told: str, folder: Path) -> str:
-    """Leaves out what differs from run to run."""
+    """Removes everything that changes from run to run."""
     told = told.replace(str(folder), "/data")
     told = re.sub(r"127\.0\.0\.1:\d{4,5}", "broker:9092", told)
     told = re.sub(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>", told)
@@ -105,12 +105,12 @@ def plain(told: str, folder: Path) -> str:
 
 
 def keep(section: str, rows: Sequence[tuple[Mistake, str]], folder: Path) -> None:
-    """Compares a section of the page with what was said; or writes it, where the page is to be renewed.
+    """Compares a section of the page with the messages, or writes it if the page is being renewed.
 
     Args:
-        section: Its name.
-        rows: Each mistake and what it said.
-        folder: Of this test: its paths become ``/data``.
+        section: The name of the section.
+        rows: Each mistake and its message.
+        folder: The temporary folder of the test. Its paths are shown as ``/data``.
     """
     failed = [f"{one.code}: {why}: {told}" for one, told in rows if (why := wrong(one, told))]
     assert not failed, "\n".join(failed)

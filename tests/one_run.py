@@ -45,7 +45,7 @@ def open_writer(
 def prepare(
     sink: TwoPhaseCommitSink, *rows: pa.RecordBatch, run: Owner | None = None, batch: int = 0, slot: int = 0
 ) -> Handle:
-    """The handle of a slot, whose writer is closed."""
+    """Writes a slot, closes its writer, and returns the handle."""
     writer = open_writer(sink, *rows, run=run, batch=batch, slot=slot)
     with _aborted_if_it_fails(writer):
         fields = transaction_fields(writer.prepare())
@@ -54,7 +54,7 @@ def prepare(
 
 
 def finish(sink: TwoPhaseCommitSink, *handles: Handle, commit: bool = True) -> list[Finished]:
-    """One attempt, by a committer of its own."""
+    """Commits or aborts the handles once, with a new committer."""
     with closing(sink.committer()) as committer:
         return list(committer.commit(handles) if commit else committer.abort(handles))
 

@@ -1,4 +1,4 @@
-"""Another implementation of a Kafka broker: franz-go's kfake, which Go builds for the tests."""
+"""Another implementation of a Kafka broker: franz-go's kfake, which the tests build with Go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parent / "kfake"
 
 @cache
 def program() -> Path:
-    """Built once for each state of the source, and kept."""
+    """Returns the path of the program, which is built once for each version of its source."""
     if shutil.which("go") is None:
         pytest.skip("Go is not installed")
     source = b"".join((SOURCE / name).read_bytes() for name in ("go.mod", "go.sum", "main.go"))
@@ -33,16 +33,16 @@ def program() -> Path:
 
 
 class OtherBroker:
-    """Brokers in one process, which ends with ours. Use as a context manager.
+    """Brokers in one child process, which is killed together with this process. Use it as a context manager.
 
     Args:
-        level: The version of Kafka whose requests it knows.
-        brokers: How many.
-        rate: How many of the requests about transactions are refused. Of half as many the answer is lost.
-        seed: Of what is refused.
+        level: The Kafka version whose requests the brokers support.
+        brokers: The number of brokers.
+        rate: The fraction of transaction requests that are refused. Half as many are executed, but lose their reply.
+        seed: The random seed for the refused requests.
 
     Attributes:
-        bootstrap: Where they are.
+        bootstrap: The bootstrap servers.
     """
 
     def __init__(self, level: str = "4.4", brokers: int = 1, rate: float = 0.0, seed: int = 0) -> None:

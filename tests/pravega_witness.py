@@ -1,4 +1,4 @@
-"""Asks a Pravega server by the Java client, apart from the sink: streams, and the events that a reader finds."""
+"""Reads and changes streams of a Pravega server with the Java client, independently of the sink."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCOPE = "tests"
 
 
 class PravegaWitness:
-    """Asks from a JVM with Pravega's client."""
+    """Accesses Pravega through a JVM that has its client."""
 
     def __init__(self, jvm: Any, controller: str, *, login: tuple[str, str] | None = None, trusts: str = "") -> None:
         self._jvm, self.controller = jvm, controller
@@ -61,7 +61,7 @@ class PravegaWitness:
             assert manager.deleteStream(SCOPE, stream)
 
     def write(self, stream: str, events: Sequence[str], key: Callable[[str], str] = lambda event: event[-1]) -> None:
-        """Writes events, by default with their last character as the routing key."""
+        """Writes events. By default, the last character of an event is its routing key."""
         settings = self._pravega.stream.EventWriterConfig.builder().build()
         with closing(self._pravega.EventStreamClientFactory.withScope(SCOPE, self.config)) as client:
             writer = client.createEventWriter(stream, self._pravega.stream.impl.ByteBufferSerializer(), settings)
@@ -71,7 +71,7 @@ class PravegaWitness:
             writer.close()
 
     def tail(self, stream: str) -> Any:
-        """The stream cut behind its last event."""
+        """Returns the stream cut after the last event."""
         with self._manager() as manager:
             return manager.fetchStreamInfo(SCOPE, stream).get().getTailStreamCut()
 
@@ -84,11 +84,11 @@ class PravegaWitness:
             assert manager.sealStream(SCOPE, stream)
 
     def scale(self, stream: str, sealed: Sequence[int], into: Mapping[float, float]) -> None:
-        """Ends segments, and puts others in their place, by the ranges of their keys."""
+        """Seals segments and replaces them with new ones for the given key ranges."""
         java, lang = self._jvm.java.util, self._jvm.java.lang
         array, ranges = lang.reflect.Array.newInstance(lang.Long.TYPE, len(sealed)), java.TreeMap()
         for number, one in enumerate(sealed):
-            array[number] = one  # py4j would make a list of Integer
+            array[number] = one  # py4j would convert the list to Integers
         ids = java.Arrays.stream(array).boxed().collect(java.stream.Collectors.toList())
         for low, high in into.items():
             ranges.put(low, high)
@@ -101,14 +101,14 @@ class PravegaWitness:
             threads.shutdownNow()
 
     def status(self, stream: str, transaction: str) -> str:
-        """The status of a transaction. A writer that is asked for it would renew the lease."""
+        """Returns the status of a transaction. Asking through a writer would renew the lease."""
         with self._controller() as controller:
             of = self._pravega.stream.impl.StreamImpl(SCOPE, stream)
             number = self._jvm.java.util.UUID.fromString(transaction)
             return str(controller.checkTransactionStatus(of, number).get().toString())
 
     def segments(self, stream: str) -> list[list[str]]:
-        """The events of each segment, in order."""
+        """Returns the events of each segment, in order."""
         cut, text = self._pravega.stream.StreamCut.UNBOUNDED, self._jvm.java.nio.charset.StandardCharsets.UTF_8
         found: list[list[str]] = []
         with closing(self._pravega.BatchClientFactory.withScope(SCOPE, self.config)) as client:
@@ -126,7 +126,7 @@ class PravegaWitness:
 
 
 class InOwnSession(PravegaSink):
-    """The sink, which starts a session when a run first asks Pravega."""
+    """The sink with a session of its own, started when a run first accesses Pravega."""
 
     jars: tuple[str, ...] = ()
     jvm_flags = ""
@@ -146,7 +146,7 @@ class InOwnSession(PravegaSink):
 
 
 class PravegaSystem(ServerSystem):
-    """A server of ours, and streams in it. The proxy is before its controller."""
+    """A Pravega server with its streams, and a proxy in front of its controller."""
 
     name = "pravega"
     REQUESTS: ClassVar[Mapping[str, Mapping[str, Request]]] = {"": {"commit": b"ControllerService/commitTransaction"}}
@@ -162,7 +162,7 @@ class PravegaSystem(ServerSystem):
 
     def close(self) -> None:
         self._open.close()
-        gc.collect()  # PySpark leaves sockets behind in cycles
+        gc.collect()  # PySpark leaves open sockets in reference cycles
 
     def place(self, *columns: str) -> None:
         self.stream = f"stream-{secrets.token_hex(5)}"

@@ -47,19 +47,19 @@ def client(server: RedisServer) -> Iterator[Any]:
 
 
 def witness(server: RedisServer) -> Any:
-    """Another connection."""
+    """Opens a separate connection."""
     return redis.Redis(port=server.port, protocol=2)
 
 
 class Everywhere(RedisSystem):
-    """All nodes of a cluster, or the only server, asked one by one."""
+    """Reads all nodes of a cluster, or the only server, one by one."""
 
     def __init__(self, *servers: RedisServer) -> None:
         super().__init__(alone=True, answers_within_s=10.0)
         self.watch(*servers)
 
     def data(self) -> dict[bytes, Any]:
-        """Every key that is not the sink's own, with its text."""
+        """Returns every key that does not belong to the sink's own state, with its value."""
         return dict(self.values())
 
     def clear(self) -> None:

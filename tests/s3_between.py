@@ -40,7 +40,7 @@ def refusal(status: int, code: str, message: str = "as the test says") -> Reply:
 
 GO_ON = "go on"
 CUT_REPLY = "cut the reply"
-"""The request is carried out, and its answer lost."""
+"""Execute the request, and drop its reply."""
 
 Act = Callable[[Request], str | Request | Reply]
 
@@ -49,9 +49,10 @@ class Between:
     """A proxy on a port of its own.
 
     Attributes:
-        act: What happens to a request: GO_ON, CUT_REPLY, another request in its place, or a reply without the store.
-        seen: All requests.
-        listen: Is told each request's headers.
+        act: Decides what happens to a request: GO_ON, CUT_REPLY, another request to send instead, or a reply without
+            asking the store.
+        seen: All requests so far.
+        listen: Called with the headers of each request.
     """
 
     def __init__(self, port: int) -> None:
@@ -81,7 +82,8 @@ class Between:
         between = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"  # clients that expect "100 Continue" wait a second for it otherwise
+            # otherwise, clients that send "Expect: 100-continue" wait one second for a reply
+            protocol_version = "HTTP/1.1"
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -106,7 +108,7 @@ class Between:
                 if self.command != "HEAD":
                     self.wfile.write(reply.body)
 
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - http.server asks for them
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - names that http.server calls
 
             def handle_expect_100(self) -> bool:
                 self.send_response_only(100)
@@ -131,5 +133,5 @@ class Between:
 
 
 def damaged(request: Request) -> Request:
-    """The same with another first byte."""
+    """Returns the request with a different first byte in its body."""
     return replace(request, body=bytes([request.body[0] ^ 1]) + request.body[1:])

@@ -1,4 +1,4 @@
-"""A bucket, as somebody else sees it: through a boto3 client of the test's own."""
+"""A view of an S3 bucket that is independent of the sink, through a boto3 client of the test's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def s3_client(server: S3Server) -> Any:
 
 
 class Bucket(S3System):
-    """A new bucket, all of it."""
+    """A new bucket, which belongs to the test as a whole."""
 
     def __init__(self, server: S3Server) -> None:
         super().__init__(server=server)
@@ -36,16 +36,16 @@ class Bucket(S3System):
         self.client.create_bucket(Bucket=self.name)
 
     def objects(self, prefix: str = "out/a=") -> dict[str, bytes]:
-        """What every reader sees, by key."""
+        """Returns the objects that every reader sees, by key."""
         return {key: self.content(key) for key in self.keys(prefix)}
 
     def published(self) -> dict[str, bytes]:
-        """The files of a sink that writes to ``out``, by key, without what it keeps for itself."""
+        """Returns the files of a sink that writes to ``out``, by key, without the sink's own bookkeeping."""
         found = self.objects("out/")
         return {key: content for key, content in found.items() if not key.startswith(("out/.sparkonce/", "out/_"))}
 
     def numbers(self, column: str) -> list[int]:
-        """What a reader of Parquet finds in a column."""
+        """Returns the values of a column as a Parquet reader finds them."""
         tables = [pq.ParquetFile(io.BytesIO(content)).read() for content in self.published().values()]
         return [number for table in tables for number in table.column(column).to_pylist()]
 

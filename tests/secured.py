@@ -49,10 +49,10 @@ def make_keys(folder: Path) -> Path:
 
 
 def secured_cluster(keys: Path) -> Cluster:
-    """Not started yet.
+    """Returns a secured cluster that has not been started yet.
 
-    Listeners: SASL; TLS that asks for the client's certificate; BOTH, with a password over TLS; and, if the keys have
-    such certificates, EXPIRED and ELSEWHERE, which are as BOTH and prove themselves by them.
+    Its listeners are SASL; TLS, which requires a client certificate; BOTH, which requires a password over TLS; and, if
+    the keys include such certificates, EXPIRED and ELSEWHERE, which are like BOTH but present these certificates.
     """
     users = " ".join(f'user_{name}="{PASSWORD}"' for name in PLAIN_USERS)
     overrides = {

@@ -1,6 +1,6 @@
-"""Servers that the tests of a process share: each is started for the first test that needs it, and ends with us.
+"""Servers that all tests of a process share. Each starts with the first test that needs it, and stops with the process.
 
-A test may kill one and start it again. Whoever uses one begins by emptying it, or has a place of its own there.
+A test may kill a server and start it again. A test begins by clearing the server, or uses names of its own there.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def postgres_server() -> PostgresServer:
 
 
 def new_postgres(server: PostgresServer | None = None) -> PostgresSystem:
-    """Asks the server that all tests of the process share, or another one, with nothing of an earlier test in it."""
+    """Returns the shared server, or another one, with everything from earlier tests removed."""
     system = PostgresSystem(server=server or postgres_server(), alone=True, answers_within_s=20.0)
     system.start(Path())
     system.schema = "public"
-    close_all()  # a role that is made again is another one to the sessions of the first
+    close_all()  # idle sessions still refer to a role of an earlier test after it is created again
     for gid in system.prepared():
         system.ask(sql.SQL("ROLLBACK PREPARED {}").format(gid))
     for name in system.column("SELECT datname FROM pg_database WHERE datname <> 'postgres' AND NOT datistemplate"):
-        # PostgreSQL 12 has no WITH (FORCE). DROP DATABASE waits 5 s for sessions that are ending.
+        # PostgreSQL 12 has no WITH (FORCE), and DROP DATABASE waits 5 s for sessions that are ending.
         system.column("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
         system.ask(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
     for name in system.column(r"SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$)'"):
@@ -95,7 +95,7 @@ def new_mariadb(server: MariaDBServer | None = None, *, database: str = "") -> M
 
 @cache
 def redis_server() -> RedisServer:
-    """Starts the one for tests that change none of its settings."""
+    """Starts the server for tests that do not change its settings."""
     _skip_without(RedisSystem)
     return _open.enter_context(RedisServer(_new_folder("redis") / "data"))
 
@@ -108,9 +108,10 @@ def redis_cluster() -> RedisCluster:
 
 @cache
 def rabbit_server() -> RabbitServer:
-    """Starts one for tests that make streams and queues of their own. Mark them with `USES_RABBIT`.
+    """Starts a server for tests that create streams and queues of their own. Mark these tests with `USES_RABBIT`.
 
-    Its users are ``guest``, ``reader`` and ``writer``, who may do just that; ``guest`` alone sees the host ``other``.
+    Its users are ``guest``, ``reader`` and ``writer``, who may only read or only write. Only ``guest`` can access the
+    virtual host ``other``.
     """
     _skip_without(RabbitSystem)
     server = RabbitServer(
@@ -130,22 +131,25 @@ def s3_server() -> S3Server:
 
 @cache
 def broker_to_kill() -> Cluster:
-    """Besides the fixture ``broker``, which nobody kills. For tests that are marked with `KILLS_BROKER`."""
+    """Starts a broker for tests that kill it, and are marked with `KILLS_BROKER`.
+
+    Nobody kills the fixture ``broker``.
+    """
     return _open.enter_context(Cluster(overrides={"auto.create.topics.enable": "false"}))
 
 
 @cache
 def hdfs_server() -> Hdfs:
-    """It looks at users and permissions; who started it may do everything."""
+    """Starts HDFS with permission checks. The user who started it is the superuser."""
     _skip_without(HdfsSystem)
     return _open.enter_context(Hdfs(_new_folder("hdfs") / "data", permissions=True))
 
 
 @cache
 def pravega_server() -> PravegaServer:
-    """Starts the only one that a machine can have. For tests that use Spark's session: they are of one process.
+    """Starts Pravega, which can run only once on a machine. For tests that use Spark's session, which share a process.
 
-    It ends with the module (`end_pravega`): its threads look for work all the time, and take most of a core.
+    It stops at the end of the module (`end_pravega`), since its threads poll constantly and use most of a core.
     """
     try:
         server = PravegaServer(_new_folder("pravega") / "settings")
@@ -155,7 +159,7 @@ def pravega_server() -> PravegaServer:
 
 
 def end_pravega() -> None:
-    """Ends the server, if there is one; the next test that asks for it gets another one."""
+    """Stops the server if it is running. The next test that needs one gets a new server."""
     _pravega.close()
     pravega_server.cache_clear()
 

@@ -29,11 +29,11 @@ from sparkonce.storage.local import LocalFiles
 
 _FINGERPRINT = "_fingerprint"
 Rows = Callable[[int, int], pa.RecordBatch]
-"""The rows of a batch and slot."""
+"""Returns the rows of a slot, given the batch number and the slot number."""
 
 
 class Killed(BaseException):
-    """The driver's process is gone: nothing may catch it and go on."""
+    """Simulates the death of the driver's process. Nothing may catch it and continue."""
 
 
 class SmallJob:
@@ -41,17 +41,17 @@ class SmallJob:
 
     Args:
         checkpoint: The folder.
-        make_sinks: As a user's program makes them, anew for each run.
-        rows: See `Rows`.
-        slots: How many a batch has.
-        at_once: How many of them are written at a time.
-        reporters: Told how far the query has read, made anew for each run.
-        source: The topic that the batches' offsets are of.
-        deadline_s: How long a run asks for what it does not know.
+        make_sinks: Makes new sinks for each run, as a user's program does.
+        rows: Returns the rows of a slot, see `Rows`.
+        slots: The number of slots of a batch.
+        at_once: How many slots are written at the same time.
+        reporters: Makes the progress reporters of a run, which are told how far the query has read.
+        source: The topic of the batches' offsets.
+        deadline_s: How many seconds a run keeps asking about unknown outcomes.
 
     Attributes:
         accept_lost: See `RunDriver`.
-        files_of_checkpoint: Where it is now: it may be moved to another store.
+        files_of_checkpoint: The current checkpoint store, since the checkpoint can be moved to another one.
         moved: See `RunDriver`.
     """
 
@@ -109,7 +109,7 @@ class SmallJob:
             driver.close()
 
     def kill(self, batch: int, phase: Phase, after: Callable[[], Any] = lambda: None) -> None:
-        """A run whose driver dies when the batch enters the phase."""
+        """Starts a run whose driver dies when the batch enters the phase."""
 
         def listen(entered: Phase, _: int) -> None:
             if entered is phase:
@@ -123,7 +123,7 @@ class SmallJob:
             raise AssertionError(f"batch {batch} did not come to {phase}")
 
     def decision(self, batch: int) -> Decision:
-        """What the log says of a batch that is decided."""
+        """Returns the log's decision for a batch."""
         decided = self._log().read(LogView()).decision(batch)
         assert decided is not None, f"batch {batch} is not decided"
         return decided
@@ -138,7 +138,7 @@ class SmallJob:
         return BatchAsked(batch=batch, offsets=line(batch), previous_offsets=line(batch - 1) if batch else None)
 
     def files(self) -> list[Path]:
-        """Everything in the checkpoint folder."""
+        """Returns all files in the checkpoint folder."""
         return sorted(path for path in self.checkpoint.rglob("*") if path.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Starts Spark's JVM in half the time: the classes that it always loads, read and verified once, kept in an archive."""
+"""Halves the start-up time of Spark's JVM with a class data archive, whose classes are already parsed and verified."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from sparkonce.operate.java import find_java
 from sparkonce_lab.rig.kafka.jars import archive_flags, cache_folder
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -Xshare:auto"
-"""With one level of compilers, the JVM has 48 MB for compiled code by itself. A session that hundreds of tests share
-fills them, and then interprets whatever is new."""
+"""With only one compiler tier, the default code cache of the JVM is 48 MB.
+
+A session that hundreds of tests share fills it, and from then on interprets all new code.
+"""
 
 
 def jvm_flags() -> str:
-    """Returns what goes into ``spark.driver.extraJavaOptions``. The first call makes the archive, in half a minute."""
+    """Returns the value for ``spark.driver.extraJavaOptions``. The first call creates the archive in half a minute."""
     java = subprocess.run([find_java(), "-version"], capture_output=True, check=True).stderr
     made_for = hashlib.sha256(java + JVM_FLAGS.encode()).hexdigest()[:12]
     kept = cache_folder() / "classes" / f"spark-{importlib.metadata.version('pyspark')}-{made_for}.jsa"
@@ -27,9 +29,10 @@ def jvm_flags() -> str:
 
 
 def light_files() -> str:
-    """Returns the class of ``spark.sql.streaming.checkpointFileManagerClass`` that starts no processes.
+    """Returns a class for ``spark.sql.streaming.checkpointFileManagerClass`` that starts no child processes.
 
-    The usual one starts a dozen of them (stat, chmod) for the files of a batch, a quarter of what it costs.
+    The default class starts a dozen processes (stat, chmod) for the files of a batch, which is a quarter of the batch's
+    time.
     """
     spark = tuple(map(int, importlib.metadata.version("pyspark").split(".")[:2]))
     package = "streaming.checkpointing" if spark >= (4, 1) else "streaming"

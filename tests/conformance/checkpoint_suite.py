@@ -35,7 +35,7 @@ def commit(batch: int) -> Commit:
 
 
 def filled(log: DecisionLog, batches: int) -> DecisionLog:
-    """A claim at position 0, and batch N decided at position N + 1."""
+    """Writes a claim at position 0 and the decision of batch N at position N + 1."""
     assert log.put(0, claim()) is None
     for batch in range(batches):
         assert log.put(batch + 1, commit(batch)) is None
@@ -43,7 +43,7 @@ def filled(log: DecisionLog, batches: int) -> DecisionLog:
 
 
 def raced(racers: list[Callable[[], Landed | Taken]]) -> list[Landed | Taken | BaseException]:
-    """Calls all at once, each in a thread."""
+    """Makes the calls at the same time, each in its own thread, and returns their answers or errors."""
     ready = threading.Barrier(len(racers))
     answers: dict[int, Any] = {}
 
@@ -51,7 +51,7 @@ def raced(racers: list[Callable[[], Landed | Taken]]) -> list[Landed | Taken | B
         ready.wait()
         try:
             answers[number] = racers[number]()
-        except BaseException as error:  # noqa: BLE001 - whoever compares the answers sees it
+        except BaseException as error:  # noqa: BLE001 - returned as an answer
             answers[number] = error
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(len(racers))]
@@ -63,9 +63,10 @@ def raced(racers: list[Callable[[], Landed | Taken]]) -> list[Landed | Taken | B
 
 
 def check_race(standing: bytes | None, data: Sequence[bytes], answers: Sequence[Any]) -> bool:
-    """Checks that one put landed, and that each racer was told so. Returns True if the winner knows that it won.
+    """Checks that exactly one put succeeded and that no racer was told otherwise. Returns True if the winner knows it.
 
-    A put whose answer is lost, or late on a busy machine, is sent again. Then it meets its own bytes, or is unknown.
+    A put whose answer is lost, or too slow on a busy machine, is retried. The retry finds its own bytes, or the outcome
+    stays unknown.
     """
     known = [
         (one, answer) for one, answer in zip(data, answers, strict=True) if not isinstance(answer, PutUnknownError)
@@ -146,7 +147,7 @@ class CheckpointSuite(abc.ABC):
         kept = Segment(token=b"a" * 16, ids=(b"0" * 16, b"1" * 16), rows=b"rows")
         for number, segment in enumerate([Segment(token=b"a" * 16, ids=()), kept]):
             older.put(number, segment)
-        older.put(1, kept)  # an answer was lost
+        older.put(1, kept)  # the answer was lost
         newer.put(2, Segment(token=b"b" * 16, ids=()))
         with pytest.raises(SupersededError):
             older.put(2, kept)
@@ -203,7 +204,7 @@ class CheckpointSuite(abc.ABC):
         try:
             found = files.read("a")
         except OSError:
-            found = None  # an error is as good: it is never taken for a file
+            found = None  # an error is fine too, but the truncated bytes must never be returned as a file
         assert found is None
 
     def test_a_file_is_no_folder(self, files: CheckpointFiles) -> None:
@@ -302,8 +303,10 @@ class CheckpointSuite(abc.ABC):
         assert log.floor_bytes() == b"9", "a lower one that comes late changes nothing"
 
     def test_a_put_below_the_floor_is_void(self, files: CheckpointFiles, log: DecisionLog) -> None:
-        """The position is free again, so a late put lands there: who reads the floor behind it sees that it counts for
-        nothing, and no reader finds it."""
+        """The position is free again, so a late put succeeds there.
+
+        Its caller then reads the floor and sees that the put is void, and no reader ever finds it.
+        """
         filled(log, 5)
         late = DecisionLog(self.another(files))
         floor = log.read(LogView()).raised(2)

@@ -1,7 +1,8 @@
-"""The smallest system of transactions: each is a file of numbers, and its state is the folder that the file is in.
+"""A minimal transactional system: each transaction is a file of numbers, and its state is the folder the file is in.
 
-A rename from one folder to another is atomic, so its process may be killed at any time. ``python folder.py ROOT PORT``
-serves such folders: a line of words asks, of which the first names a folder below the root, and a line answers.
+A rename from one folder to another is atomic, so the server process can be killed at any time. ``python folder.py ROOT
+PORT`` serves such folders. A request is one line of words, the first of which names a folder below the root, and the
+reply is one line.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Folder:
         return ""
 
     def write(self, name: str, *numbers: str) -> str:
-        """Adds to an open transaction, which this opens."""
+        """Adds numbers to an open transaction, and opens it if necessary."""
         if self._state(name) in ("", "open"):
             self.write_directly(name, *numbers, state="open")
         return self._state(name)
@@ -59,7 +60,7 @@ class Folder:
         return "aborted"
 
     def append(self, name: str) -> str:
-        """Adds the rows to what is committed, each time it is asked: for sinks that are broken."""
+        """Adds the rows to the committed data again with every call. For broken sinks."""
         if not (state := self._state(name)):
             return "unknown"
         self.write_directly(f"{name}+", *(self._root / state / name).read_text().split())
@@ -91,7 +92,7 @@ def serve(root: Path, port: int) -> None:
         def handle(self) -> None:
             for line in self.rfile:
                 if not line.endswith(b"\n"):
-                    return  # the connection broke in the middle of it
+                    return  # the connection was closed before the request was complete
                 name, *words = line.decode().split()
                 with one_asks:
                     if name not in folders:

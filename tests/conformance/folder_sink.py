@@ -1,4 +1,7 @@
-"""A sink for the smallest system, whose parts a broken sink replaces. Other processes can finish what one prepares."""
+"""A sink for the minimal system in `folder.py`.
+
+Broken sinks replace parts of it. Any process can finish a transaction.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ OUTCOMES = {
 
 class FolderSink(TwoPhaseCommitSink):
     remembers = True
-    """Whether it tells of what it has committed."""
+    """Whether the system remembers which transactions it has committed."""
 
     def __init__(
         self, root: Path, *, name: str = "folder", prefix: str = "p", guarantee: Guarantee = Guarantee.EXACTLY_ONCE
@@ -100,7 +103,7 @@ class FolderWriter(SinkWriter):
         return {"name": self.name}
 
     def abort(self) -> None:
-        with suppress(OSError):  # a sweep finds it
+        with suppress(OSError):  # a sweep finds it later
             self.connection.ask("abort", self.name)
         self.close()
 

@@ -15,12 +15,12 @@ from sparkonce.sink import TwoPhaseCommitSink
 from zygote import Zygote
 
 _CLIENTS = ("boto3.", "botocore.", "redis.")
-"""Those that the sinks import where they need them."""
+"""Client libraries that the sinks import lazily."""
 _OF_EVERY_SINK = ("pandas", "pyarrow.pandas_compat", "pyarrow.parquet", "encodings.idna", "conformance.forked")
 
 
 def commit_in_a_fork(zygote: Zygote, sink: TwoPhaseCommitSink, handles: Sequence[Handle]) -> list[Finished]:
-    """Does what `sparkonce.testing.elsewhere.commit_elsewhere` does, which imports everything anew each time."""
+    """Does the same as `sparkonce.testing.elsewhere.commit_elsewhere`, without importing everything again each time."""
     imported = [name for name in sys.modules if name.startswith(("sparkonce.sinks.", *_CLIENTS))]
     zygote.load([*_OF_EVERY_SINK, *(name for name in imported if "vendored" not in name)])
     _, channel = zygote.fork(partial(_commit, pickle.dumps(sink), [encode_handle(handle) for handle in handles]))
@@ -31,7 +31,7 @@ def commit_in_a_fork(zygote: Zygote, sink: TwoPhaseCommitSink, handles: Sequence
 
 
 def _commit(sink: bytes, handles: Sequence[str], channel: socket) -> None:
-    committer = pickle.loads(sink).committer()  # noqa: S301 - our parent pickled it
+    committer = pickle.loads(sink).committer()  # noqa: S301 - pickled by the parent process
     try:
         answers = committer.commit([decode_handle(text) for text in handles])
     finally:

@@ -1,4 +1,4 @@
-"""The suite of stores of a checkpoint whose servers are slow, lose answers, refuse, or are gone."""
+"""The test suite for checkpoint stores whose servers are slow, lose replies, refuse requests or are down."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Ta
 
 @dataclass(frozen=True, slots=True)
 class Faulty:
-    """A store behind faults.
+    """A checkpoint store with fault injection.
 
     Attributes:
-        files: The client behind the faults.
-        clean: A client in front of none.
-        lose_reply: Carries out the next put's deciding request, and loses its answer.
-        lose_replies: The same, and lets nothing through from then on, until `heal`.
-        cut: Lets nothing through until `heal`.
-        heal: Ends all of these.
+        files: The client whose requests go through the fault injection.
+        clean: A client that bypasses the fault injection.
+        lose_reply: Executes the request that decides the next put, and drops its reply.
+        lose_replies: Does the same, and then blocks everything until `heal`.
+        cut: Blocks everything until `heal`.
+        heal: Ends all faults.
     """
 
     files: CheckpointFiles

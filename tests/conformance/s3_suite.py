@@ -1,4 +1,4 @@
-"""The suite of clients of S3, behind a proxy that acts upon single requests."""
+"""The test suite for S3 clients, behind a proxy that injects faults into single requests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 
 SLOW_S = 1.5
-"""The time that a slow store takes for each request, and a client in a hurry does not wait."""
+"""How long a slow store takes for each request, in seconds. This is longer than an impatient client waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """A folder behind a proxy.
+    """A checkpoint folder in S3 behind a proxy.
 
     Attributes:
         between: The proxy.
-        files: The client behind it.
-        clean: One that asks the store itself.
-        hurry: Makes a client that gives up a request after a second, and a put after some tries.
+        files: The client behind the proxy.
+        clean: A client that talks to the store directly.
+        hurry: Makes a client that times out a request after one second, and gives up a put after a few retries.
     """
 
     between: Between
@@ -42,7 +42,7 @@ class Behind:
 
 
 def first_put(act: str | Reply, rest: Act = lambda _: GO_ON) -> Act:
-    """Acts upon the first put, and otherwise as is said."""
+    """Applies ``act`` to the first put, and ``rest`` to all other requests."""
     number = itertools.count()
     return lambda request: act if is_put(request) and next(number) == 0 else rest(request)
 
@@ -53,7 +53,7 @@ def is_put(request: Request) -> bool:
 
 @contextmanager
 def held(between: Between, most: int = 1000) -> Iterator[None]:
-    """Holds the first puts back on their way to the store, and lets them go there at the end."""
+    """Holds back the first puts on their way to the store, and releases them at the end."""
     go, number = threading.Event(), itertools.count()
 
     def act(request: Request) -> str:

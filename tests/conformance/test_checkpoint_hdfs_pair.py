@@ -95,7 +95,7 @@ public class TestHdfs {
 
 
 class _Node(Hdfs):
-    """One of the processes."""
+    """One of the two name nodes."""
 
     def __init__(self, folder: Path, role: str, settings: Mapping[str, str], port: int) -> None:
         super().__init__(folder, port)
@@ -119,17 +119,17 @@ class _Node(Hdfs):
         return [*command[: program + 1], str(self.folder), self.role, *settings]
 
     def ask(self, what: str) -> str:
-        """Tells the name node to become ``active`` or ``standby``, or asks whether it is in safe ``mode``."""
+        """Switches the name node to ``active`` or ``standby``, or asks whether it is in safe mode (``mode``)."""
         with urllib.request.urlopen(f"http://{self.address}/{what}", timeout=60) as answer:
             return bytes(answer.read()).decode()
 
 
 class HdfsPair:
-    """Use as a context manager. The first name node is the active one then.
+    """A pair of name nodes, used as a context manager. The first one starts out active.
 
     Attributes:
         url: ``hdfs://NAME_SERVICE``.
-        settings: Those of its clients.
+        settings: The client settings.
     """
 
     url = f"hdfs://{SERVICE}"
@@ -222,7 +222,7 @@ def killed(pair: HdfsPair) -> None:
 
 
 def frozen(pair: HdfsPair) -> None:
-    """The old one wakes up later, and believes for a moment that it is the active one."""
+    """The old active name node is frozen. When it wakes up, it still believes for a moment that it is active."""
     old = pair.active
     old.pause()
     pair.take_over()
@@ -232,10 +232,10 @@ def frozen(pair: HdfsPair) -> None:
 
 @pytest.mark.parametrize("how", [killed, frozen])
 def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Callable[[HdfsPair], None]) -> None:
-    """Whoever was told that its put landed finds it, and nobody else was told so."""
+    """A writer that was told that its put succeeded finds its data afterwards, and no other writer was told so."""
 
     def found_at_last(files: CheckpointFiles, name: str) -> bytes | None:
-        """Asks until there is an answer."""
+        """Retries until there is an answer."""
 
         def ask() -> list[bytes | None]:
             with suppress(OSError):
@@ -246,7 +246,7 @@ def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Ca
 
     @contextmanager
     def meanwhile(change: Callable[[], object]) -> Iterator[list[int]]:
-        """Makes a change again and again. Gives a list that grows by each."""
+        """Repeats a change in the background. Yields a list that grows with each one."""
         changes: list[int] = []
         over = threading.Event()
 
@@ -281,7 +281,7 @@ def test_races_while_the_active_name_node_dies(pair: HdfsPair, jvm: Any, how: Ca
     standing = {name: found_at_last(racers[0], name) for name in answers}
     told = [answer for found in answers.values() for answer in found]
     unknown, refused = (sum(isinstance(one, kind) for one in told) for kind in (PutUnknownError, OSError))
-    print(  # noqa: T201 - for docs/operations.md, with -s
+    print(  # noqa: T201 - numbers for docs/operations.md, shown with -s
         f"{how.__name__}: {len(answers)} races, {len(changes)} fail-overs, {told.count(Landed())} landed, {unknown} "
         f"unknown, {refused} refused"
     )

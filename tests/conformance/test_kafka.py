@@ -17,7 +17,7 @@ from sparkonce_lab.systems.kafka import KafkaSystem
 pytestmark = pytest.mark.kafka
 
 OLDEST = "3.0.0"
-"""The oldest broker that is promised, see docs/versions.md."""
+"""The oldest supported broker version, see docs/versions.md."""
 
 
 class KafkaSuite(SystemSuite):
@@ -35,7 +35,7 @@ class KafkaSuite(SystemSuite):
 
 
 class TestKafkaSink(KafkaSuite):
-    restart_server = SinkHooks.restart_server  # nobody kills the broker that all tests share
+    restart_server = SinkHooks.restart_server  # the broker is shared by all tests and must not be killed
 
     @pytest.fixture(autouse=True)
     def _cluster(self, broker: Cluster) -> None:
@@ -48,7 +48,7 @@ class TestKafkaSink(KafkaSuite):
 
 @pytest.mark.slow
 class TestOtherBroker(KafkaSuite):
-    """On franz-go's broker, which shows each transaction that has ended as Empty, however it ended."""
+    """The suite on franz-go's broker, which reports every finished transaction as Empty, committed or aborted."""
 
     restart_server = SinkHooks.restart_server
     leaves_traces = False

@@ -1,4 +1,4 @@
-"""What a sink promises, what it checks at a start, and kills, on other servers than those that Debian 12 has."""
+"""Runs the conformance suites, the start checks and the kills on other server versions than those of Debian 12."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FILES = {
 @pytest.mark.parametrize("server", [pytest.param(one, marks=pytest.mark.xdist_group(one)) for one in SERVERS])
 def test_all_of_a_sink(server: str) -> None:
     left_out = {
-        # The name of a test says so if it uses what PostgreSQL has only since a version.
+        # The name of a test says so if it needs a feature that PostgreSQL added in a certain version.
         "postgres=12.22.0": "since_13 or since-13 or since_14 or since_15 or since-15",
         "postgres=14.20.0": "since_15 or since-15",
-        # A cluster of the tests has a bus port of its own, a subcommand is taken from a user, and a script asks whether
-        # the user may run a command: all since Redis 7.
+        # Excluded because they need Redis 7: a separate cluster bus port, revoking a subcommand from a user, and
+        # checking in a script whether the user may run a command.
         "redis=6.2.5": "cluster or (script and missing_at_the_start) or finishing-lset",
         # Other sinks of files; users and TLS, which versitygw has by its own options; what it keeps in hidden files; a
         # completion that needs no second request; lifecycle rules, since MinIO aborts every upload after a day.

@@ -18,7 +18,7 @@ class RedisSuite(SystemSuite):
 
 
 class TestIncrements(RedisSuite):
-    """Which tell a row that is there twice from one that is there once."""
+    """Increments, which show whether a row was applied once or twice."""
 
 
 class TestIncrementsInACluster(RedisSuite):

@@ -434,7 +434,7 @@ class StopsAtTheFirstLoss(_Committer):
 
 @breaks("a_new_committer_repeats_the_commit")
 class RemembersItsOwnCommits(_Committer):
-    """Works as long as one driver lives."""
+    """Works only as long as the same driver lives."""
 
     def __init__(self, server: MemoryServer, name: str) -> None:
         super().__init__(server, name)
@@ -463,7 +463,7 @@ class FailsOnNothing(_Committer):
     "a_slot_may_hold_other_rows_when_a_part_of_its_batch_is_written_again",
 )
 class TakesASlotOnce(_Committer):
-    """Its markers name the batch and the slot, and not the copy."""
+    """Its markers contain the batch and the slot, but not the task attempt."""
 
     def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
         done = self._server.__dict__.setdefault("slots", {})

@@ -20,10 +20,10 @@ from sparkonce.write_ahead import Applies
 
 
 class TestTransactional(WaitingSuite):
-    restart_server = SinkHooks.restart_server  # the folder and the target are files
+    restart_server = SinkHooks.restart_server  # the folder and the target are plain files
     options = {"applies": Applies.TRANSACTIONAL}  # noqa: RUF012
     target: Any = None
-    """Of the rows; by default one that records the token in the transaction that writes them."""
+    """The target of the rows. By default, it records the token in the transaction that writes the rows."""
 
     def new_system(self) -> WriteAheadSystem:
         return WriteAheadSystem(self.target) if self.target is not None else WriteAheadSystem()
@@ -38,7 +38,7 @@ class TestIdempotent(TestTransactional):
 
 
 class TestNeither(TestTransactional):
-    """As long as nothing interrupts it, it is exactly once, too."""
+    """A target with neither property is exactly-once too, as long as nothing interrupts it."""
 
     target = AppendingTarget
     options = {"applies": Applies.NEITHER}  # noqa: RUF012

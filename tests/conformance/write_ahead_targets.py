@@ -1,6 +1,6 @@
-"""Targets for the write-ahead sink: a database that keeps the token, a table by key, a list that takes everything.
+"""Targets for the write-ahead sink: a database that stores the token, a keyed table, and an append-only list.
 
-Each counts how often it is called, in a file of its own, so that other processes count, too.
+Each target counts its calls in a file of its own, so that calls from other processes are counted too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparkonce_lab.systems.injections import Injectable, Injections
 
 @dataclass(frozen=True)
 class Target:
-    """Something in a folder that can be called, and pickled."""
+    """A callable, picklable target that stores its data in a folder."""
 
     folder: Path
 
@@ -45,13 +45,13 @@ class Target:
         raise NotImplementedError
 
     def calls(self) -> list[tuple[str, list[int], int]]:
-        """What each call was given: the token's id, its slots, its rows."""
+        """The arguments of each call: the token's id, its slots and the number of rows."""
         path = self.folder / "calls"
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class SqliteTarget(Target):
-    """Keeps the token in the transaction that writes the rows."""
+    """Stores the token in the transaction that writes the rows."""
 
     def apply(self, numbers: list[int], token: ApplyToken) -> None:
         with closing(self._connect()) as connection, connection:

@@ -1,4 +1,4 @@
-"""All faults: where each comes from, and which lines it changes."""
+"""All faults: where each of them comes from and which lines it changes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ GENERATED = {
     "operate/*.py": 9,
     "sinks/*/preflight.py": 5,
 }
-"""How many faults are made in which modules. The chosen ones are those whose names have the smallest digests."""
+"""How many faults are generated for which modules. Those whose names have the smallest digests are chosen."""
 
 NOT_IN = ("settings.py", "orphans.py", "sink.py", "progress.py", "stops.py")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault of the product.
+    """A fault in the product.
 
     Attributes:
-        source: Who made it: ``generated``, ``rule``, or the harness that has it.
-        name: Its name there.
-        fault: Its name for `Fault.of`; empty if it is one of a model or of a sink: its own harness alone runs it.
+        source: ``generated``, ``rule``, or the harness that defines the fault.
+        name: The name of the fault in its source.
+        fault: The name for `Fault.of`. It is empty for faults of a model or a sink, which only their own harness runs.
     """
 
     source: str

@@ -1,8 +1,8 @@
-"""Faults that are made in the source of a module: small generated ones, and wrong rules.
+"""Makes faults in the source of a module: small generated ones, and wrong rules.
 
-A generated fault has a stable name: ``file:function:operator:number``, the number counting the sites of that operator
-in that function. No file is changed. The module's source is compiled with the change; where the module is imported
-already, its functions get the new code, and else an import hook does.
+A generated fault has a stable name, ``file:function:operator:number``, where the number counts the places in the
+function that the operator applies to. No file is changed. The source of the module is compiled with the change. If the
+module is already imported, its functions get the new code, otherwise an import hook loads the changed module.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def path_of(file: str) -> Path:
 
 
 def module_of(file: str) -> str:
-    """Returns the name by which a file is imported."""
+    """Returns the name under which a file is imported."""
     name = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     return name if path_of(file).is_relative_to(ROOT / "packages") else f"sparkonce.{name}"
 
 
 def sites(tree: ast.Module) -> dict[str, Site]:
-    """Lists the faults that can be made in a module, by the end of their names."""
+    """Lists the faults that can be made in a module by the last parts of their names."""
     found: dict[str, Site] = {}
     numbers: Counter[tuple[str, str]] = Counter()
 
@@ -100,7 +100,7 @@ def sites(tree: ast.Module) -> dict[str, Site]:
 
 
 def _children(node: ast.AST) -> Iterator[tuple[Callable[[Any], None], ast.AST]]:
-    """Yields a node's children, each with what puts another one in its place."""
+    """Yields the children of a node, each with a function that replaces it."""
     for name, value in ast.iter_fields(node):
         if name in ("decorator_list", "annotation", "returns", "type_params", "bases"):
             continue
@@ -133,7 +133,7 @@ def _faults(parent: ast.AST, node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _only_tells(node: ast.AST) -> bool:
-    """Returns whether a statement only writes to the log, or calls the constructor above."""
+    """Returns True if a statement only writes to the log or only calls the constructor above."""
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
@@ -150,9 +150,9 @@ class Fault:
     """A changed module.
 
     Attributes:
-        file: Below one of `SOURCES`.
-        lines: The changed lines.
-        source: Returns the changed module.
+        file: The path below one of `SOURCES`.
+        lines: The numbers of the changed lines.
+        source: Returns the changed source.
     """
 
     file: str
@@ -161,10 +161,10 @@ class Fault:
 
     @classmethod
     def of(cls, *names: str) -> list[Fault]:
-        """Returns wrong rules', one for each file; or that of one generated fault.
+        """Returns the faults of a wrong rule, one for each file, or a single generated fault.
 
         Raises:
-            KeyError: if the source has changed: it has no such site, or not the text of the rule.
+            KeyError: If the source has changed, so that the place or the text of the rule is no longer there.
         """
         file, _, end = names[0].partition(".py:")
         if end:
@@ -214,7 +214,7 @@ class Fault:
 
 @contextmanager
 def wrong(name: str) -> Iterator[None]:
-    """The product in this process with a wrong rule, as long as this lasts."""
+    """Applies a wrong rule to the product in this process, as a context manager."""
     faults = Fault.of(name)
     for fault in faults:
         import_module(module_of(fault.file))
@@ -229,7 +229,7 @@ def wrong(name: str) -> Iterator[None]:
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """Yields the functions and methods that a module defines, also behind decorators."""
+    """Yields the functions and methods that a module defines, including decorated ones."""
     owners = [module, *(one for one in vars(module).values() if isinstance(one, type))]
     for owner in owners:
         for one in list(vars(owner).values()):
@@ -239,7 +239,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
 
 
 def _codes(code: CodeType, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], CodeType]]:
-    """Yields all code within some code, each with its place: the names on the way to it, and which of that name."""
+    """Yields all nested code objects. Each has a place: the names that lead to it, and its index among equal names."""
     counted: Counter[str] = Counter()
     for one in code.co_consts:
         if isinstance(one, CodeType):

@@ -1,9 +1,10 @@
-"""Wrong rules that somebody thought of, in `rules.txt`: each replaces text in files of the product.
+"""Hand-written wrong rules from `rules.txt`. Each rule replaces text in files of the product.
 
-The model, the simulation and the verifier look for those that they list; ``dev.py mutants`` runs all of them against
-every harness. A rule is a line of words. Below it are other rules that are part of it (``&``), and its changes: a file
-below ``src/sparkonce`` or a package's ``src``, and ``old => new``; or the old lines behind ``-``, and the new ones
-behind ``+``. The old text stands in its file exactly once, or as often as a number behind the file says (``x2``).
+The model, the simulation and the verifier each have to detect the rules that they list. ``dev.py mutants`` runs all
+rules against every harness. A rule is one line that describes it, followed by other rules that it includes (``&``) and
+by its changes. A change names a file below ``src/sparkonce`` or a package's ``src``, followed by ``old => new``, or by
+the old lines behind ``-`` and the new lines behind ``+``. The old text has to occur in its file exactly once, or as
+often as a number after the file says (``x2``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 @dataclass
 class Change:
-    """A piece of a file, and the text in its place."""
+    """A piece of text in a file, and its replacement."""
 
     file: str
     often: int
@@ -23,10 +24,10 @@ class Change:
     new: list[str] = field(default_factory=list)
 
     def made(self, text: str) -> str:
-        """Makes it in a file's text.
+        """Returns the text of a file with the change applied.
 
         Raises:
-            KeyError: if the old text is not there as often as it should be.
+            KeyError: If the old text does not occur as often as expected.
         """
         old = "\n".join(self.old)
         if text.count(old) != self.often:

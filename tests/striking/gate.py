@@ -1,7 +1,7 @@
-"""A gate: the processes of a query report that they have come to a point, and go on only when they are told to.
+"""A gate at which the processes of a query stop at certain points, until the test lets them go on.
 
-An arrival blocks on a socket until it is answered. So a test knows exactly where a process stands while it kills it or
-takes its broker away, and nothing sleeps to get the order of things right.
+A process that arrives at a point blocks on a socket until it gets an answer. So a test knows exactly where a process is
+when it kills the process or its broker, without sleeping to get the timing right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOST_ITS_TEST = 70
 
 
 def arrive(gate: str, point: str, **told: Any) -> None:
-    """Reports, with what else is worth knowing, that this process is at a point, and waits for the gate's answer."""
+    """Reports to the gate that this process is at a point, with more details, and waits for the gate's answer."""
     host, _, port = gate.rpartition(":")
     try:
         with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as lines:
@@ -31,12 +31,12 @@ def arrive(gate: str, point: str, **told: Any) -> None:
             answered = lines.readline()
     except OSError:
         answered = ""
-    if not answered:  # the test is over: nothing may be done behind its back
+    if not answered:  # the test is over, so this process must do nothing more
         os._exit(_LOST_ITS_TEST)
 
 
 def come_to(gate: str, point: str, **told: Any) -> None:
-    """Arrives, from a query of Spark's, also with the number of the task's try."""
+    """Arrives from a Spark query, and reports the attempt number of the task as well."""
     from pyspark import TaskContext
 
     if (task := TaskContext.get()) is not None:
@@ -46,7 +46,7 @@ def come_to(gate: str, point: str, **told: Any) -> None:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One process that has come to a point, with what else it told."""
+    """A process that has arrived at a point, and the details that it reported."""
 
     point: str
     pid: int
@@ -54,14 +54,14 @@ class Arrival:
     _connection: socket.socket
 
     def answer(self) -> None:
-        """Lets it go on, if it still lives."""
+        """Lets the process go on, if it is still alive."""
         with suppress(OSError), self._connection:
             self._connection.sendall(b"go\n")
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """An order to keep the next arrivals of some kind until the test answers them."""
+    """A request to hold the next matching arrivals until the test releases them."""
 
     matches: Callable[[Arrival], bool]
     words: str
@@ -70,26 +70,26 @@ class Hold:
     arrivals: list[Arrival] = field(default_factory=list)
 
     def cancel(self) -> None:
-        """Keeps nobody who has not come yet."""
+        """Cancels the hold for processes that have not arrived yet."""
         self.left = 0
 
     def wait(self, alive: Callable[[], object] | None = None, *, limit_s: float = LIMIT_S) -> Arrival:
-        """Waits for the first arrival that is kept; `alive` raises if it can never come."""
+        """Waits for the first held arrival. ``alive`` is called meanwhile, and raises if it can no longer come."""
         self.gate.wait_for(lambda: bool(self.arrivals), self.words, alive, limit_s=limit_s)
         return self.arrivals[0]
 
     def release(self) -> None:
-        """Answers all that are kept."""
+        """Releases all held arrivals."""
         for one in self.arrivals:
             one.answer()
 
 
 class Gate:
-    """Takes arrivals from any process on this machine. Use as a context manager.
+    """Accepts arrivals from any process on this machine. Use it as a context manager.
 
     Attributes:
-        address: What processes need.
-        arrivals: All so far, in the order in which they came.
+        address: The address that processes connect to.
+        arrivals: All arrivals so far, in order.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Gate:
             one._connection.close()
 
     def hold(self, point: str, *, times: int = 1, when: Callable[[Arrival], bool] | None = None, **told: Any) -> Hold:
-        """Keeps the next arrivals at a point that tell this, and of which a condition is true."""
+        """Holds the next arrivals at a point that report these details and meet the condition."""
 
         def matches(one: Arrival) -> bool:
             return one.point == point and told.items() <= one.told.items() and (when is None or when(one))
@@ -130,7 +130,7 @@ class Gate:
         *,
         limit_s: float = LIMIT_S,
     ) -> None:
-        """Waits until something holds that arrivals change."""
+        """Waits until a condition that depends on the arrivals is true."""
         give_up_at = time.monotonic() + limit_s
         with self._changed:
             while not holds():
@@ -139,7 +139,7 @@ class Gate:
                     alive()
 
     def at(self, *points: str, pid: int = 0, **told: Any) -> list[Arrival]:
-        """The arrivals so far at one of these points, of one process if it is named, that told this."""
+        """Returns the arrivals at these points so far that reported these details, optionally of one process."""
         with self._changed:
             return [
                 one
@@ -148,7 +148,7 @@ class Gate:
             ]
 
     def last(self, *points: str) -> Arrival | None:
-        """The newest arrival at one of these points."""
+        """Returns the latest arrival at one of these points."""
         return next(reversed(self.at(*points)), None)
 
     def _serve(self) -> None:
@@ -163,7 +163,7 @@ class Gate:
         try:
             with connection.makefile("r") as lines:
                 told = json.loads(lines.readline())
-        except (OSError, ValueError):  # killed before it could say anything
+        except (OSError, ValueError):  # the process was killed before it could report anything
             connection.close()
             return
         one = Arrival(told.pop("point"), told.pop("pid"), told, connection)

@@ -1,6 +1,6 @@
-"""A sink with a gate in its way: its writers and its committer say where they are, and wait there if they are told.
+"""A sink with a gate: its writers and its committer report where they are, and can be held there.
 
-In a module of its own: Spark pickles such sinks to its workers by reference.
+The sink has a module of its own, since Spark pickles it to its workers by reference.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _FLUSH_S = 30.0
 
 
 class Arrive(Protocol):
-    """Is told of a point, and of what else is worth knowing, before anything more is done."""
+    """Called at a point with its details, before the sink does anything else."""
 
     def __call__(self, point: str, **told: Any) -> None: ...
 
 
 class GatedSink(ForwardingSink):
-    """Another sink, whose writers and committer come to a gate on their way.
+    """Wraps a sink so that its writers and its committer stop at a gate.
 
     Args:
-        real: The sink.
-        arrive: The gate. Pickled with the sink, if that is.
-        points: At which points of `striking.points` it is told.
+        real: The wrapped sink.
+        arrive: The gate. It is pickled together with the sink.
+        points: The points of `striking.points` that are reported to the gate.
     """
 
     def __init__(self, real: TwoPhaseCommitSink, arrive: Arrive, points: Collection[str]) -> None:

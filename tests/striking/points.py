@@ -17,18 +17,21 @@ PHASES = (
     Phase.TIDYING,
     Phase.IDLE,
 )
-"""Those that a run without losses and without at-most-once sinks goes through.
+"""The phases of a run that has no lost batches and no at-most-once sinks.
 
-A phase is told before anything is done in it: WRITING is before the first task, DECIDING when all is prepared,
-FINISHING when nothing is committed yet, SWEEPING_OWN when all is committed, IDLE before Spark itself writes down that
+A phase is reported before anything is done in it: WRITING before the first task, DECIDING when everything is prepared,
+FINISHING when nothing is committed yet, SWEEPING_OWN when everything is committed, and IDLE before Spark records that
 the batch is done.
 """
 
 ASKING = (Phase.CHECKING.name, Phase.VALIDATING.name, Phase.CONCLUDING.name)
-"""Phases in which the driver only asks sinks or tells them. The crash matrix strikes them, whole queries do not."""
+"""Phases in which the driver only queries or notifies sinks.
+
+The crash matrix kills in them, but whole queries do not.
+"""
 
 FIRST = (Phase.READING.name, Phase.CLAIMING.name, Phase.SWEEPING.name, Phase.REPLAYING.name)
-"""Those that only the first batch of a run goes through."""
+"""The phases that only the first batch of a run goes through."""
 
 BEGIN = "a slot begins"
 BEGUN = "a slot has begun"

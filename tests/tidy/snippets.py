@@ -1,4 +1,4 @@
-"""The blocks of code in README and docs, each as a program that imports what earlier blocks of its page make."""
+"""The code blocks of the README and the docs, each as a program that imports what earlier blocks of its page define."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ask: Any
 create_empty_table: Any
 post: Any
 """
-"""What a reader is taken to have already: a session, streaming DataFrames, a server of one's own."""
+"""What readers are assumed to have already: a session, streaming DataFrames and their own server."""
 
 HEADER = (
     "# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs, check-untyped-defs, implicit-reexport, "
@@ -49,7 +49,7 @@ HEADER = (
     'disable-error-code="import-not-found, import-untyped, misc, union-attr"'
 )
 LINES_BEFORE = 2
-"""The lines of a program that come before those of its block: `HEADER`, and the imports."""
+"""The number of lines before those of the block in a program: `HEADER` and the imports."""
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
 
@@ -59,10 +59,10 @@ class Block:
     """A block of code.
 
     Attributes:
-        page: The file that it stands in.
-        line: Of its first line of code.
-        language: What stands behind its three back quotes; ``""`` is a shell's, or what a program prints.
-        text: Its code.
+        page: The file that contains the block.
+        line: The number of its first line of code.
+        language: The language after the opening fence. ``""`` means shell commands or output of a program.
+        text: The code.
     """
 
     page: Path
@@ -85,7 +85,7 @@ class Block:
 
 @cache
 def blocks(page: Path) -> tuple[Block, ...]:
-    """All blocks of a page. One with marked changes is two: the lines without those of the other side."""
+    """Returns all blocks of a page. A block with diff markers yields two: the old version and the new one."""
     return tuple(one for found in _BLOCK.finditer(page.read_text()) for one in _sides(page, found))
 
 
@@ -105,7 +105,7 @@ def python_blocks(page: Path) -> list[Block]:
 
 
 def program(block: Block, earlier: list[Block], given: frozenset[str]) -> str:
-    """The block with imports of what it uses and does not make: from earlier blocks of its page, or what is given."""
+    """Returns the block with imports for the names that it uses without defining them."""
     imports = []
     for name in sorted(_uses(block.text) - _makes(block.text)):
         source = next((one.module for one in reversed(earlier) if name in _makes(one.text)), None)

@@ -45,11 +45,11 @@ def nodes(source: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def lines(path: Path, found: Iterable[tuple[int, str]]) -> list[str]:
-    """Each with its file, as an editor opens it."""
+    """Prefixes each finding with its file and line, in the format that editors can open."""
     return [f"{path.relative_to(ROOT)}:{line}: {wrong}" for line, wrong in found]
 
 
 def nobody(does: Iterable[str], otherwise: str) -> None:
-    """Fails with every offender, one a line, and with what is to be done about them."""
+    """Fails if there are any findings, and lists them, one per line, with what to do about them."""
     found = list(does)
     assert not found, "\n".join([f"{len(found)} of them; {otherwise}", *found])

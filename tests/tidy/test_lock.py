@@ -1,4 +1,4 @@
-"""What is installed is what the lock says, all of it and nothing else, and our own projects. No network is needed."""
+"""Checks that exactly the packages in the lock file and our own projects are installed. Needs no network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PINNED = re.compile(
 
 
 def locked() -> list[tuple[Requirement, int, set[str]]]:
-    """Each package with the number of its hashes, and who asked for it."""
+    """Returns each locked package with the number of its hashes and the packages that require it."""
     found = []
     for match in _PINNED.finditer(LOCK):
         via = {word.strip(" #") for word in match["via"].replace("# via", "").splitlines()} - {""}
@@ -48,7 +48,7 @@ def versions() -> dict[str, set[str]]:
 
 
 def asked_for() -> dict[str, list[Requirement]]:
-    """Lists what each of our projects requires, by project and extra, and the packages for development."""
+    """Lists the requirements of each of our projects, by project and extra, and the development packages."""
     found = {"dev": PROJECT["dependency-groups"]["dev"]}
     for one in (project["project"] for project in PROJECTS.values()):
         found[one["name"]] = one["dependencies"]
@@ -83,7 +83,7 @@ def test_every_package_is_pinned_with_hashes() -> None:
 
 
 def test_the_lock_fits_what_the_project_asks_for() -> None:
-    """Somebody who changes pyproject.toml and forgets `python3 dev.py lock` sees it here."""
+    """This fails if somebody changes pyproject.toml without running `python3 dev.py lock`."""
     known = versions()
     stale = [
         f"{group}: {one}"
@@ -122,8 +122,11 @@ def test_what_is_installed_is_what_is_locked() -> None:
 
 @pytest.mark.parametrize("project", sorted(OURS))
 def test_each_distribution_imports_only_what_it_declares(project: str) -> None:
-    """Or what one of ours declares that it needs, and sparkonce. Import contracts say which of ours know which."""
-    # Parts of the interfaces of boto3 and PySpark, and installed by them.
+    """Our own packages it depends on, and sparkonce, are allowed too.
+
+    The import contracts cover which may import which.
+    """
+    # These packages are part of the interfaces of boto3 and PySpark, and are installed with them.
     parts = {"botocore", "py4j"}
     types_alone = {"typing_extensions": "names of types, for the type checker"}
 

@@ -1,4 +1,4 @@
-"""The table of mutants names what there is: wrong rules whose text stands in the source, and tests."""
+"""Checks that the table of mutants only names rules that match the source, and tests that exist."""
 
 from __future__ import annotations
 

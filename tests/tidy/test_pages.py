@@ -38,11 +38,11 @@ PROPERTIES: dict[str, list[str]] = {
     "pravega": ["PravegaSink", "Pravega"],
     "write-ahead": ["WriteAheadSink"],
 }
-"""The pages about systems, and what is called with the properties that each lists."""
+"""The pages about systems, and the classes whose parameters each page lists."""
 
 
 def headings(text: str) -> list[str]:
-    """Returns a page's headings of the second level, but for what looks like one in code."""
+    """Returns the second-level headings of a page, ignoring code blocks."""
     return re.findall(r"^## (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
 
 
@@ -54,7 +54,7 @@ def parameters(name: str) -> set[str]:
 
 
 def listed(text: str, name: str) -> set[str]:
-    """Returns what the first cells name in the table whose head names this class."""
+    """Returns the names in the first column of the tables whose header names this class."""
     part = text.partition("\n## Every property\n")[2].partition("\n## ")[0]
     tables = re.findall(r"^\|.*(?:\n\|.*)*", part, re.M)
     named: set[str] = set()
@@ -69,14 +69,14 @@ def property_gaps(page: str, text: str) -> Iterator[str]:
     all_of_them = set().union(*map(parameters, names))
     for name in names:
         found = listed(text, name)
-        # A table for two classes has what either of them takes.
+        # A table for two classes may list the parameters of either.
         known = all_of_them if page == "tables" else parameters(name)
         yield from (f"{page}.md: {name}({one}) is missing" for one in sorted(parameters(name) - found))
         yield from (f"{page}.md: {name} has no {one}" for one in sorted(found - known))
 
 
 def menu_pages(entries: Any) -> Iterator[str]:
-    """Yields each page of the menu in mkdocs.yml."""
+    """Yields each page in the menu of mkdocs.yml."""
     if isinstance(entries, str):
         yield entries
     else:
@@ -90,7 +90,7 @@ def menu() -> set[str]:
 
 
 def linked(text: str) -> set[str]:
-    """Returns the pages that a page of docs/ links to, by the names that they have on the site."""
+    """Returns the names of the pages that a page of docs/ links to, as they are on the site."""
     outside = {f"../{file}": page for file, page in runpy.run_path(str(ROOT / "docs_hook.py"))["PAGES"].items()}
     found = set(re.findall(r"\]\(([^)#\s]+\.md)", text))
     return {outside.get(one, one) for one in found}
@@ -105,7 +105,7 @@ def unnamed_errors(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PROPERTIES)
 def test_a_page_about_a_system_has_the_order_of_all(page: str) -> None:
-    # The first headings of each page about a system that rows are written to.
+    # The first headings of each page about a target system.
     order = ["How it works", "Set-up", "Every property", "What to watch", "When things go wrong"]
     assert headings((DOCS / f"{page}.md").read_text())[: len(order)] == order
 
@@ -124,12 +124,12 @@ def test_every_sink_has_a_page() -> None:
 
 def test_messages_lead_to_pages_and_headings_that_are_there() -> None:
     def anchors(page: Path) -> set[str]:
-        """Returns the anchors of a page's headings, as the site and GitHub make them."""
+        """Returns the anchors of a page's headings, as both the site and GitHub generate them."""
         titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
         return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
     def lost_addresses(texts: dict[str, str]) -> Iterator[str]:
-        """Yields the addresses in messages and docstrings that lead to no page of docs/, or to no heading of it."""
+        """Yields links in messages and docstrings that point to a page or a heading that does not exist."""
         for where, text in texts.items():
             for page, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", text):
                 if not (DOCS / page).is_file() or (anchor and anchor not in anchors(DOCS / page)):

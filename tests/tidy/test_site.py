@@ -1,4 +1,4 @@
-"""The site of the docs: it is built without a warning, its pages show what was written, and search finds them."""
+"""Checks that the documentation site builds without warnings, shows its pages correctly, and can be searched."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ HTML = set(
         "small span strong style sub summary sup svg table tbody td template th thead title tr u ul",
     )
 )
-"""Elements that a page may have. ``array<struct<…>>`` without back quotes makes one of another name, which is not
-shown."""
+"""The elements that a page may contain.
+
+``array<struct<…>>`` without backquotes would become an unknown element, which browsers do not show.
+"""
 
 
 class Seen(HTMLParser):
-    """What stands in a page: the names of its elements, the ids of its headings, and the addresses that it loads."""
+    """Collects the element names, heading ids and loaded URLs of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ def pages(site: Path) -> Iterator[tuple[str, Seen]]:
 
 
 def test_every_page_is_in_the_menu(site: Path) -> None:
-    """By its address in the front page, which has the whole menu."""
+    """Checks the URL of each page against the front page, which contains the whole menu."""
     front = (site / "index.html").read_text()
     made = {path.parent.name for path in site.rglob("index.html")} - {site.name}
     assert len(made) > 25
@@ -80,7 +82,7 @@ def test_nothing_that_was_written_is_taken_for_an_element(site: Path) -> None:
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
-    """So that they are whole behind a firewall, and tell nobody who reads them."""
+    """Pages must work behind a firewall, and must not report their readers to anyone."""
     foreign = {name: [one for one in seen.loads if "//" in one] for name, seen in pages(site)}
     assert {name: found for name, found in foreign.items() if found} == {}
 

@@ -1,4 +1,4 @@
-"""What README and docs show can be typed in: names are there, arguments fit, commands have these options."""
+"""Checks the examples in README and docs: names exist, arguments are valid, and commands have the options shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXTRA = re.compile(r"sparkonce\[([\w,]+)\]")
 
 
 def type_check(wanted: list[Block], folder: Path) -> list[str]:
-    """What mypy says of these blocks, with the lines of their pages. One process for all."""
+    """Returns mypy's errors for these blocks, with the lines of their pages. One mypy process checks all of them."""
     (folder / "given.py").write_text(GIVEN)
     lines = {}
     for page in sorted({block.page for block in wanted}):
@@ -35,7 +35,7 @@ def type_check(wanted: list[Block], folder: Path) -> list[str]:
             earlier.append(block)
     files = [str(path) for path in sorted(folder.glob("*.py"))]
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", *files]
-    # The same places as in the check of src/, so that what is known of it is known here.
+    # Uses the same paths as the check of src/, so that its cache is reused.
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "MYPYPATH": "src"}, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     said = []
@@ -47,7 +47,7 @@ def type_check(wanted: list[Block], folder: Path) -> list[str]:
 
 
 def unknown_names(block: Block) -> Iterator[str]:
-    """Names that are imported, or asked of the package, and are not there: mypy takes any of a module that is lazy."""
+    """Yields imported names that the package does not have, since mypy accepts any name from a lazy module."""
     for node in ast.walk(block.tree):
         if isinstance(node, ast.Import):
             asked = [(alias.name, "") for alias in node.names]
@@ -68,7 +68,7 @@ def _is_there(module: str, name: str) -> bool:
         return False
 
 
-@pytest.mark.xdist_group("mypy")  # which keeps what it knows in one file
+@pytest.mark.xdist_group("mypy")  # its cache is a single file
 def test_names_and_arguments_are_the_real_ones(tmp_path: Path) -> None:
     assert len(BLOCKS) > 30
     nobody(type_check(BLOCKS, tmp_path), "import what is used, and call it as it is defined")
@@ -104,7 +104,7 @@ def test_a_name_that_is_not_there_is_found() -> None:
 
 
 def refused(line: str) -> str:
-    """What the command itself says of a line, without running it; nothing if it would be taken."""
+    """Returns the command's own error message for a line, without running it, or an empty string if it is valid."""
     import typer
     from typer.main import get_command
 
@@ -124,13 +124,13 @@ def refused(line: str) -> str:
             if command is None:
                 return f"no command of sparkonce: {line}"
             context = command.make_context(name, list(words), parent=context, resilient_parsing=True)
-        if words:  # a name alone is the name of the command
+        if words:  # a single word is just the name of the command
             command.make_context(context.info_name, list(words), parent=context.parent)
     except (typer.Exit, SystemExit):
         return ""
     except typer.BadParameter as error:
         return "" if error.message.endswith("does not exist.") else error.message  # a file of the reader's
-    except Exception as error:  # noqa: BLE001 - typer's errors are those of the click that it brings along, or not
+    except Exception as error:  # noqa: BLE001 - the errors come from typer's bundled click or from click itself
         return f"{type(error).__name__}: {getattr(error, 'message', error)}"
     return ""
 
@@ -139,7 +139,7 @@ def test_every_command_line_is_one_that_the_command_takes() -> None:
     inline = re.compile(r"(?<!`)`(sparkonce [^`…]+)`")
 
     def command_lines() -> Iterator[tuple[str, str]]:
-        """Every line that begins with ``sparkonce``, put together where it goes on, and those inside a sentence."""
+        """Yields each line that begins with ``sparkonce``, joined with its continuation lines, and inline commands."""
         for page in PAGES:
             for block in blocks(page):
                 if block.language in ("", "bash", "console", "sh"):

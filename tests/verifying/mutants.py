@@ -1,6 +1,6 @@
-"""sparkonce broken on purpose, one rule at a time: the verifier has to find what comes of each.
+"""Broken versions of sparkonce, each with one wrong rule. The verifier has to detect the consequences.
 
-A mutant changes the product in the query's processes only (`mutants/hook`), never in the verifier's.
+A mutant changes the product only in the processes of the query (`mutants/hook`), and never in the verifier itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sparkonce_lab.verdicts import Anomaly
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A wrong sparkonce.
+    """A broken version of sparkonce.
 
     Attributes:
-        rule: What is wrong with it, see `mutants.rules`.
-        wanted: One of these must be found.
-        system: In which system; empty if in any.
-        faults: What brings it to light: fault, phase, system, request.
-        ends_it: Whether the query cannot go on, so that its run breaks off.
+        rule: The wrong rule, see `mutants.rules`.
+        wanted: The anomalies, at least one of which must be found.
+        system: The system in which the anomaly must appear. Empty means any system.
+        faults: The faults that trigger it: fault, phase, system and request.
+        ends_it: Whether the query cannot continue, so that its run ends early.
     """
 
     rule: str
@@ -34,7 +34,7 @@ class Mutant:
 
 
 def schedule(mutants: Iterable[Mutant]) -> list[Step]:
-    """Lists the faults that bring all of them to light, each once."""
+    """Lists the faults that trigger all of the mutants, each once."""
     faults = dict.fromkeys(fault for mutant in mutants for fault in mutant.faults)
     return [
         Step(number=number, fault=fault, phase=phase.name, system=system, request=request, batches=1)
@@ -171,4 +171,4 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "no answer": ("silence-is-loss", "looks-for-no-marker"),
     "killed when all is prepared": ("weaker-guarantee", "shows-at-prepare", "sweeps-by-committing"),
 }
-"""Mutants that one run brings to light: each shows in a system of its own, or by an anomaly of its own."""
+"""Mutants that one run detects together, since each shows up in a different system or as a different anomaly."""

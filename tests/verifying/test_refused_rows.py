@@ -1,4 +1,4 @@
-"""The verifier, with rows that Kafka refuses: it counts them among its rows, in the dead letters."""
+"""The verifier with rows that Kafka rejects, which it has to find among the dead letters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_accepted_and_refused_rows_are_the_input(tmp_path: Path, say: Callable[[
 
 
 def test_a_lost_letter_is_found(tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes one letter away from the reader: the row is in neither place, and so it is missing."""
+    """Hides one dead letter from the reader. The row is then in neither place, so it must be reported as missing."""
     monkeypatch.setattr("sparkonce_lab.systems.kafka.read_letters", lambda folder: read_letters(folder).slice(1))
     kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
     _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka], schedule=[])

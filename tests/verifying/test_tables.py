@@ -1,4 +1,4 @@
-"""The verifier with a Delta table beside Kafka: rows are appended, and drivers are killed."""
+"""The verifier with a Delta table next to Kafka, with appended rows and killed drivers."""
 
 from __future__ import annotations
 

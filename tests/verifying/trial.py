@@ -1,4 +1,4 @@
-"""A verification small enough for a test: Kafka, PostgreSQL and files on servers of its own."""
+"""A verification run that is small enough for a test, with its own Kafka, PostgreSQL and file servers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HOOK = Path(__file__).parents[1] / "mutants" / "hook"
 
 PARTITIONS = 2
 LIMITS = RunLimits(start_s=300.0, recover_s=300.0, end_s=300.0)
-"""Long enough for a machine that is busy with other tests: a driver takes seconds to start, or a minute."""
+"""Long enough for a busy machine, where a driver takes between a few seconds and a minute to start."""
 
 Say = Callable[[str], None]
 
 
 def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, ...]]:
-    """Runs one and judges it.
+    """Runs a verification and judges it.
 
     Args:
-        folder: A new one.
-        say: Takes what happens.
-        more: More of `Options`.
+        folder: A new folder.
+        say: Receives progress messages.
+        more: More fields of `Options`.
     """
     kafka = KafkaSystem(partitions=PARTITIONS)
     options = Options(
