@@ -93,7 +93,8 @@ def _command(command: Any, path: str, parent: Any, level: int) -> Iterator[str]:
         return
     context = command.make_context(path, [], parent=parent, resilient_parsing=True)
     yield f"{'#' * level} {path}\n"
-    yield re.sub(r"For example:\s+(sparkonce .+)", r"For example:\n\n    \1\n", command.help or "") + "\n"
+    example = re.compile(r"For example:\s+(sparkonce (?:.+\n?)+)")
+    yield example.sub(lambda one: f"For example:\n\n    {' '.join(one[1].split())}\n", command.help or "") + "\n"
     if hasattr(command, "list_commands"):
         for name in command.list_commands(context):
             yield from _command(command.get_command(context, name), f"{path} {name}", context, level + 1)
