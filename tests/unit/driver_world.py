@@ -1,4 +1,4 @@
-"""A query without Spark: a log on disk, memory servers, and batches whose rows are a function of batch and slot."""
+"""A query without Spark: a log on disk, memory servers, and batches whose rows only depend on batch and slot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEVER = 10_000
 
 
 class Crash(BaseException):
-    """The driver's process is gone: nothing may catch it and go on."""
+    """Simulates the death of the driver's process. Nothing may catch it and continue."""
 
 
 def crash_at(*phases: Phase) -> Listener:
@@ -50,7 +50,7 @@ def crash_at(*phases: Phase) -> Listener:
 
 
 def call_at(phase: Phase, action: Callable[[], object]) -> Listener:
-    """Does something once, when the run enters the phase for the first time."""
+    """Calls an action once, when the run first enters the phase."""
     done = []
 
     def listen(entered: Phase, batch: int) -> None:
@@ -62,7 +62,7 @@ def call_at(phase: Phase, action: Callable[[], object]) -> Listener:
 
 
 class Clock:
-    """Stands in for the module ``time``: only sleeping makes time pass."""
+    """Replaces the module ``time``. Time passes only by sleeping."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -73,7 +73,8 @@ class Clock:
         self.pass_by(seconds)
 
     def pass_by(self, seconds: float) -> None:
-        # A little more than asked, as every sleep: a loop that waits for a moment must get past it.
+        # Like every sleep, this takes slightly longer than asked, so that a loop that waits for a point in time gets
+        # past it.
         self._passed += seconds + 1e-6
 
     def monotonic(self) -> float:
@@ -87,7 +88,7 @@ class Clock:
 
 
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Puts a `Clock` in the place of the driver's and the executors'."""
+    """Replaces the clock of the driver and of the executors with a `Clock`."""
     clock = Clock()
     for module in (outage, put, run, sweeper, write, executor_module):
         monkeypatch.setattr(module, "time", clock)
@@ -95,7 +96,7 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def numbers(*batches: int, slots: Sequence[int] = range(SLOTS)) -> list[int]:
-    """The rows of these batches."""
+    """Returns the rows of these batches."""
     return [1000 * batch + 10 * slot + place for batch in batches for slot in slots for place in range(2)]
 
 
@@ -127,16 +128,19 @@ class Work:
         self.empty: frozenset[int] = frozenset()
         self.shift = 0
         self.orders: list[list[int]] = []
-        """Which rows each slot has in the first write, the second, …; the last one stays."""
+        """The rows of each slot in the first write, the second write, and so on.
+
+        The last entry applies to all further writes.
+        """
         self.together = False
-        """Whether all rows are in one slot, as where adaptive execution finds few."""
+        """Whether all rows are in one slot, as when adaptive execution finds only a few."""
         self.loser = False
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
         self.computing: Callable[[], object] = lambda: None
-        """What happens while rows are computed: before the first transaction is opened, or, as usual, behind it."""
+        """Called while the rows are computed, which is before or, by default, after the first transaction is opened."""
         self.first: list[bool] = []
-        """Of each write, whether all rows were computed first."""
+        """For each write, whether all rows were computed first."""
         self.written: list[tuple[tuple[str, ...], frozenset[tuple[str, int]] | None]] = []
         self.into_nothing = 0
         self.stopped = False
@@ -186,7 +190,7 @@ class Work:
 
 
 class World:
-    """The world that outlives a driver: the folder, the servers."""
+    """Everything that outlives a driver: the checkpoint folder and the servers."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint = folder
@@ -264,7 +268,7 @@ class World:
         return [one for server in self.servers.values() for one in server.unfinished()]
 
     def records(self) -> list[Record]:
-        """Lists the log's records, from its floor on."""
+        """Lists the records of the log, starting at its floor."""
         folder = self.checkpoint / "sparkonce" / "records"
         return [decode_record(path.read_bytes()) for path in sorted(folder.iterdir())]
 
@@ -273,7 +277,7 @@ class World:
 
 
 class FlakyLog(ForwardingLog):
-    """A log whose next puts of some kind go wrong: full, read-only, unknown, landed, or no floor behind it."""
+    """A log whose next puts of some kind fail: full, read-only, unknown, landed, or without a floor update."""
 
     def __init__(self, inner: DecisionLog, kind: type, *faults: str) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Queries without Spark, for who waits for one, stops one and tells why one failed."""
+"""Fake queries without Spark, for tests that wait for a query, stop it or report its failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLD = "The query 'totals' has failed. PrepareError: no room.\nNext: Make room.\
 
 
 class Failed(StreamingQueryException):  # type: ignore[misc]
-    """Spark's, whose text is what matters."""
+    """Spark's exception, of which only the text matters."""
 
     def __init__(self) -> None:
         Exception.__init__(self, TRACES)
@@ -31,7 +31,7 @@ class Failed(StreamingQueryException):  # type: ignore[misc]
 
 
 def send(number: int, until: Callable[[], bool] = lambda: True) -> None:
-    """Sends a signal to this process once somebody listens, from another thread: this one waits."""
+    """Sends a signal to this process from another thread, once the condition is true."""
     before = signal.getsignal(number)
 
     def run() -> None:
@@ -42,11 +42,11 @@ def send(number: int, until: Callable[[], bool] = lambda: True) -> None:
 
 
 class FakeQuery:
-    """Runs until it is stopped or fails.
+    """A query that runs until it is stopped or fails.
 
     Args:
-        name: Its name.
-        error: What it fails by, at once.
+        name: The name of the query.
+        error: The error with which it fails immediately.
     """
 
     def __init__(self, name: str = "totals", error: Exception | None = None) -> None:

@@ -1,4 +1,7 @@
-"""What a checkpoint folder says, on folders as Spark 4.0 leaves them. Real ones are in spark/test_explain_*."""
+"""What a checkpoint folder says, with folders as Spark 4.0 leaves them.
+
+Real ones are tested in spark/test_explain_*.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def test_a_sink_is_what_the_newest_run_says(
     runs: list[tuple[dict[str, str], str | None]], guarantee: Guarantee | None
 ) -> None:
     def logged(*runs: tuple[dict[str, str], str | None]) -> LogView:
-        """A log with a run for each, of one sink: what it knew of the sink, and the transaction of its one batch."""
+        """Returns a log of one sink with the given runs: the facts each knew, and the transaction of its batch."""
         view = LogView()
         for number, (facts, transaction) in enumerate(runs):
             claim = Claim(nonce=f"n{number}", run="r", query="q", sinks=(("s", tuple(sorted(facts.items()))),))

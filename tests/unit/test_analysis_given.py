@@ -1,4 +1,4 @@
-"""What users give to the analyser: sinks, functions, durations."""
+"""Arguments that users pass to the analyzer: sinks, functions and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a script could start another query after it waits; the wait is the line with the mark."""
+"""Whether a script can start another query after it waits. The line with the mark is the one that waits."""
 
 from __future__ import annotations
 

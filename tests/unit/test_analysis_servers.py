@@ -1,4 +1,4 @@
-"""The topics that a source's options choose are asked about."""
+"""The analyzer asks about exactly the topics that a source's options select."""
 
 from __future__ import annotations
 

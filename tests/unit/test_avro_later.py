@@ -1,4 +1,4 @@
-"""What a worker says of ids that the plan does not know, without Spark."""
+"""What a worker does with schema ids that the plan does not contain, without Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 class Clock:
-    """Stands in for the module ``time``: sleeping takes no time, and the clock moves when told."""
+    """Replaces the module ``time``. Sleeping takes no time, and the clock moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.now, self.slept = 1000.0, 0

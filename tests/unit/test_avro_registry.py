@@ -1,4 +1,4 @@
-"""The registry's client against the double, and confluent-kafka's own client as its witness."""
+"""The registry client against the test registry, with confluent-kafka's own client as a reference."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_latest_is_the_latest_though_schemas_are_kept(server: RegistryServer
     for _ in range(3):
         assert registry.latest("orders-value").version == 1
         registry.find(1)
-    # A copy, as a worker has it, asks the same client.
+    # A pickled copy, as a worker has it, uses the same client.
     pickle.loads(pickle.dumps(registry)).find(1)  # noqa: S301
     assert server.count("GET /schemas/ids/1") == 1
     assert server.count("GET /subjects/orders-value/versions/1") == 1

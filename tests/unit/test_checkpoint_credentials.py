@@ -1,4 +1,4 @@
-"""Hadoop's settings of an object store, as a client without a JVM gets them."""
+"""Hadoop's settings for an object store, as a client without a JVM reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OAUTH = {
 
 
 class Configuration:
-    """Hadoop's, as far as it is asked."""
+    """Stands in for Hadoop's configuration."""
 
     def __init__(self, settings: dict[str, str], files: dict[str, str] | None = None) -> None:
         self.settings = dict(settings)

@@ -1,4 +1,4 @@
-"""Puts whose answers are lost, names that are not durable yet, and other drivers at work meanwhile."""
+"""Puts that lose their reply, names that are not durable yet, and other drivers that are active at the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LosesAnswers(LocalFiles, RenamingFiles):
-        """Renames, and tells nobody: neither that it did nor, if `does` is False, that it did not."""
+        """Loses the reply of each rename. If `does` is False, the rename is not executed either."""
 
         does = True
 
@@ -57,7 +57,7 @@ def test_a_rename_whose_answer_is_lost_has_landed_if_its_temporary_file_is_gone(
 
 def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path: Path) -> None:
     class SharedDisk(LocalFiles):
-        """A network's disk: names that another client has made are durable here once their folder was synced."""
+        """A network disk. Names created by another client become durable on this one when their folder is synced."""
 
         def __init__(self, folder: Path, synced: set[str] | None = None) -> None:
             super().__init__(folder)
@@ -88,7 +88,7 @@ def test_what_a_run_has_read_from_the_log_survives_a_power_cut(tmp_path: Path) -
 
 def test_a_store_whose_puts_are_sent_twice_proves_that_one_of_two_lands(tmp_path: Path) -> None:
     class SendsTwice(LocalFiles):
-        """Its client sends each put a second time, which finds its own bytes."""
+        """A client that sends each put twice. The second put finds its own bytes."""
 
         endpoint = "http://store.example"
 

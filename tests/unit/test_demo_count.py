@@ -1,4 +1,4 @@
-"""The demo's numbers: the output beside what must come out, and how far a killed batch had come."""
+"""The demo's numbers: the actual output next to the expected one, and how far a killed batch had come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkonce_lab.history import ROWS
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.observed import of_texts
 
-# Window and customer, and what they add up to: cents and orders.
+# Each window and customer, with the sum in cents and the number of orders.
 RIGHT = {(1000, 1): (30, 2), (1000, 2): (5, 1), (2000, 1): (7, 1)}
 EXPECTED = pa.Table.from_pylist(
     [

@@ -1,4 +1,4 @@
-"""What a query that goes on for long, or fails for long, leaves behind and counts up: ten thousand of each."""
+"""What a query leaves behind and counts over ten thousand batches, or over ten thousand failed starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANY = 10_000
 
 
 class InMemory(DecisionLog):
-    """A log without a disk: as correct, and quick."""
+    """A fast log in memory that behaves like a real one."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -68,7 +68,7 @@ def world(tmp_path: Path, clock: Clock) -> World:
 
 
 def claims(world: World, count: int) -> None:
-    """Puts what so many runs leave that claim, and fail before they decide anything."""
+    """Writes the records of runs that claim and then fail before they decide anything."""
     assert isinstance(world.log, InMemory)
     end = max(world.log.records, default=-1) + 1
     for position in range(end, end + count):
@@ -101,7 +101,7 @@ def test_a_log_of_failures_does_not_grow(world: World, monkeypatch: pytest.Monke
 
 
 def test_a_batch_that_was_decided_before_a_night_of_failures_is_finished(world: World) -> None:
-    """The floor carries it, with its handles."""
+    """The floor carries the batch with its handles."""
     world.run(world.start(), 0)
     world.crash(1, Phase.FINISHING)
     claims(world, MANY)

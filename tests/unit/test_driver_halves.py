@@ -1,4 +1,4 @@
-"""A batch that one process begins and another ends, and what they keep for each other, while newer runs claim."""
+"""A batch that one process begins and another one finishes, and what they store for each other."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def test_a_claim_is_gone_on_with_unless_a_newer_run_has_claimed(log: DecisionLog
 
 
 def test_a_half_heals_a_batch_whose_slots_come_in_another_order(world: World) -> None:
-    """Once the tasks have ended nobody could ask them for other slots: they write all, and one is taken."""
+    """After the tasks have ended, nobody can ask them for other slots.
+
+    So they write all slots, and one of them is used.
+    """
 
     def half(known: State | None = None) -> HalfRun:
         sinks, timing = world.sinks(), Timing(sweep_every_s=0)
@@ -105,7 +108,7 @@ def test_a_driver_that_was_deposed_leaves_its_batch_to_the_newer_run(world: Worl
 def test_a_claim_in_a_file_that_was_replaced_while_it_was_locked_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for the lock of a process that stands still makes a new file in its place."""
+    """A process that waits for the lock of a stalled process creates a new file in its place."""
     monkeypatch.setattr(ends_module, "_folder", lambda: tmp_path)
     with KeptRun("driver") as one:
         one.keep(OURS, Token(0, OURS.nonce))

@@ -26,7 +26,7 @@ def expire(server: MemoryServer, *numbers_: int) -> None:
 
 
 def decided(world: World, *, committed: int) -> None:
-    """Batch 0 is decided, so many of its transactions are committed, and the others have timed out."""
+    """Sets up a decided batch 0, with this many committed transactions. The others have timed out."""
     world.server.fail("commit", *[reply_lost(Outcome.COMMITTED)] * committed, Crash())
     with pytest.raises(Crash):
         world.run(world.start(), 0)
@@ -59,7 +59,7 @@ def test_a_batch_that_is_wholly_lost_is_written_again(world: World) -> None:
 
 
 def test_a_batch_that_is_wholly_lost_may_have_other_rows_and_slots_the_second_time(world: World) -> None:
-    """Nobody has seen the first ones."""
+    """Nobody has seen the rows of the first attempt."""
     decided(world, committed=0)
     heal(world, shift=5)
     assert world.visible() == [number + 5 for number in numbers(0)]
@@ -110,7 +110,10 @@ def test_what_is_written_a_second_time_has_other_names_if_the_first_may_still_be
 
 
 def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are_back(world: World) -> None:
-    """Adaptive execution, or another number of partitions: nothing is gone that could not be written again."""
+    """This happens with adaptive execution or a changed number of partitions.
+
+    All lost rows can still be written again.
+    """
     decided(world, committed=1)
     with pytest.raises(errors.TransactionLostError, match="gave the same rows spread otherwise") as caught:
         heal(world, together=True)
@@ -122,7 +125,10 @@ def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are
 
 
 def lost_in_one_sink(world: World, **changes: object) -> None:
-    """Batch 0 is decided, the first sink has all of it, and the other one has given up each of its transactions."""
+    """Decides batch 0.
+
+    The first sink has committed it completely, and the other one has aborted all of its transactions.
+    """
     other, work = world.add("other"), world.work(0)
     for name, value in changes.items():
         setattr(work, name, value)
@@ -155,7 +161,7 @@ def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots_the_second_time(
         one for one in before.handles if one.sink == "memory"
     ]
     assert [one.slot for one in amend.handles if one.sink == "other"] == slots
-    # The record is whole: the next run finds every transaction that it names committed.
+    # The record is complete: the next run finds that all transactions in it are committed.
     world.run(world.start(), 0, 1)
     assert world.visible() == world.visible("other") == numbers(0, 1)
 
@@ -216,7 +222,7 @@ def test_a_loss_in_the_run_that_decided_is_healed_too(world: World) -> None:
         world.run(world.start(listener=lose), 0)
     assert world.kinds() == ["Claim", "Commit", "Amend", "Amend", "Amend"]
     assert world.visible() == []
-    # Nothing is lost for good: a run whose transactions live long enough writes it.
+    # Nothing is lost for good. A run whose transaction timeout is long enough writes the batch again.
     world.run(world.start(), 0)
     assert world.visible() == numbers(0)
 
@@ -264,7 +270,7 @@ def test_a_part_that_comes_out_differently_is_not_written(world: World, change: 
         heal(world, **change)
     assert (world.visible(), world.unfinished()) == (before, [])
     assert world.kinds() == ["Claim", "Commit", "Claim"]
-    assert heal(world).written != []  # once the input is back, nothing stands in the way
+    assert heal(world).written != []  # healing succeeds as soon as the input is back
     assert world.visible() == numbers(0)
 
 
@@ -304,7 +310,7 @@ def test_unknown_outcomes_forbid_healing(world: World) -> None:
 
 
 def test_a_run_that_is_deposed_heals_nothing(world: World) -> None:
-    """What it takes for a loss may be that the newer run has gone beyond the batch."""
+    """What looks like a loss may be that the newer run has moved on past the batch."""
     decided(world, committed=0)
     newer = world.start()
     work = world.work(0)
@@ -324,7 +330,7 @@ def test_a_run_that_is_deposed_heals_nothing(world: World) -> None:
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
     world = world.another()
-    # It stood still while its replay ran, and the replay gave other slots.
+    # The run stalled during its replay, and the replay produced different slots.
     decided(world, committed=1)
     newer, older, work = world.start(), world.start(), world.work(0)
     work.together, work.before = True, lambda: world.run(newer, 0)
@@ -420,7 +426,7 @@ def test_a_batch_that_is_lost_in_part_is_not_written_elsewhere(
     with pytest.raises(errors.ConfigurationError, match=f"{fact}='old'; now the sink has {fact}='new'"):
         heal(world)
     assert world.visible() == numbers(0, slots=[0])
-    place.clear()  # as of a sink whose rows name their topics
+    place.clear()  # like a sink whose rows contain their topics
     with pytest.raises(errors.ConfigurationError, match=f"{fact}='old'; now the sink has {fact}=None"):
         heal(world)
     place[fact] = "old"

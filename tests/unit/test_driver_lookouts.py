@@ -1,4 +1,4 @@
-"""Sinks look at what others do to their readers: at the start, now and then, and never in a batch's way."""
+"""Sinks check for things that hold up their readers, at the start and regularly, without ever delaying a batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 
 def test_a_run_looks_at_its_start_and_again_and_not_after_its_end(world: World, watched: Watched) -> None:
-    watched.fails = True  # a look that fails is no reason not to look again
+    watched.fails = True  # a failed check does not prevent the next one
     driver = world.start(look_out_every_s=0.01)
     eventually(lambda: len(watched.looked) > 2, "it looks again")
     world.run(driver, 0)

@@ -1,4 +1,4 @@
-"""A system that is away, or full, for a while: the run waits, in whatever phase it is."""
+"""A system that is down or full for a while. The run waits, whatever phase it is in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Call:
-    """Fails as often as it is told to, and then answers with the number of its try."""
+    """Fails the given number of times, and then returns the number of the attempt."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
@@ -126,7 +126,7 @@ def test_what_is_no_outage_is_not_waited_for(world: World, clock: Clock, error: 
 
 
 def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world: World, clock: Clock) -> None:
-    """librdkafka keeps rows for as long as the transaction may last, and says then that nobody took them."""
+    """librdkafka keeps rows until the transaction timeout, and then reports them as undelivered."""
     world.timeouts_s["memory"] = 60.0
     world.server.fail("prepare", AWAY, AWAY)
     work = world.work(0)
@@ -139,7 +139,7 @@ def test_an_outage_as_long_as_transactions_live_is_not_taken_for_their_age(world
 
 
 def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World, clock: Clock) -> None:
-    """Its locks would be in the way, and so would its prepared transactions, of which a server may have few."""
+    """Its locks would block the next write, and its prepared transactions would use up the server's limit."""
     world.server.fail("prepare", *[errors.OutageError("away")])
     open_at_begin: list[int] = []
     work = world.work(0)
@@ -174,14 +174,14 @@ def test_what_a_failed_write_prepared_is_undone_before_the_next_one(world: World
 
 def test_a_larger_row_while_its_sink_cannot_be_swept_waits_like_any_outage(world: World, clock: Clock) -> None:
     world.server.fail("prepare", LargerRowsError("a row is larger"))
-    lose_aborts(world, 1 + 5)  # by the writer, then by the sweeps
+    lose_aborts(world, 1 + 5)  # by the writer first, then by the sweeps
     world.start().run_batch(asked(0), world.work(0))
     assert clock.slept, "the sweep was asked again without a pause"
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 
 
 def lose_aborts(world: World, count: int) -> None:
-    """The next aborts, of writers, do not arrive."""
+    """Loses the writers' next abort requests."""
     world.server.fail("abort", *[Finished(outcome=Outcome.RETRY, reason="away")] * count)
 
 

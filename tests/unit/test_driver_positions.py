@@ -9,7 +9,7 @@ from sparkonce.errors import ConfigurationError
 
 
 class Reporter:
-    """Keeps what it is told, and fails if it is meant to."""
+    """Records its calls, and fails if it is told to."""
 
     def __init__(self, error: Exception | None = None, refusal: str = "") -> None:
         self.error = error

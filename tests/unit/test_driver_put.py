@@ -1,4 +1,4 @@
-"""A record waits for room in the log, and the transactions that it names grow old meanwhile."""
+"""A record that waits for space in the log, while the transactions in it grow old."""
 
 from __future__ import annotations
 

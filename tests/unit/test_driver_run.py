@@ -129,7 +129,7 @@ _WORK = (
 
 @pytest.fixture
 def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that keeps ten batches, and is cleaned up every other batch."""
+    """Makes the log keep ten batches and clean up after every second batch."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 10)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 2)
 
@@ -170,7 +170,7 @@ def test_closing_closes_every_committer(world: World, caplog: pytest.LogCaptureF
 
 
 def test_closing_waits_for_the_batch_that_is_under_way(world: World) -> None:
-    """Spark's JVM may be gone while its Python still commits: that thread's connections are not taken from it."""
+    """Spark's JVM may be gone while its Python thread still commits. That thread's connections must stay open."""
     driver = world.start()
     closing = threading.Thread(target=driver.close)
     seen = []
@@ -329,7 +329,7 @@ def test_a_sink_that_was_not_swept_after_its_batch_is_swept_a_while_later(
 
 
 def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
-    """A paused copy may wake up after its batch, when nothing says that there is one."""
+    """A paused task attempt may wake up after its batch, while no other batch is in progress."""
     driver = world.start()
     world.run(driver, 0)
     world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
@@ -344,7 +344,7 @@ def test_what_opens_late_is_swept_in_time(world: World, clock: Clock) -> None:
 def test_names_of_transactions_are_left_after_an_abort_that_was_not_answered(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """The request may still arrive, and end what has the name then."""
+    """The request may still arrive, and abort whatever transaction has the name by then."""
     abort, unanswered = _Committer.abort, [True]
 
     def loses_a_reply(committer: _Committer, handles: Sequence[Handle]) -> Sequence[Finished]:
@@ -416,7 +416,7 @@ def test_a_run_that_has_stopped_or_was_deposed_goes_no_further(world: World) -> 
         world.run(driver, 0)
 
     world = world.another()
-    # Two runs start at once; whoever claims last goes on.
+    # Two runs start at the same time, and the one that claims last continues.
     first, second = world.start(), world.start()
     world.run(first, 0)
     world.run(second, 1)
@@ -568,7 +568,7 @@ def test_a_batch_that_outlasts_its_transactions_is_computed_first_and_then_writt
     assert "took 600 s, and transactions of sink memory live 60 s" in caplog.text
 
     world = world.another()
-    # The server fences the writers of what it has aborted: the batch fails, and does not end with old handles.
+    # The server fences the writers of aborted transactions, so the batch fails instead of committing old handles.
     world.timeouts_s["memory"] = 60.0
     driver, work = world.start(), world.work(0)
 
@@ -643,7 +643,7 @@ def test_how_long_a_batch_is_expected_to_take(world: World, clock: Clock) -> Non
 def test_a_transaction_that_its_server_has_ended_is_not_decided(
     world: World, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the clocks say: one of a machine that was suspended stood still meanwhile."""
+    """The clocks do not matter, since a clock stands still while its machine is suspended."""
     world.timeouts_s["memory"] = 900.0
     asked_for: list[int] = []
 
@@ -710,7 +710,7 @@ def test_a_read_only_disk_undoes_what_was_prepared(world: World) -> None:
     assert (work.written, world.kinds()) == ([], [])
 
     world = world.another()
-    # The renewal that would settle it cannot be written: the decision may stand.
+    # The renewal that would settle the question cannot be written, so the decision may be valid.
     inner = FlakyLog(world.log, Claim, "none", "read-only")
     driver = world.start(log=FlakyLog(inner, Commit, "landed"))
     with pytest.raises(errors.UnknownOutcomeError, match="could not be learned"):
@@ -823,7 +823,7 @@ def test_a_newer_run_comes_before_the_decision(world: World) -> None:
 
 @pytest.mark.usefixtures("short_log")
 def test_a_put_at_a_key_that_clean_up_has_freed_is_void(world: World) -> None:
-    """The run slept while another one went on for long, and its put lands where records had stood."""
+    """The run stalled while another run continued, and its put succeeds at a key whose record was cleaned up."""
     world.run(world.start(), 0)
     newer = world.start()
     older = world.start(call_at(Phase.CLAIMING, lambda: world.run(newer, *range(1, 20))))
@@ -976,7 +976,7 @@ def test_positions_are_reported_once_where_sinks_are_written_after_the_decision(
     world.run(world.start(reporters=[Reporter()]), 0)
     assert told == ["before", "after"]
     assert world.visible("most") == numbers(0)
-    # Where nothing is prepared, nothing can be objected to.
+    # Without prepared transactions, there is nothing to validate.
     world.guarantees["memory"] = Guarantee.AT_MOST_ONCE
     told.clear()
     world.run(world.start(reporters=[Reporter()]), 1)
@@ -992,7 +992,7 @@ def test_two_runs_race_for_the_claim(world: World) -> None:
 
 
 class Concluding(World):
-    """Notes what its committers are told of whole batches."""
+    """Records what its committers are told about whole batches."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -1025,7 +1025,7 @@ def test_a_sink_is_told_when_a_whole_batch_is_committed(tmp_path: Path) -> None:
     world.run(world.start(), 0, 1)
     assert world.told == [(0, SLOTS, 2 * SLOTS), (1, SLOTS, 4 * SLOTS)]
 
-    # The run that takes a batch up tells it again.
+    # The run that recovers a batch reports it again.
     world = world.another()
     world.crash(0, Phase.SWEEPING_OWN)
     assert world.told == []

@@ -1,4 +1,4 @@
-"""Logs that are older than what was written, and how a run finds out before it claims."""
+"""A log that is older than the written data, and how a run detects this before it claims."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_restored_copy_is_refused(world: World, same_run: bool) -> None:
 def test_a_restored_copy_of_a_run_that_has_forgotten_its_first_batches_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its claim lies below the floor, so that only the batch shows that the log is behind."""
+    """Its claim is below the floor, so only the batch shows that the log is outdated."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     driver = world.start()
@@ -81,7 +81,7 @@ def test_a_copy_that_nothing_has_gone_beyond_goes_on(world: World) -> None:
 
 
 def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it commits while a run is starting stands in the log by the time that the log is read again."""
+    """What the other driver commits during the start is in the log by the time the log is read again."""
     world.run(world.start(), 0)
     list_traces = _Committer.list_traces
     monkeypatch.setattr(_Committer, "list_traces", SinkCommitter.list_traces)
@@ -97,7 +97,7 @@ def test_another_driver_that_is_ahead_is_no_old_copy(world: World, monkeypatch: 
 
 
 def not_asked(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings of sinks that did not say what they remember."""
+    """Returns the warnings about sinks that did not say what they remember."""
     told = [record.getMessage() for record in caplog.records if "The run starts without" in record.getMessage()]
     caplog.clear()
     return told
@@ -153,7 +153,10 @@ def test_a_sink_that_is_away_takes_no_patience_from_the_next_one(
 def test_a_sink_that_cannot_be_asked_what_it_remembers_is_passed_over_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may have no right to, or a bug there: nothing else of it depends on that. The other sinks are asked."""
+    """The sink may lack permissions or have a bug, and nothing else depends on the answer.
+
+    The other sinks are still asked.
+    """
     clock = stopped_clock(monkeypatch)
     world.add("other")
     world.run(world.start(), 0)
@@ -198,7 +201,7 @@ def test_sinks_without_transactions_are_not_asked_what_they_remember(
 def test_a_log_that_another_driver_tidies_meanwhile_is_no_old_copy(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has forgotten by the time that it is read on is among the traces."""
+    """What the log has forgotten by the time the run continues reading is among the traces."""
     monkeypatch.setattr(horizon, "KEEP_BATCHES", 2)
     monkeypatch.setattr(horizon, "TIDY_EVERY_BATCHES", 1)
     world.run(world.start(), 0)
@@ -224,12 +227,12 @@ def test_facts_that_the_log_could_not_keep_are_refused(fact: object) -> None:
 
 
 def test_two_copies_that_have_both_written_are_both_refused(world: World) -> None:
-    """What they have doubled cannot be undone, but neither goes on as if nothing had been."""
+    """Duplicates that both have written cannot be undone, but neither continues as if nothing had happened."""
     original = world.start()
     world.run(original, 0)
     copy = DecisionLog(LocalFiles(keep_copy(world)))
     world.run(world.start(log=copy, moved=True), 1)
-    world.run(original, 1)  # which has started before, and does not see it
+    world.run(original, 1)  # it started before the other run and does not notice it
     for log in (world.log, copy):
         with pytest.raises(errors.StaleLogError, match="two copies that have both written"):
             world.start(log=log)

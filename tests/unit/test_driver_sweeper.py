@@ -1,4 +1,4 @@
-"""What losers and older runs left open is aborted in time, and no batch waits for it."""
+"""Transactions that superseded attempts and older runs left open are aborted in time, and no batch waits for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def driver(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDriver]
 
 
 def begin_late(world: World, driver: RunDriver) -> None:
-    """Opens a transaction, as a copy does that lost and is still at work."""
+    """Opens a transaction, like a superseded task attempt that is still running."""
     world.server.begin(f"memory.{owner_of(driver).query}.0-{driver.state.claim.nonce}")
 
 
@@ -63,7 +63,7 @@ def test_what_a_loser_has_open_is_aborted_when_the_query_ends(
 
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads that have asked what is open."""
+    """Returns the threads that have listed open transactions."""
     asked, list_lingering = [], _Committer.list_lingering
 
     def noted(committer: _Committer, owners: Sequence[Owner]) -> Sequence[Handle]:
@@ -75,7 +75,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_query_that_ends_lets_its_losers_end_first(world: World, driver: RunDriver, asking: list[str]) -> None:
-    """With ``availableNow`` nothing comes behind the last batch, and Spark kills a loser's worker seconds later."""
+    """With ``availableNow``, no batch follows the last one, and Spark soon kills the superseded attempt's worker."""
     run_with_a_loser(world, driver, 0)
     driver.end()
     assert asking == [THREAD, THREAD], "at once, and when they have ended; and nothing is left to look for"
@@ -113,7 +113,7 @@ def test_a_loser_is_looked_for_twice_and_not_after_each_batch_from_then_on(
 def test_a_loser_of_a_batch_behind_which_a_sink_was_away_is_looked_for_once_it_is_back(
     world: World, asking: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has ended by then, so that one look finds all that it has opened."""
+    """The attempt has ended by then, so a single listing finds everything that it opened."""
     clock = stopped_clock(monkeypatch)
     driver = world.start()
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Decided transactions of which rows are gone: made void, aborted, written again; or said why not."""
+"""Decided transactions that lost rows: they are voided, aborted and written again, or the error explains why not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def crash_when_void() -> Callable[[Phase, int], None]:
-    """The driver dies when it is about to abort what a record has made void."""
+    """Kills the driver just before it aborts the transactions that a record has voided."""
     finishing = iter((False, True))
 
     def listen(phase: Phase, _: int) -> None:
@@ -43,7 +43,7 @@ def test_it_is_written_again(world: World) -> None:
     assert world.unfinished() == []
 
     world = world.another()
-    # Slot 0 of a recovered batch is void already when rows of slot 1 are found to be gone.
+    # Slot 0 of a recovered batch is already void when the rows of slot 1 turn out to be lost.
     world.server.fail("commit", DAMAGED)
     with pytest.raises(Crash):
         world.run(world.start(crash_when_void()), 0)

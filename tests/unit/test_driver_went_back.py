@@ -1,4 +1,4 @@
-"""Which batches a start asks servers for, and what it says: on the memory sink, whose server can be made to forget."""
+"""Which batches a start asks servers about, and its messages. Uses a memory sink whose server can be made to forget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW: Facts = {"prefix": "p"}
 
 
 class Server(SinkCommitter):
-    """Has committed these transactions, and can commit those."""
+    """Has committed some transactions, and can still commit others."""
 
     def __init__(self, committed: Sequence[str] = (), prepared: Sequence[str] = ()) -> None:
         self.committed, self.prepared = set(committed), set(prepared)
@@ -51,7 +51,7 @@ class Server(SinkCommitter):
 
 
 class Log:
-    """Runs with what they knew of the sink ``s``, and batches with the sink's transactions."""
+    """Runs with the facts they knew about sink ``s``, and batches with the sink's transactions."""
 
     def __init__(self, facts: Facts | None = NOW) -> None:
         self.view = LogView()
@@ -107,7 +107,7 @@ def test_which_batches_are_asked_for() -> None:
 
 @pytest.mark.parametrize("between", [None, {}, {"prefix": "other"}])
 def test_a_batch_from_before_the_facts_changed_is_not_asked_for(between: Facts | None) -> None:
-    """The sink was away, at a lower guarantee, or had another prefix: and since then it is what it was before."""
+    """Meanwhile the sink was removed, had a lower guarantee, or had another prefix. Now it is as it was before."""
     server = Server()
     log = Log().batch(0, "a").run(between).batch(1, "").run()
     log.check(2, server)

@@ -21,7 +21,7 @@ def test_ports_and_overrides(tmp_path) -> None:
     ports = [port for broker in cluster.brokers for port in broker.ports.values()]
     assert len(set(ports)) == 9
     assert cluster.bootstrap_of("SASL") == ",".join(f"127.0.0.1:{each.ports['SASL']}" for each in cluster.brokers)
-    # Outgoing connections are given higher ports, and would take the port of a broker that is down.
+    # Outgoing connections get higher ports, and could otherwise take the port of a broker that is down.
     assert max(ports) < 32_000
 
     cluster = Cluster(nodes=2, folder=tmp_path, port=19092)

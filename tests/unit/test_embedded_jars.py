@@ -10,7 +10,7 @@ from sparkonce_lab.rig.kafka import jars
 
 COORDINATE = "org.example:thing:1.0"
 
-# Stands in for Java: says its version, notes each run of Ivy, and does what Ivy would do with the files.
+# Stands in for Java. It prints a version, records each run of Ivy, and handles the files as Ivy would.
 FAKE_JAVA = """#!/bin/sh
 if [ "$1" = -version ]; then echo 'openjdk version "{version}" 2025-01-01' >&2; exit 0; fi
 for last in "$@"; do :; done
@@ -27,7 +27,7 @@ exit 1"""
 
 @pytest.fixture
 def java(tmp_path, monkeypatch):
-    """Puts a stand-in for Java first on PATH, and gives the file in which it notes its runs."""
+    """Puts a fake Java first on PATH, and returns the file in which it records its runs."""
     monkeypatch.setenv("SPARKONCE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("SPARKONCE_IVY_SETTINGS", raising=False)

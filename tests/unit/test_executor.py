@@ -20,7 +20,7 @@ OWNER = Owner(query="0123456789ab", token=Token(0, "00000000"), facts={"prefix":
 
 
 class Recorder(TwoPhaseCommitSink):
-    """Notes every call, and fails at those it is told to."""
+    """Records every call, and fails at the given ones."""
 
     def __init__(self, name: str, calls: list[str], guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
         super().__init__(name, guarantee)

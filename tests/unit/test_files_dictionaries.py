@@ -1,4 +1,4 @@
-"""Which columns of a Parquet file get a dictionary."""
+"""Which columns of a Parquet file use dictionary encoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIQUE = np.arange(ROWS)
 
 
 def encoded(rows: pa.Table, **options: Any) -> set[str]:
-    """Returns the columns that have a dictionary in a file of these rows, which has to hold them all."""
+    """Writes these rows to a file, checks its content, and returns the columns that are dictionary-encoded."""
     stream = io.BytesIO()
     encoder = choose("parquet", None, options).open(stream)
     encoder.write(rows)
@@ -30,7 +30,7 @@ def encoded(rows: pa.Table, **options: Any) -> set[str]:
 
 
 def table(**columns: Any) -> pa.Table:
-    """Returns a table of many record batches, as a writer gathers them."""
+    """Returns a table of many record batches, as a writer collects them."""
     batches = pa.table(columns).to_batches(max_chunksize=8_192)
     return pa.Table.from_batches(batches)
 

@@ -21,7 +21,7 @@ HELD, FINAL = "/out/.sparkonce/held/f.parquet.held", "/out/p=1/f.parquet"
 
 
 class Cluster:
-    """Names and lengths, behind a name node that takes its time, and after some renames says nothing any more."""
+    """File names and lengths, behind a slow name node that stops answering after a given number of renames."""
 
     def __init__(self, files: int, takes_s: float = 0.0, silent_after: int | None = None) -> None:
         self.files = [
@@ -69,7 +69,7 @@ def store_with(client: object, deadline_s: float = 20.0) -> HdfsStore:
 
 
 def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
-    """Or a commit whose files take longer to read than a deadline would be asked again for ever."""
+    """Otherwise, a commit whose files take longer to read than the deadline would be retried forever."""
 
     class PublishedAll:
         def __init__(self) -> None:
@@ -93,7 +93,7 @@ def test_what_was_read_with_the_right_checksum_is_not_read_again() -> None:
 
 def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
     class Overtaken:
-        """The folder is missing, so the first rename fails; another driver makes it and then publishes."""
+        """The folder is missing, so the first rename fails. Another driver then creates the folder and publishes."""
 
         def __init__(self) -> None:
             self.there = self.then = {"/out/.sparkonce/held", HELD}
@@ -121,7 +121,7 @@ def test_what_another_driver_publishes_meanwhile_is_not_lost() -> None:
 
 @pytest.mark.slow
 def test_many_files_on_a_slow_cluster_are_published_though_they_take_longer_than_a_deadline() -> None:
-    """350 requests of 50 ms, eight at a time, take two seconds: each answers in time, and so all go through."""
+    """350 requests of 50 ms, eight at a time, take two seconds. Each one answers in time, so all of them succeed."""
     cluster = Cluster(350, takes_s=0.05)
     store = store_with(cluster, deadline_s=1.5)
     assert set(store.states(cluster.files)) == {FileState.STAGED}

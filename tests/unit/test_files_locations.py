@@ -1,4 +1,4 @@
-"""Where a files sink may write: never relative to a process, in a file, or where the checkpoint is."""
+"""Where a files sink may write: not to a relative path, into a file, or into the checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce.storage.local import LocalFiles
 
 @pytest.mark.parametrize("path", ["orders", "./orders", "file:orders"])
 def test_a_relative_path_is_refused_at_once(path: str) -> None:
-    """Workers have other working folders, and would write elsewhere, or nowhere."""
+    """Workers have different working directories, and would write to a wrong place or fail."""
     with pytest.raises(ConfigurationError, match="is relative to this process's working folder") as told:
         FilesSink(path)
     assert str(Path.cwd() / "orders") in str(told.value)

@@ -45,7 +45,7 @@ def folder_of(folder: Path, tables: list[pa.Table], **settings: Any) -> Path:
 
 
 def contents(folder: Path) -> list[bytes]:
-    """Returns the bytes of all files but the newest two, decompressed."""
+    """Returns the decompressed bytes of all files except the newest two."""
     found = []
     for path in whole_batches(folder)[:-2]:
         with pa.input_stream(path, compression="detect") as stream:
@@ -77,7 +77,7 @@ def test_a_first_row_that_looks_like_the_header_stays(header: bool, tmp_path: Pa
 
 
 def test_files_without_a_header_are_joined_with_those_of_their_run(tmp_path: Path) -> None:
-    """Their columns may be others in the next run, and nothing in a file says so."""
+    """The next run may have other columns, and nothing in a file shows it."""
     settings: dict[str, Any] = {"format": "csv", "options": {"header": False}}
     first, second = Life(FilesSink(str(tmp_path), **settings)), Life(FilesSink(str(tmp_path), **settings))
     second.owner = replace(second.owner, token=Token(8, "deadbeef"))
@@ -115,7 +115,7 @@ def test_files_of_other_columns_are_not_mixed(tmp_path: Path) -> None:
     before = set(whole_batches(folder))
     (done,) = compact(folder, keep_batches=2)
     assert (done.files_before, done.files_after) == (5, 3)
-    assert len(before & set(whole_batches(folder))) == 3  # the one of its own columns, and those of the newest two
+    assert len(before & set(whole_batches(folder))) == 3  # the one with different columns, and the newest two
     assert compact(folder, keep_batches=2)[0].files_after == 3
 
 

@@ -1,4 +1,4 @@
-"""Durable formats: what today's code writes, byte by byte, what it reads of that, and what it says of a newer one."""
+"""Durable formats: the exact bytes that today's code writes, how it reads them, and its errors for newer formats."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def handle_of(**fields: str | int) -> Handle:
 
 
 def test_a_handle_with_a_field_of_a_newer_version_is_left_alone() -> None:
-    """The committers have no server that they could ask."""
+    """The committers have no server to ask, so any request would fail."""
     for package in (sparkonce.sinks, sparkonce.spark, sparkonce_pravega, sparkonce_rabbitmq):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if module.name.endswith((".committer", "sparkonce_pravega.application")):

@@ -1,4 +1,4 @@
-"""A run's claim is kept in a temporary folder, and each batch claims anew where there is none."""
+"""A run's claim is kept in a temporary folder, and without such a folder each batch claims again."""
 
 from __future__ import annotations
 

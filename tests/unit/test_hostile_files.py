@@ -1,7 +1,7 @@
-"""Whatever bytes stand where the product reads a file of its own: an error of its own, and nothing is run.
+"""Arbitrary bytes in the product's own files lead to one of its own errors, and never execute code.
 
-A checksum tells a torn file from a whole one; whoever can write the file can make the checksum too, so nothing may
-rest on it.
+A checksum detects torn files only. Whoever can write the file can also compute the checksum, so security must not
+depend on it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sparkonce.storage.local import LocalFiles
 
 DEEP = 100_000
 PATIENTLY = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-"""Nothing here is about time: a machine with other work is no failure."""
+"""Timing does not matter here, so a busy machine must not make the test fail."""
 
 
 class Standing(DecisionLog):
-    """A log in which these bytes stand, and nothing can be put."""
+    """A read-only log with the given bytes."""
 
     location = "here"
 
@@ -61,7 +61,7 @@ def refused(records: list[bytes], floor: bytes | None = None) -> None:
 
 
 def refused_or_read(records: list[bytes], floor: bytes | None = None) -> None:
-    """Any other exception fails the test."""
+    """Reads the log. Any exception other than a refusal fails the test."""
     try:
         read_log(Standing(records, floor))
     except LogError:
@@ -73,7 +73,7 @@ CLAIM = codec.encode_record(Claim(nonce="00000000", run="run", query="query", lo
 
 def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
     class Marker:
-        """Unpickled, it makes a file."""
+        """Creates a file when it is unpickled."""
 
         def __init__(self, path: Path) -> None:
             self.path = path
@@ -88,7 +88,7 @@ def test_a_pickle_in_a_records_place_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(FileNotFoundError):
         (tmp_path / "run").rmdir()
-    pickle.loads(data)  # noqa: S301 - ours
+    pickle.loads(data)  # noqa: S301 - made by this test
     assert (tmp_path / "run").exists(), "it would have been"
 
 
@@ -110,7 +110,7 @@ def test_any_bytes_with_a_checksum_are_refused(data: bytes, kind: str) -> None:
 @PATIENTLY
 @given(st.data())
 def test_any_other_value_in_any_place_is_refused_or_read(data: st.DataObject) -> None:
-    """The checksum fits: as from somebody who edits the log with our own library."""
+    """The checksum is valid, as if somebody had edited the log with our own library."""
 
     def _replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
         if not path:
@@ -180,7 +180,7 @@ def test_what_json_allows_and_nobody_writes_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["5", "²", "9" * 21, f"{5:020d}.tmp", "-0000000000000000005"])
 def test_a_strangers_file_among_floors_is_left_alone(tmp_path: Path, name: str) -> None:
-    """A name that is a number, and not written as ours are, was looked for under ours, for ever."""
+    """A number that is not written as in our own names used to be looked up under our name, forever."""
     log = DecisionLog(LocalFiles(tmp_path))
     log.raise_floor_bytes(3, b"ours")
     (tmp_path / "sparkonce" / "floors" / name).write_text("theirs")

@@ -1,4 +1,7 @@
-"""What the driver asks Kafka again, whom, and what it keeps of what others said. The brokers are made up."""
+"""Which requests the driver repeats to Kafka and to which brokers, and which answers it keeps.
+
+The brokers are fakes.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ class Brokers:
 
     Attributes:
         holds: The ids that each broker coordinates.
-        refuse: What a broker answers next, in this order, in place of what it knows.
-        asked: What each was asked: ``(broker, kind)``, with the id of requests that have one.
+        refuse: The next answers of a broker, in order, which replace its real ones.
+        asked: The requests in order, as ``(broker, kind)``, with the ids if the request has any.
     """
 
     def __init__(self) -> None:
@@ -90,7 +93,7 @@ class Brokers:
         return next((broker for broker, names in self.holds.items() if name in names), 1)
 
     def count(self, kind: str) -> list[Any]:
-        """Whom that was asked of, in order."""
+        """Returns the brokers that got this kind of request, in order."""
         return [broker for broker, one in self.asked if one == kind]
 
 
@@ -220,7 +223,7 @@ def test_an_abort_is_sent_again_only_after_an_answer(
     if times is not None:
         assert brokers.count(request) == [1] * times
     if refusals == [CONCURRENT]:
-        # As long as a transaction is open, version 1 compares only the producer id: the epoch is looked at first.
+        # While a transaction is open, version 1 compares only the producer id, so the epoch is checked first.
         kinds = [kind for _, kind in brokers.asked if kind in (request, "DescribeTransactions")]
         assert kinds == ["DescribeTransactions", request] * 2
 

@@ -1,4 +1,4 @@
-"""What a producer of batches does without a broker."""
+"""The behavior of a batch producer without a broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = pa.record_batch({"value": ["a", "bc"]})
 
 
 class Told:
-    """Keeps what a producer tells."""
+    """Records what a producer reports."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -92,7 +92,7 @@ def test_messages_point_to_the_bytes_of_a_slice(
 ) -> None:
     whole = [b"before"] * before + texts + [b"after"] * after
     wide = pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary()
-    # A text need not be UTF-8: Spark has such strings, and Arrow does not look.
+    # A string need not be UTF-8, since Spark allows others and Arrow does not check.
     column = pa.array(whole, wide).view(kind).slice(before, len(texts))
     messages = np.zeros(len(texts), librdkafka.MESSAGE)
     _point(messages, "payload", "len", column)
@@ -106,7 +106,7 @@ def test_messages_point_to_the_bytes_of_a_slice(
 
 def test_an_empty_text_has_an_address_even_where_arrow_has_no_data() -> None:
     class WithoutData:
-        """A column of two empty texts without a buffer for their bytes: the format allows it, pyarrow avoids it."""
+        """A column of two empty strings without a data buffer. The format allows it, but pyarrow never makes one."""
 
         type, offset, null_count = pa.string(), 0, 0
 
@@ -144,7 +144,7 @@ def test_a_name_that_librdkafka_does_not_take_whole_is_refused(make: Make, topic
 
 
 def test_no_memory_is_lent_once_librdkafka_has_chosen_a_partition(make: Make) -> None:
-    """Such rows may go before or behind those of one partition, so reports no longer tell whose memory is free."""
+    """Such rows may be sent before or after others of the partition, so reports no longer show whose memory is free."""
     producer = make(enable_idempotence=True)
     assert producer._borrowed.in_order
     producer.produce("t", ROWS)
@@ -297,7 +297,7 @@ def test_a_function_that_is_not_declared_is_named() -> None:
     found = librdkafka.librdkafka()
     assert found is not None
     with pytest.raises(AttributeError, match="'consumer_poll' is not declared"):
-        found.consumer_poll  # noqa: B018 - the access is what is tested
+        found.consumer_poll  # noqa: B018 - the attribute access is what is tested
 
 
 @pytest.mark.parametrize("by_row", [False, True])

@@ -1,4 +1,4 @@
-"""Memory that librdkafka reads rows from: kept until they have arrived, and no longer."""
+"""Memory that librdkafka reads rows from is kept exactly until the rows are delivered."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_an_end_to_the_order_holds_until_all_begins_anew() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_any_schedule_what_is_kept_is_what_has_not_arrived(seed: int) -> None:
-    """Until two reports change places: from then on nothing is given back."""
+    """When two reports arrive in the wrong order, no more memory is released from then on."""
     chance, buffers = random.Random(seed), BorrowedBuffers(10**9)
-    # Of each partition the rows that have not arrived, each with its memory.
+    # For each partition, the undelivered rows and their memory.
     waiting: dict[tuple[str, int], deque[tuple[int, pa.Buffer]]] = {HERE: deque(), THERE: deque()}
     for step in range(600):
         place, rows = chance.choice([HERE, THERE]), chance.randrange(1, 9)

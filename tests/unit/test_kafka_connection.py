@@ -1,4 +1,4 @@
-"""What becomes of connections over which nobody answers, and of the thread that works on them."""
+"""What happens to unresponsive connections, and to the thread that works on them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Future:
 
 
 class Library:
-    """Stands in for kafka-python: brokers that answer with their number, and what is done to its two objects.
+    """Stands in for kafka-python, with brokers that answer with their number.
 
     Attributes:
         silent: The brokers that do not answer.
-        done: What was done, in order.
-        ends: Whether the network thread ends when it is told to.
+        done: The calls to its two objects, in order.
+        ends: Whether the network thread ends when it is asked to.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ def test_where_nobody_answers_all_begins_afresh(library: Library) -> None:
 def test_connections_are_not_closed_beside_a_thread_that_works_on_them(
     library: Library, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may wait for a DNS server, for which nothing can be done."""
+    """The thread may be waiting for a DNS server, which cannot be interrupted."""
     connection = KafkaConnection({})
     assert ask(connection, 1) == [1]
     library.ends = False
@@ -137,7 +137,7 @@ def test_connections_are_not_closed_beside_a_thread_that_works_on_them(
 
 
 def test_what_is_used_of_kafka_python_beside_its_api_is_there() -> None:
-    """A minor version may take it away; which ones are allowed is said in pyproject.toml."""
+    """A minor version may remove these internals. The allowed versions are in pyproject.toml."""
     net = NetworkSelector(bootstrap_servers="localhost:1")
     manager = KafkaConnectionManager(net, bootstrap_servers="localhost:1", proxy_url="sparkonce://direct")
     net.start()

@@ -1,4 +1,4 @@
-"""Whether a batch may be decided, from what brokers say of its topic: one that has just started may not know it yet."""
+"""Whether a batch may be decided, given the brokers' answers about its topic, which a new broker may not know yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KNOWN, MISSING, OTHER, SILENT = says(), says(error_code=3), says(number=2), Brok
 
 
 class Brokers:
-    """The last answer stays."""
+    """Gives prepared answers. The last answer repeats."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""What a job from Kafka to Kafka imports, on its driver and on its workers: nothing of other systems."""
+"""A job from Kafka to Kafka imports no modules of other systems, neither on its driver nor on its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print("\\n".join(name for name in sys.modules if name.split(".")[0] == "sparkonc
 
 def test_a_job_with_kafka_imports_no_other_system() -> None:
     others = r"explain|pravega|rabbitmq|tables|write_ahead|sinks\.(files|memory|mysql|postgres|redis)"
-    # A job that imports more has to need it.
+    # Raise this only if the job really needs more modules.
     most = 107
     done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, check=True, timeout=120)
     found = done.stdout.split()

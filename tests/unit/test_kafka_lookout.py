@@ -1,4 +1,4 @@
-"""Whose open transaction holds readers back is said only where every broker has said what it knows."""
+"""A transaction is only reported as holding up readers if every broker has answered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refuses(code: int) -> Any:
 def described(
     monkeypatch: pytest.MonkeyPatch, responses: Sequence[Any], view: Description | BrokerAnswer
 ) -> Sequence[Description | None] | None:
-    """What is known of the transaction of producer 7; None if nothing is to be said."""
+    """Returns what is known about the transaction of producer 7, or None if nothing is to be reported."""
     lookout = KafkaLookout({"bootstrap.servers": "nobody:1"}, "t", QUERY)
     monkeypatch.setattr(lookout._client, "gather", lambda *_, **__: list(responses))
     monkeypatch.setattr(lookout._client, "describe_transactions", lambda asked, **_: [view for _ in asked])
@@ -39,7 +39,7 @@ def described(
 def test_nobody_is_named_while_a_broker_does_not_list_its_transactions(
     monkeypatch: pytest.MonkeyPatch, silent: Any
 ) -> None:
-    """The holder may be the query's own transaction, which that broker coordinates."""
+    """The transaction may be the query's own, coordinated by that broker."""
     assert described(monkeypatch, [knows(), silent], BrokerAnswer(None, "")) is None
 
 

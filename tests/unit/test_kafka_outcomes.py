@@ -29,7 +29,7 @@ def now(state: str, owner: KafkaTransaction = OURS) -> Description:
 
 
 CODES = range(-2, 150)
-"""Kafka's, and some that it has not given away."""
+"""Kafka's error codes, and some unassigned ones."""
 
 
 def test_every_code_has_one_outcome_and_what_is_not_listed_is_unknown() -> None:
@@ -80,7 +80,7 @@ def test_every_refusal_has_a_reason() -> None:
         (now("PrepareAbort"), Outcome.LOST),
         (now("Empty"), Outcome.UNKNOWN),
         (now("CompleteAbort", NEXT), Outcome.LOST),
-        # An initialisation on an open transaction raises the epoch twice: so this one had ended before.
+        # InitProducerId on an open transaction increments the epoch twice, so this transaction had ended before.
         (now("Empty", NEXT), Outcome.UNKNOWN),
         (now("Ongoing", NEXT), Outcome.UNKNOWN),
         (now("CompleteCommit", KafkaTransaction("id", 7, 5)), Outcome.LOST),

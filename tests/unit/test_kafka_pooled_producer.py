@@ -1,4 +1,4 @@
-"""What a producer's errors come as."""
+"""The types of a producer's errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCED = KafkaError(KafkaError._FENCED, "an old epoch", fatal=True)
 
 
 def raise_bare_error() -> None:
-    """Raises a KafkaError as such, which Python's own ``raise`` refuses."""
+    """Raises a bare KafkaError, which a Python ``raise`` does not allow."""
     restore = ctypes.pythonapi.PyErr_Restore
     restore.argtypes, restore.restype = [ctypes.py_object, ctypes.py_object, ctypes.c_void_p], None
     for kept in (KafkaError, FENCED):
@@ -32,7 +32,7 @@ def raise_without_a_cause() -> None:
 
 @pytest.mark.parametrize("failing", [raise_bare_error, raise_exception, raise_without_a_cause])
 def test_a_fatal_error_is_kept_however_it_comes(failing: object) -> None:
-    """confluent-kafka 2.16.1: the bare one was seen where a producer was fenced while two threads served it."""
+    """confluent-kafka 2.16.1 raises a bare error if a producer is fenced while two threads use it."""
     pooled = SimpleNamespace(
         producer=SimpleNamespace(flush=lambda _: failing()),  # type: ignore[operator]
         reports=SimpleNamespace(fatal=""),

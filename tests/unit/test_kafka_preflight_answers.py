@@ -1,4 +1,4 @@
-"""What preflight makes of brokers' answers, without them."""
+"""How preflight interprets answers of brokers, without any brokers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkonce.sinks.kafka import preflight
 
 def test_a_topic_that_is_not_known_to_every_broker_yet_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_of_a_topic(errors: list[int], *, within_s: float) -> tuple[int, int]:
-        """What is made of these answers, each of which is one error code: how often it was asked, and the last code."""
+        """Feeds these error codes as answers, and returns the number of requests and the last code."""
         left = list(errors)
 
         def ask(_: object) -> object:

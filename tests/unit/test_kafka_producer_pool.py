@@ -18,7 +18,7 @@ WAIT_S = 30.0
 
 
 class FakeProducer:
-    """Stands in for a producer: the number of its lane, and whether it was ended."""
+    """Stands in for a producer. It has the number of its lane, and records whether it was closed."""
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
@@ -31,7 +31,7 @@ class FakeProducer:
 
 
 class Bench:
-    """A pool of fakes, and the threads that make them."""
+    """A pool of fake producers, and the threads that make them."""
 
     def __init__(self, keep_at_most: int = 8) -> None:
         self.threads: list[threading.Thread] = []
@@ -55,13 +55,13 @@ class Bench:
         self.threads[-1].start()
 
     def settle(self) -> None:
-        """Waits for all that has been started."""
+        """Waits until everything that was started has finished."""
         for thread in self.threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
 
     def take(self, batch: int) -> FakeProducer:
-        """A task that has to wait for its producer if none was ready, and runs until the next one is."""
+        """Runs a task that waits for its producer if none is ready, and lasts until the next one is ready."""
         self.gate.clear()
         lease = self.pool.take(batch)
         result = lease.result
@@ -333,7 +333,7 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(
 
 def test_a_fatal_error_without_a_reason_is_fatal_all_the_same() -> None:
     class Silent:
-        """A producer whose exception another thread's call was given."""
+        """A producer whose exception was delivered to another thread's call."""
 
         def flush(self, timeout_s: float) -> None:
             raise SystemError("returned NULL without setting an exception")

@@ -1,4 +1,4 @@
-"""Which transactions are looked at before their commit, and what is made of leaders that say nothing."""
+"""Which transactions are checked before their commit, and how unresponsive leaders are treated."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MINUTE_MS = 60_000
 
 
 class Cluster:
-    """A topic "t" of which each transaction has written to the partition of its number.
+    """A topic "t". Each transaction has written to the partition with its own number.
 
     Attributes:
-        starts: Where partitions start.
-        stable: Their last stable offsets.
-        begins: Where transactions begin, by number.
+        starts: The start offsets of the partitions.
+        stable: The last stable offsets of the partitions.
+        begins: The start offset of each transaction, by number.
         leaderless: The partitions without a leader.
         ended: The transactions that were committed.
-        codes: Errors by partition, as answers to all but metadata.
+        codes: Error codes by partition, returned for all requests except metadata.
         silent: Leaders that do not answer.
-        described: The transactions that were described, one list a request.
+        described: The transactions that were described, one list per request.
         metadata_requests: The number of requests for the topic's leaders.
     """
 

@@ -1,4 +1,4 @@
-"""When a writer asks for the topics of rows that do not arrive, and which answers it believes."""
+"""When a writer asks about the topics of undelivered rows, and which answers it trusts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GONE_AFTER_S = 30.0
 
 
 class Stand:
-    """A producer with rows in flight, brokers that answer for topics, and a clock."""
+    """A producer with rows in flight, brokers that answer questions about topics, and a clock."""
 
     def __init__(self) -> None:
         self.rows, self.now_s, self.asked = 10, 0.0, 0
@@ -41,7 +41,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
 
 @pytest.fixture
 def later(stand: Stand) -> Callable[[float], None]:
-    """Looks once in a second, for so long."""
+    """Checks once per second for the given time."""
     pooled: Any = SimpleNamespace(producer=stand)
     lookup: Any = stand
     stalled = StalledRows(pooled, {"b", "a"}, lookup)
@@ -67,7 +67,7 @@ def test_nobody_is_asked_while_rows_arrive(stand: Stand, later: Callable[[float]
 def test_a_topic_that_is_gone_for_long_is_named(stand: Stand, later: Callable[[float], None]) -> None:
     stand.answers["b"] = False
     later(5 + GONE_AFTER_S - 1)
-    stand.rows += 1  # statistics that wait are no row that has arrived
+    stand.rows += 1  # pending statistics do not count as delivered rows
     with pytest.raises(PrepareError, match="topic 'b' is not there"):
         later(6)
     assert stand.asked == 7

@@ -1,4 +1,4 @@
-"""What a cluster's answer about a topic says before a decision; a real one's are in `integration`."""
+"""How a cluster's answer about a topic is interpreted before a decision. `integration` tests real answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_topic_without_an_id_is_not_remembered(topic_id: UUID | None) -> None:
         (answer(OLD), ""),
         (answer(NEW), "was deleted and made again"),
         (answer(UUID(int=0), error_code=3), "was deleted while"),
-        # What says nothing stops nothing: the next batch asks again.
+        # Inconclusive answers do not stop the query, and the next batch asks again.
         (answer(UUID(int=0), error_code=29), ""),
         (answer(UUID(int=0), error_code=5), ""),
         (answer(None), ""),

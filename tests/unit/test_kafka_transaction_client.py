@@ -1,4 +1,4 @@
-"""Whom the driver's requests go to, and by which request a cluster aborts. The brokers are made up."""
+"""Which broker the driver's requests go to, and which request aborts a transaction. The brokers are fakes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SOON = 0.0
 
 
 class Brokers:
-    """Stands in for the connection: every id has a coordinator, and another broker answers that it is not that one.
+    """Stands in for the connection. Each id has a coordinator, and all other brokers reject requests for it.
 
     Attributes:
         coordinators: The broker of each id.
-        changes_ids: Whether they leave spaces out of the ids that they are asked for.
-        refusals: What the next requests about transactions are answered, whoever is asked.
-        looked_up: The ids of each look-up.
-        asked: Whom each other request went to, and its id.
+        changes_ids: Whether the brokers remove spaces from the ids in requests.
+        refusals: The next answers to requests about transactions, from any broker.
+        looked_up: The ids of each coordinator lookup.
+        asked: The broker and the id of each other request.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ def test_another_refusal_says_nothing_of_where_the_coordinator_is(brokers: Broke
     assert [commit(client), commit(client)] == [[invalid_txn_state] * 2, [0, 0]]
     assert len(brokers.looked_up) == 1
 
-    # New connections look up anew.
+    # New connections look up the coordinator again.
     client, brokers.looked_up = TransactionClient({}), []
     commit(client)
     brokers.coordinators["one"] = 3
@@ -168,10 +168,10 @@ FENCE = "fence at [60000] ms"
 def test_an_abort_compares_the_epoch_wherever_the_cluster_can(
     monkeypatch: pytest.MonkeyPatch, level: int | BrokerAnswer, asked: list[str], outcome: Outcome
 ) -> None:
-    """EndTxn v5 is exact. Initialising the id anew ends whatever is open under it: for older clusters only."""
+    """EndTxn v5 is exact. InitProducerId ends whatever is open under the id, and is used for older clusters only."""
 
     class Cluster:
-        """Stands in for the client: an open transaction, and which requests were to end it."""
+        """Stands in for the client. It has an open transaction, and records the requests that were to end it."""
 
         def __init__(self, level: int | BrokerAnswer) -> None:
             self._level = level

@@ -61,7 +61,7 @@ def test_files_are_not_for_everybody(log: DecisionLog, tmp_path: Path) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The system calls that durability depends on, in order: fsync of a file or folder, link, read."""
+    """Records the system calls that matter for durability, in order: fsync of a file or folder, link, read."""
     found: list[str] = []
     fsync, link, read_bytes = os.fsync, os.link, Path.read_bytes
 
@@ -154,7 +154,7 @@ def test_a_link_that_may_have_been_made(log: DecisionLog, monkeypatch: pytest.Mo
 def test_a_record_that_stands_and_cannot_be_read_is_in_doubt(
     log: DecisionLog, monkeypatch: pytest.MonkeyPatch, code: int, broken: tuple[object, str]
 ) -> None:
-    """It may be this very put's: NFS sends a link again whose reply was lost, and is told that the name is taken."""
+    """It may be from this same put, since NFS retries a link whose reply was lost, and then reports that it exists."""
     log.put_bytes(0, b"record")
     monkeypatch.setattr(*broken, failing(code, "it"))
     with pytest.raises(PutUnknownError, match="stands already"):
@@ -198,7 +198,7 @@ def test_a_name_that_may_not_be_durable_is_in_doubt(
 def test_a_temporary_file_that_stays_does_not_call_a_landed_record_in_doubt(
     log: DecisionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error here was taken for a put that surely failed, and what stands in the log was undone."""
+    """An error here used to count as a definite failure of the put, and what is in the log was undone."""
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", failing(errno.EIO, "unlink"))
         assert log.put_bytes(0, b"record") == Landed()
@@ -229,7 +229,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
 
 
 def test_a_floor_is_taken_apart_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for after each put, and holds what a hundred runs knew."""
+    """The floor is read after every put, and contains the facts of a hundred runs."""
     asked, decode = [], codec.decode_floor
 
     def noted(data: bytes) -> Floor:
@@ -281,7 +281,7 @@ def test_a_view_forgets_what_fell_below_the_floor(log: DecisionLog) -> None:
 def test_a_reader_that_races_with_clean_up_starts_again(
     log: DecisionLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clean-up frees position 2 while it is about to be read: that is not the log's end."""
+    """Cleanup deletes position 2 just before it is read, which must not look like the end of the log."""
     filled(log, 6)
     floor = log.read(LogView()).raised(2)
     read_bytes = Path.read_bytes

@@ -39,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def decided(checkpoint: Path, *batches: int) -> LogView:
-    """Decides these batches with the offsets that the checkpoint has now."""
+    """Decides these batches with the offsets that are currently in the checkpoint."""
     files = LocalFiles(checkpoint)
     log = DecisionLog(files, decides=True)
     log.put(0, Claim(nonce="0badcafe", run="r", query=QUERY, location=str(checkpoint)))
@@ -64,7 +64,7 @@ def test_what_a_decision_rests_on_is_written_again(checkpoint: Path) -> None:
     assert (version, offset) == ("v1", '{"logOffset":1}')
     assert json.loads(header)["conf"] == {"spark.sql.shuffle.partitions": "4"}
     assert not (checkpoint / "offsets" / ".1.crc").exists()
-    mend(spark, view)  # nothing is empty any more
+    mend(spark, view)  # nothing is empty anymore
 
 
 @pytest.mark.parametrize("name", ["metadata", "offsets/1"])
@@ -119,7 +119,7 @@ def test_an_offset_of_the_file_source_stands_for_its_files(checkpoint: Path) -> 
     compacted = "".join(f"\n{line}" for n in range(2) for line in (entries / f"{n}").read_text().splitlines()[1:])
     (entries / "1").unlink()
     (entries / "1.compact").write_text(f"v1{compacted}")
-    assert spark.input_offsets(1) == (before,)  # the same entry, now with those before it
+    assert spark.input_offsets(1) == (before,)  # the same entry, now together with the earlier ones
     (entries / "1.compact").unlink()
     assert spark.input_offsets(1) == ('{"logOffset":1}',)
     (entries / "1").write_text('v1\n{"path":"file:///in/other","timestamp":1,"batchId":1}')

@@ -1,4 +1,4 @@
-"""What is refused while a sink, a source or a query is made, before any server or Spark is asked."""
+"""Errors that are raised while a sink, a source or a query is created, before it contacts any server or Spark."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_what_each_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Mistake("ExactlyOnce(sink, checkpoint='/cp', max_refused=0)", "max_refused=0"),
         Mistake("ExactlyOnce(sink, checkpoint='/cp', listener='print')", "listener='print' is not a function"),
     ]
-    # What needs which module.
+    # Which optional module each of these requires.
     missing = {
         "boto3": "FilesSink('s3://bucket/orders')",
         "hdfs_native": "FilesSink('hdfs://node:8020/orders')",

@@ -1,4 +1,4 @@
-"""A query has one checkpoint: a sink that keeps rows in it is that query's, and its folder must be found again."""
+"""A query has one checkpoint. A sink that keeps rows in it belongs to that query, and must find the folder again."""
 
 from __future__ import annotations
 

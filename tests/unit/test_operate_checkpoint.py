@@ -177,7 +177,7 @@ def test_a_damaged_file_is_found(decided: Path, broken: str, check: str, said: s
 
 @pytest.mark.parametrize("position", [0, 2])
 def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> None:
-    """Without it the log would seem to end there, or to be empty."""
+    """Without this record, the log would seem to end there or to be empty."""
     records = decided / "sparkonce" / "records"
     newest = max(int(path.name) for path in records.iterdir())
     (records / f"{position:020d}").unlink()
@@ -191,7 +191,7 @@ def test_a_record_that_a_copy_lacks_is_named(decided: Path, position: int) -> No
 
 def test_a_record_that_is_not_listed_or_below_the_floor_is_not_missed(decided: Path) -> None:
     class _Growing(LocalFiles):
-        """A listing that misses a record which was put while it was made, and shows the one after it."""
+        """Its listing misses a record that is written meanwhile, but contains the next one."""
 
         def names(self, folder: str) -> Sequence[str]:
             return [name for name in super().names(folder) if name != f"{2:020d}"]

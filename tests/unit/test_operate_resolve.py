@@ -1,4 +1,4 @@
-"""What a run of an operator's ends, of queries that died at any point, and that the query then goes on from there."""
+"""An operator's run ends transactions of a query that died at any point, and the query then continues correctly."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Scene(World):
         return run
 
     def go_on(self) -> list[int]:
-        """Runs the query on, as Spark would: the batch that is not done once more, and the next one."""
+        """Continues the query as Spark would: it repeats the unfinished batch and then runs the next one."""
         driver = self.start()
         for batch in (BATCH, BATCH + 1):
             self.plan(batch)
@@ -191,7 +191,7 @@ def test_a_folder_without_a_log_is_refused_and_gets_none(tmp_path: Path, scene: 
 
 
 class Slow(MemorySink):
-    """A sink whose checks take so long that something happens meanwhile."""
+    """A sink whose checks are so slow that something else happens in the meantime."""
 
     def __init__(self, scene: Scene, meanwhile: Callable[[int], object]) -> None:
         super().__init__(scene.server)

@@ -1,4 +1,4 @@
-"""The log's verdict on open transactions, and the file that says where systems are."""
+"""How the log classifies open transactions, and the file that tells where the systems are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def orphan(token: Token = NEWEST, *, batch: int = 5, copy: str = COPY, query: st
 
 
 def view(*, void: tuple[tuple[str, int], ...] = ()) -> LogView:
-    """Batch 5 is decided with one copy of slot 0; run 2 is known, the run at 0 lies below the floor."""
+    """Returns a log with batch 5 decided for one task attempt of slot 0, run 2 known, and run 0 below the floor."""
     fields = transaction_fields({"name": orphan().name})
     decision = Decision(
         position=8,
@@ -75,7 +75,7 @@ def test_the_log_says_what_is_to_come(found: Orphan, log: LogView | None, verdic
 def test_the_log_says_which_batch_a_decided_transaction_is_of(
     copy: str, log: LogView | None, batch: int, slot: int
 ) -> None:
-    """Kafka's ids do not say it."""
+    """Kafka's ids do not contain it."""
     told = judge("orders", replace(orphan(batch=-1, copy=copy), slot=-1), log).plain()
     assert (told["batch"], told["slot"]) == (batch, slot)
 

@@ -1,4 +1,4 @@
-"""The alarms of the live page: each rule, and what it says to do."""
+"""The alarms of the live page: when each of them fires, and what it tells users to do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_phase_that_takes_longer_than_usual_says_what_is_usual(
 
 
 def test_a_phase_is_no_longer_than_what_was_seen_of_it() -> None:
-    """A store that is slow to read is no phase that takes long."""
+    """Slowness of the store must not look like a long phase."""
     at_work = {"state": QueryState.AT_WORK, "phase": WRITING, "since_ms": NOW_MS - 40_000}
     assert of_query(**at_work, polled_ms=NOW_MS - 39_000) == []
     assert len(of_query(**at_work, polled_ms=NOW_MS - 10_000)) == 1
@@ -176,7 +176,7 @@ def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it() -> 
     doubt = {"in_doubt": InDoubt(transactions=2, opened_ms=NOW_MS - 950_000), "timeout_ms": 1_000_000}
     (alarm,) = of_query(state=QueryState.STOPPED, **doubt)[1:]
     assert (alarm.urgent, "opened 15 min 50 s ago" in alarm.says) == (True, True)
-    assert of_query(**doubt) == []  # idle: a later segment has nothing in doubt
+    assert of_query(**doubt) == []  # the query is idle, and a later segment has nothing in doubt
     kafka = ShownSystem(name="kafka", kind="kafka", open=[replace(OPEN, age_s=95.0)])
     both = alarms_of(state(replace(QUERY, state=QueryState.AT_WORK, **doubt), kafka))
     assert [one.key.split()[1] for one in both] == ["kafka"]
@@ -225,7 +225,7 @@ def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for
 
 
 def everything() -> PageState:
-    """A state in which every rule has something to say."""
+    """Returns a state in which every alarm fires."""
     old, unknown = replace(OPEN, age_s=95.0), replace(OPEN, name="b", verdict="not known")
     systems = [
         ShownSystem(name="kafka", kind="kafka", open=[old, unknown, FOREIGN]),

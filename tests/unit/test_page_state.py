@@ -1,4 +1,4 @@
-"""The live page's model: what is said of a query by its timeline, its log, or both."""
+"""The model of the live page: what it shows from a query's timeline, its log, or both."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ DECIDED = status(newest=NewestBatch(batch=8, state=BatchState.DECIDED))
     ("decided_ago_ms", "state"), [(500, QueryState.IDLE), (TOLD_WITHIN_MS + 1000, QueryState.NOT_HEARD)]
 )
 def test_a_batch_that_a_driver_decided_after_its_last_sign_is_in_doubt(decided_ago_ms: int, state: QueryState) -> None:
-    """The driver is dead, or tells within seconds that it finishes the batch."""
+    """Either the driver is dead, or it reports within seconds that it is finishing the batch."""
     before_ms = NOW_MS - decided_ago_ms - 100
     commit = entry("commit", NOW_MS - decided_ago_ms, number=8, transactions={"kafka": 3}, opened_ms=700)
     idle = segment(written_ms=before_ms)
@@ -182,8 +182,9 @@ def test_what_a_timeline_tells_of_a_decided_batch_counts() -> None:
     [
         (179_000, (), QueryState.NOT_KNOWN),
         (181_000, (), QueryState.NOT_HEARD),
-        (181_000, (entry("claim", NOW_MS - 1000, run=NEWER),), QueryState.NOT_KNOWN),  # again, by the same run
-        (400_000, (entry("commit", NOW_MS - 390_000, run=NEWER, number=7),), QueryState.NOT_KNOWN),  # without timeline
+        (181_000, (entry("claim", NOW_MS - 1000, run=NEWER),), QueryState.NOT_KNOWN),  # the same run claims again
+        # without a timeline
+        (400_000, (entry("commit", NOW_MS - 390_000, run=NEWER, number=7),), QueryState.NOT_KNOWN),
         (181_000, (entry("commit", NOW_MS - 400_000, number=6),), QueryState.NOT_HEARD),  # another run's
     ],
 )
@@ -308,7 +309,10 @@ def test_the_log_has_what_is_older_than_the_timeline() -> None:
 def test_the_log_has_what_a_run_did_not_write_before_it_died(
     *, has_timeline: bool, after_ms: int, by_log: list[int]
 ) -> None:
-    """And what a run decides that keeps no timeline. What the newest run's timeline may yet tell is waited for."""
+    """This includes decisions of a run without a timeline.
+
+    Events that the newest run's timeline may still add are awaited.
+    """
     kept, older = PageTimeline(), "5-0badcafe"
     log = [
         *(entry("commit", 100 + number, number=number, run=older) for number in range(4)),

@@ -56,7 +56,7 @@ def test_each_code_has_its_outcome_and_a_sentence(code: str, outcome: Outcome) -
 
 
 def test_no_error_alone_says_that_rows_are_lost_or_committed() -> None:
-    """That takes a look at the marker."""
+    """This requires reading the marker."""
     assert {meaning.outcome for meaning in FINISHING.by_code.values()} == {Outcome.RETRY, Outcome.UNKNOWN}
 
 

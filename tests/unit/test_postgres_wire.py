@@ -1,4 +1,4 @@
-"""Which connections to PostgreSQL are warned of, from what libpq was given."""
+"""Which PostgreSQL connections cause a warning, given libpq's parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single steps of the coordinator. How they work together is the business of the model check."""
+"""Single steps of the coordinator. The model check covers how they work together."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def asks(batch: int, offsets: str | None = None, previous: str | None = "") -> o
 
 
 def begun(asked: on.BatchAsked, view: LogView, **changes: object) -> tuple[State, Effect]:
-    """A run that was asked for a batch and has read the log."""
+    """Starts a run that was asked for a batch and has read the log."""
     state = State(claim=MINE, transactional=("out",), **changes)  # type: ignore[arg-type]
     state, effect = step(state, asked)
     assert isinstance(effect, do.ReadLog)
@@ -72,7 +72,7 @@ def through(state: State, *answers: on.Event) -> tuple[State, Effect]:
 
 
 def claimed(state: State, position: int) -> tuple[State, Effect]:
-    """The run's claim has landed, and no server went back."""
+    """Continues after the run's claim succeeded and no server turned out to be restored from a backup."""
     return through(state, on.PutLanded(position=position, floor=NONE), on.ServersChecked())
 
 
@@ -85,7 +85,7 @@ def writing(view: LogView, batch: int, **changes: object) -> State:
 
 
 def prepared(state: State, *handles: Handle) -> tuple[State, Effect]:
-    """All is prepared, and nothing speaks against the decision."""
+    """Continues after everything is prepared and validation passed."""
     state, effect = step(state, on.Prepared(handles=handles))
     assert isinstance(effect, do.Validate)
     return step(state, on.Validated())

@@ -1,4 +1,4 @@
-"""Healing by itself: what a replay is good for, given the record and what is lost of it."""
+"""Automatic healing: how a replay is used, given the record and what was lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Evidence = tuple[int, int]
 
 
 def recorded(*evidence: Evidence, sink: str = "a") -> list[Handle]:
-    """The handles of a decided batch: slots with rows have a transaction each."""
+    """Returns the handles of a decided batch, in which each slot with rows has one transaction."""
     return [_handle(sink, slot, one, ("before" if one[0] else "")) for slot, one in enumerate(evidence)]
 
 

@@ -136,7 +136,7 @@ def test_a_batch_that_a_floor_carries() -> None:
 
 @pytest.mark.parametrize("again", [Amend, Void])
 def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again: type[Amend] | type[Void]) -> None:
-    """The run that did so may end before the server has committed anything of it."""
+    """The run that wrote the record may end before the server has committed any of it."""
     newer = Token(3, "bbbbbbbb")
     failed = fold(claim(A), commit(0, ("gone", 0)), commit(1, ("x", 0)), claim(newer))
     view = failed.above(failed.raised_to(newer))
@@ -147,7 +147,7 @@ def test_a_batch_that_a_floor_carries_once_it_is_amended_or_void(again: type[Ame
 
 
 def test_the_log_goes_on_after_the_traces_were_listed() -> None:
-    """What was forgotten of it is the last that a server shows; the log has the next one by the time it is read."""
+    """The server shows the last batch that the log forgot. By the time the log is read, it has the next one."""
     before = tidied(fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0))), 1)
     after = before.apply(before.end, commit(2, ("x", 1)))
     left = [on_lane("x", 0), on_lane("y", 0)]
@@ -155,7 +155,7 @@ def test_the_log_goes_on_after_the_traces_were_listed() -> None:
     assert not_in_log(after, left, before.end) == ""
     assert not_in_log(after, left) != ""
 
-    # What the floor has risen over meanwhile is of an older batch, and on no lane that was named before.
+    # Batches that the floor has passed meanwhile are older, and used none of the lanes named before.
     before = fold(claim(A), commit(0, ("x", 0)), commit(1, ("y", 0)))
     left = [on_lane("x", 0), on_lane("y", 0), of_batch(0, "x"), of_batch(1, "y")]
     after = before.apply(before.end, commit(2, ("x", 1))).apply(before.end + 1, commit(3, ("y", 1)))

@@ -1,4 +1,4 @@
-"""Folding the log: what stands where, and what can never stand there."""
+"""Reading the log into a view: which records it contains, and which sequences are impossible."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HEAVY = [
 
 
 def imported(statement: str) -> list[str]:
-    """Which of the heavy packages a new interpreter has loaded after the statement."""
+    """Returns the heavy packages that a new interpreter has loaded after the statement."""
     code = f"import sys, json; {statement}; print(json.dumps([n for n in {HEAVY} if n in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     found: list[str] = json.loads(done.stdout)
@@ -43,7 +43,7 @@ def imported(statement: str) -> list[str]:
 def test_importing_needs_nothing_heavy() -> None:
     assert imported("import numpy") == ["numpy"]
 
-    # Each in an interpreter of its own.
+    # Each of them runs in its own interpreter.
     light = [
         "sparkonce",
         "sparkonce.avro",

@@ -1,4 +1,4 @@
-"""Tests of AMQP 1.0 messages: bodies of each kind, and the names and values beside them."""
+"""AMQP 1.0 messages: all kinds of bodies, and their properties."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sparkonce_rabbitmq.stream.amqp import with_sections
 
 
 def rows(*values: bytes) -> pa.RecordBatch:
-    """Returns messages as the source reads them, behind one that is sliced off."""
+    """Returns messages as the source reads them, as a slice that starts after another message."""
     count = len(values) + 1
     columns = {"stream": ["s"] * count, "offset": list(range(9, 9 + count)), "value": [b"other", *values]}
     return pa.RecordBatch.from_pydict(columns).slice(1)
 
 
 def data(body: bytes, *, is_long: bool = False) -> bytes:
-    """Returns a section of bytes."""
+    """Returns a data section."""
     length = b"\xb0" + struct.pack(">I", len(body)) if is_long else b"\xa0" + bytes([len(body)])
     return b"\x00\x53\x75" + length + body
 

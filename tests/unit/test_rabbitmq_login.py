@@ -1,4 +1,4 @@
-"""Tests of a server of AMQP 0-9-1 that goes away while somebody logs in: that is no refusal."""
+"""An AMQP 0-9-1 server that goes down during a login has not refused the login."""
 
 from __future__ import annotations
 

@@ -121,9 +121,10 @@ def test_what_has_no_ids(too_much: tuple[int, int, int]) -> None:
 
 
 def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused() -> None:
-    """It would close their connections at such a message, and they would read none of the stream's other rows either.
+    """RabbitMQ would close a reader's connection at such a message, and the reader would miss all further rows.
 
-    Tried with RabbitMQ 3.10.8 and pika: 256 bytes end the connection, 255 do not; nor do long values or subjects.
+    Tried with RabbitMQ 3.10.8 and pika: 256 bytes close the connection and 255 do not. Long values and subjects are
+    fine.
     """
     value = ["a", "b", "c"]
     taken = rows(
@@ -146,7 +147,7 @@ def test_what_rabbitmq_cannot_hand_to_readers_of_amqp_0_9_1_is_refused() -> None
 
 
 def test_a_queue_takes_any_bytes_as_a_body_and_only_utf8_as_a_name() -> None:
-    """Nothing may refuse rows once they are decided, also where Python has no such string."""
+    """Rows must not be rejected after they are decided, even if Python cannot represent their strings."""
     odd = pa.array([b"a\xff"]).view(pa.string())
     good = rows(value=odd, message_id=["1"])
     check_rows(good)

@@ -1,4 +1,4 @@
-"""Tests of the choice of a node: the one that answers, a replica, the leader, or one behind a load balancer."""
+"""The choice of a node: any that answers, a replica, the leader, or a node behind a load balancer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ A, B, C, ELSEWHERE = (("a", 1), ("b", 1), ("c", 1), ("elsewhere", 1))
 
 
 class Cluster:
-    """A cluster, in place of connections to a real one.
+    """A fake cluster, used instead of real connections.
 
     Args:
-        nodes: Those that hold the stream, its leader first.
-        answers: The nodes that answer at the given address, one connection after the other.
+        nodes: The nodes that hold the stream, with its leader first.
+        answers: The nodes that answer at the given address, in the order of the connections.
         down: The nodes that do not answer.
     """
 

@@ -1,4 +1,4 @@
-"""Tests of positions in streams: what a batch takes, and what is read between two of them."""
+"""Positions in streams: which messages a batch takes, and what is read between two positions."""
 
 from __future__ import annotations
 

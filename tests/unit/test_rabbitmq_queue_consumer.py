@@ -1,4 +1,4 @@
-"""Tests of the thread that receives from a queue: what it does while the server, or the store, is away."""
+"""The thread that receives from a queue, and what it does while the server or the checkpoint store is down."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PATIENCE_S = 30.0
 
 
 class World:
-    """A clock, a broker with messages, and a receiver whose store can be away.
+    """A clock, a broker with messages, and a receiver whose checkpoint store can be down.
 
     Attributes:
-        away: From when to when the store is away.
+        away: When the store is down, as a start and an end.
         messages_at: When the messages are delivered.
-        on_consume: Called with the channel in place of a subscription that succeeds.
-        after_s: When what is delivered has been finished, and the query is stopped.
+        on_consume: Called with the channel instead of a successful subscription.
+        after_s: When the delivered messages have been finished and the query is stopped.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, messages: int = 0) -> None:

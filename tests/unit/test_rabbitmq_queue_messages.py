@@ -1,4 +1,4 @@
-"""Tests of odd messages of a queue: none stops the query, and none is taken for another one."""
+"""Unusual messages in a queue: none of them stops the query or is mistaken for another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce_rabbitmq.queue.messages import QueueMessage, id_of, rows_of
 
 
 def delivered(key: Any = "k", **properties: Any) -> QueueMessage:
-    """Returns a message as pika gives it, with bytes where it could not decode them."""
+    """Returns a message as pika delivers it, with bytes where pika could not decode a string."""
     method = SimpleNamespace(exchange="e", routing_key=key, redelivered=False)
     return _message(method, pika.BasicProperties(**properties), b"body")
 

@@ -1,4 +1,4 @@
-"""Tests of what is kept of a queue, and of when it is acknowledged: killed at each step, on a model of the queue."""
+"""What is stored from a queue and when it is acknowledged. The receiver is killed at each step, on a model queue."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sparkonce_rabbitmq.queue.segments import Segment, Segments
 
 KEPT = "sparkonce-queue/orders"
 STEPS = 400
-"""More than any run of these tests takes."""
+"""More steps than any run of these tests takes."""
 
 
 class KilledError(Exception):
-    """Stands for the death of the process."""
+    """Simulates the death of the process."""
 
 
 def message(name: str, **more: object) -> QueueMessage:
@@ -114,13 +114,13 @@ class MemoryStore(CheckpointFiles):
 
 
 class World:
-    """A driver with its receiver, on a store and a queue that outlive it.
+    """A driver with its receiver, and a store and a queue that outlive it.
 
     Args:
-        store: The checkpoint.
+        store: The checkpoint store.
         queue: The queue.
         acknowledge: See `ReceiverSettings`.
-        prefetch: The most messages that are not acknowledged.
+        prefetch: The maximum number of unacknowledged messages.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class World:
         self.receiver = Receiver(self.segments, Progress(store, self.identity), settings)
 
     def run(self) -> Iterator[str]:
-        """Goes on until all is finished and acknowledged; yields each step before it is taken.
+        """Runs until everything is finished and acknowledged. Yields the name of each step before the step.
 
-        Batches come in every second round only, so that messages are kept ahead of them.
+        Batches run only in every second round, so that messages are stored ahead of them.
         """
         yield "claim"
         self.receiver.claim()
@@ -178,7 +178,7 @@ class World:
         self.store.put(f"{log}/{len(self.store.names(log))}", f"v1\n{{}}\n{position}\n".encode())
 
     def rows(self, batch: int) -> list[str]:
-        """Returns what a batch reads."""
+        """Returns the rows that a batch reads."""
         return [name for number in range(self.end(batch - 1), self.end(batch)) for name in self.names(number)]
 
     def end(self, batch: int) -> int:
@@ -190,7 +190,7 @@ class World:
 
 
 class Watched:
-    """The messages that batches have read, as they were planned: asked before anything is deleted."""
+    """Collects the messages of planned batches, before anything is deleted."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[str]] = {}
@@ -209,7 +209,7 @@ NAMES = [f"m{number}" for number in range(13)]
 
 
 def finish(world: World, watched: Watched, die_at: int | None = None) -> int:
-    """Runs a world, killed before a step, and returns how many steps it took."""
+    """Runs a world that is killed before the given step, and returns the number of steps."""
     steps = 0
     try:
         for _ in world.run():

@@ -23,7 +23,7 @@ def test_a_key_leads_to_the_partition_of_the_other_clients(partitions: int) -> N
     word = 0xFFFFFFFF
 
     def murmur3(data: bytes, seed: int) -> int:
-        """Murmur3 in its form of 32 bits, by its definition."""
+        """Computes 32-bit Murmur3 by its definition."""
 
         def rotated(value: int, by: int) -> int:
             return (value << by | value >> (32 - by)) & word

@@ -1,4 +1,4 @@
-"""Tests of the ports that servers get: they keep them while they are down, so nobody else may be given them."""
+"""The ports of servers stay reserved while the servers are down, so that nobody else gets them."""
 
 import socket
 from pathlib import Path

@@ -103,7 +103,7 @@ def test_secrets_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_body_is_in_its_signature_behind_tls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it not, a store would take a part that a proxy behind the TLS damaged: no other checksum is sent."""
+    """Otherwise a store would accept a part that a proxy behind the TLS damaged, since no other checksum is sent."""
     (tmp_path / "config").write_text("[default]\ns3 =\n  payload_signing_enabled = false\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     asked = {"Bucket": "b", "Key": "k", "UploadId": "u", "PartNumber": 1}
@@ -117,7 +117,7 @@ def test_a_body_is_in_its_signature_behind_tls_too(tmp_path: Path, monkeypatch: 
 
     reached.meta.events.register("before-send.s3.UploadPart", answer)
     try:
-        with suppress(AttributeError):  # the answer has no body
+        with suppress(AttributeError):  # the reply has no body
             reached.upload_part(**asked, Body=bytearray(b"hello"))
     finally:
         reached.meta.events.unregister("before-send.s3.UploadPart", answer)

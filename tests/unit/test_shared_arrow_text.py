@@ -1,4 +1,4 @@
-"""Rows of the one encoder of Arrow values as text and JSON: every sink that writes such gives the same."""
+"""The shared encoder of Arrow values as text and JSON, which makes all sinks write the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of all sinks: errors, answers, pools, settings, refusals, pieces, and how long each remembers."""
+"""The code that all sinks share: errors, outcomes, pools, settings, refusals, chunks, and how long sinks remember."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SINKS_KEEP = {
 
 @pytest.mark.parametrize("sink", SINKS_KEEP)
 def test_no_sink_remembers_less_than_the_log(sink: str) -> None:
-    """The log may hold `TIDY_EVERY_BATCHES` more than it keeps, and one that is being decided."""
+    """The log may hold `TIDY_EVERY_BATCHES` more batches than it keeps, and the one that is being decided."""
     assert SINKS_KEEP[sink] > horizon.KEEP_BATCHES + horizon.TIDY_EVERY_BATCHES
     assert SINKS_KEEP[sink] == horizon.SINKS_KEEP_BATCHES
 
@@ -90,7 +90,7 @@ def handle(number: int | None, slot: int = 0) -> Handle:
 
 def test_answers_come_in_the_order_of_the_handles() -> None:
     class Numbers(HandleCommitter[int]):
-        """Transactions are numbers. One is foreign."""
+        """Transactions are numbers, one of which belongs to another query."""
 
         def __init__(self) -> None:
             self.calls: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The conditions of an upsert are read as SQL: what stands in texts, comments and names is none of it."""
+"""The conditions of an upsert are parsed as SQL, so text in strings, comments and names is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker acknowledges what it was sent, so that the JVM sends the rows at once."""
+"""A worker acknowledges received data, so that the JVM sends the rows without delay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def connected(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
 
 
 def main(infile: IO[bytes], work: Callable[[], bool]) -> bool:
-    """Has the name and the argument of the function that reads from the JVM in PySpark's worker."""
+    """Has the name and the parameter of the function in PySpark's worker that reads from the JVM."""
     return work()
 
 

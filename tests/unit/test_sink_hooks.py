@@ -1,4 +1,4 @@
-"""A sink of somebody else has what ours have: warnings at a start, offsets in its transactions, words in `explain`."""
+"""Third-party sinks can do what ours do: warn at the start, store offsets in transactions, and appear in `explain`."""
 
 from __future__ import annotations
 

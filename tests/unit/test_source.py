@@ -1,4 +1,4 @@
-"""Sources that packages register: found by their format, loaded when a query has it, and asked what only they know."""
+"""Sources registered by packages: found by format, loaded when a query uses them, and asked for what only they know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Register = Callable[..., None]
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
-    """Registers these sources, and no others."""
+    """Registers exactly these sources."""
 
     def entries(**named: str) -> None:
         found = [EntryPoint(name, value, source.GROUP) for name, value in named.items()]

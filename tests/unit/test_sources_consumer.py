@@ -1,4 +1,4 @@
-"""Names and values that Spark's Kafka source is given; that a broker takes them is tried in tests/spark."""
+"""The option names and values that Spark's Kafka source gets. tests/spark checks that brokers accept them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_every_name_that_is_translated_stands_in_the_table() -> None:
 
 
 def connection(**settings: Any) -> dict[str, str]:
-    """librdkafka's settings to Java's and back."""
+    """Converts librdkafka settings to Java settings and back."""
     given = {**BROKER, **{name.replace("_", "."): value for name, value in settings.items()}}
     return connection_settings({f"kafka.{name}": value for name, value in consumer_settings(given).items()})
 

@@ -1,4 +1,7 @@
-"""What may still arrive of a batch's offsets when its transaction is to be decided. The brokers are made up."""
+"""Offset commits of a batch that may still arrive when its transaction is about to be decided.
+
+The brokers are fakes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ UNSENT = BrokerAnswer(None, "connection refused", never_sent=True)
 
 
 class Brokers:
-    """Stands in for the connection: answers as told first, and then that all is well."""
+    """Stands in for the connection. Gives the prepared answers first, and succeeds from then on."""
 
     def __init__(self) -> None:
         self.refuse: dict[str, list[BrokerAnswer]] = {}

@@ -18,7 +18,7 @@ def checkpoint(folder: Path) -> SparkCheckpoint:
 
 
 def write_offsets(checkpoint: Path, batch: int, *sources: str, settings: str = SETTINGS, version: str = "v1") -> None:
-    """As Spark 4.0 writes them, without a newline at the end."""
+    """Writes offsets in Spark 4.0's format, without a trailing newline."""
     (checkpoint / "offsets").mkdir(exist_ok=True)
     (checkpoint / "offsets" / str(batch)).write_text("\n".join([version, settings, *sources]))
 
@@ -53,7 +53,7 @@ def test_offsets_are_the_same_however_they_are_written(tmp_path: Path) -> None:
 
 
 def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> None:
-    """Version 2 of the offset log, as Spark 4.2 writes it if it is told to."""
+    """This is version 2 of the offset log, which Spark 4.2 writes if configured to."""
     first, second, eleventh = '0:{"b":{"1":7},"a":{"0":1}}', '1:{"logOffset":3}', "10:-"
     write_offsets(tmp_path, 0, eleventh, second, first, version="v2")
     assert checkpoint(tmp_path).input_offsets(0) == ('{"a":{"0":1},"b":{"1":7}}', '{"logOffset":3}', "-")
@@ -63,7 +63,7 @@ def test_offsets_of_named_sources_are_the_same_in_any_order(tmp_path: Path) -> N
 
 
 def test_checksums_beside_the_logs_are_no_batches(tmp_path: Path) -> None:
-    """Hadoop writes ``.3.crc``, and Spark since 4.1 ``3.crc`` where its checkpoint's files have checksums."""
+    """Hadoop writes ``.3.crc``, and Spark 4.1 and later ``3.crc`` if checkpoint checksums are enabled."""
     write_offsets(tmp_path, 3, "1")
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "2").write_text("v2\n{}")

@@ -28,13 +28,13 @@ def batch(number: int = 7, rows: dict[str, int] | None = None, **more: Any) -> B
 
 
 def kafka_progress(rows: int, *behind: str) -> dict[str, Any]:
-    """As Spark tells it, of which all metrics are texts."""
+    """Returns a progress report like Spark's, in which all metrics are strings."""
     sources = [{"metrics": {"maxOffsetsBehindLatest": each}} for each in behind]
     return {"numInputRows": rows, "processedRowsPerSecond": 380.6, "sources": [{"metrics": None}, *sources]}
 
 
 class Terminal:
-    """A terminal, and the clock beside it."""
+    """A fake terminal and a clock."""
 
     def __init__(self) -> None:
         self.file = io.StringIO()
@@ -122,7 +122,7 @@ def test_what_the_jvm_writes_begins_where_the_line_does(shown: ProgressDisplay, 
 def test_a_start_that_fails_leaves_no_line(terminal: Terminal) -> None:
     display = ProgressDisplay(None, terminal.screen)
     with pytest.raises(ZeroDivisionError), display.starting("totals"):
-        1 / 0  # noqa: B018 - failing is the test
+        1 / 0  # noqa: B018 - the error is what is tested
     assert terminal.screen._live is None
 
 
@@ -143,7 +143,7 @@ def test_several_queries_take_turns(shown: ProgressDisplay, terminal: Terminal) 
 def test_what_a_job_prints_into_a_file_stays_there(
     of_a_terminal: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rich takes standard output as well, for what is printed beside its line, and writes it to standard error."""
+    """Rich also captures standard output that is printed next to its progress line, and writes it to stderr."""
     printed = io.StringIO()
     monkeypatch.setattr(printed, "isatty", lambda: of_a_terminal)
     monkeypatch.setattr(sys, "stdout", printed)
@@ -156,7 +156,7 @@ def test_what_a_job_prints_into_a_file_stays_there(
 
 
 class Pipe:
-    """Standard error that is no terminal, and logging as one program has set it up."""
+    """Standard error that is not a terminal, with the logging setup of some program."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_set_up: bool, level: int = logging.INFO) -> None:
         self.screen = Screen(Console(file=io.StringIO(), force_terminal=False))

@@ -149,7 +149,7 @@ def test_where_spark_itself_has_ended_the_query_is_not_blamed(
     signalled: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Gone(FakeQuery):
-        """Its JVM goes with the signal, and takes it along."""
+        """Its JVM gets the same signal, and dies with it."""
 
         def stop(self) -> None:
             self._error = ConnectionRefusedError("nobody there")

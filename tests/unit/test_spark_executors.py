@@ -152,7 +152,10 @@ def test_each_lack_of_a_worker_is_named(changed: Mapping[str, Any], kind: str, t
 
 
 def on_a_worker(code: str, *, path: Path | None = None, more: Needs | None = None) -> str:
-    """Returns what a new process prints that has the pickled function as ``write``, with no or another sparkonce."""
+    """Runs code in a new process that has the pickled function as ``write`` and no or another sparkonce.
+
+    Returns its output.
+    """
     write = cloudpickle.dumps(lambda rows: iter([sum(rows)]))
     pickled = cloudpickle.dumps(checked_first(write, more or needs(modules=[])))
     before = "sys.modules['sparkonce'] = None" if path is None else f"sys.path.insert(0, {str(path)!r})"
@@ -230,7 +233,7 @@ def test_all_hosts_with_a_lack_are_told_and_how_to_ship() -> None:
 
 
 class Context:
-    """A context, as far as it is asked."""
+    """Stands in for a SparkContext."""
 
     def __init__(self, master: str, files: str | None) -> None:
         self.master = master

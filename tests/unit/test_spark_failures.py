@@ -38,7 +38,7 @@ def test_a_query_that_is_stopped_says_so_in_sparks_words_and_logs_no_trace(
 ) -> None:
     caplog.set_level(logging.INFO)
     error = short_error(RuntimeError(text))
-    # What StreamExecution.PROXY_ERROR looks for.
+    # The text that StreamExecution.PROXY_ERROR looks for.
     assert "py4j.protocol.Py4JJavaError: An error occurred while calling" in error.message
     assert "java.lang.InterruptedException" in error.message
     assert caplog.records == []
@@ -225,7 +225,7 @@ def test_what_a_plan_raises_is_told_whole() -> None:
 
 def test_a_plan_that_is_stopped_while_its_rows_go_nowhere_says_so_too() -> None:
     class Plan:
-        """A DataFrame whose job is stopped, and its session."""
+        """A DataFrame whose job is stopped, with its session."""
 
         def __getattr__(self, _: str) -> Any:
             return self
@@ -267,7 +267,7 @@ def test_the_advice_of_a_tasks_error_is_the_next_step() -> None:
 
 @pytest.mark.parametrize("text", ["An error occurred.\n: java.lang.InterruptedException\n\tat", "no broker"])
 def test_what_led_to_an_error_is_left_out_but_for_a_stop(text: str) -> None:
-    """Spark takes a stopped query for a failed one unless it is told so in its own words."""
+    """Spark reports a stopped query as failed unless the error contains Spark's own text."""
     error = UnknownOutcomeError("Not listed.", next_step="start again.")
     error.__cause__ = RuntimeError(text)
     told = without_causes(error)

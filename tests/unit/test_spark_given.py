@@ -1,4 +1,4 @@
-"""What a query is given, as far as no Spark is needed; the rest is in spark/test_mistakes.py."""
+"""The arguments of a query, as far as they can be checked without Spark. The rest is in spark/test_mistakes.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_connect_is_known_by_its_module() -> None:
         check_classic("df", frame)
     check_classic("df", object())
 
-    # Spark Connect pickles what foreachBatch is given, and prints the cause that it meets.
+    # Spark Connect pickles the function given to foreachBatch, and prints the underlying error.
     assert ExactlyOnce.__reduce__ is never_pickled
     with pytest.raises(ConfigurationError, match=r"Connect's foreachBatch.*Next: Start a classic session"):
         pickle.dumps(ExactlyOnce.__new__(ExactlyOnce))

@@ -1,4 +1,4 @@
-"""The number of slots that follows from a batch's recorded offsets."""
+"""How the number of slots follows from a batch's recorded offsets."""
 
 from __future__ import annotations
 

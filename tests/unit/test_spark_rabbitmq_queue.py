@@ -1,4 +1,4 @@
-"""Tests of what a query of RabbitMQ queues gives to Spark."""
+"""What a query on RabbitMQ queues passes to Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkonce_rabbitmq.server import RabbitMQ
 
 
 def test_the_password_goes_to_the_process_that_plans_and_to_no_task(tmp_path: Path) -> None:
-    server = RabbitMQ(password="s3cret-word")  # noqa: S106 - of no server
+    server = RabbitMQ(password="s3cret-word")  # noqa: S106 - not a real password
     consumer = ConsumerSettings(server=server, queue="q", prefetch=9, exclusive=True, patience_s=30.0)
     files = LocalFiles(tmp_path)
     options = QueueOptions(files=files, consumer=consumer, receiver=ReceiverSettings(), most=None, partitions=2)

@@ -29,11 +29,11 @@ class Played:
 
 
 class Server:
-    """A server, in place of connections to a real one. Each stream's chunks have ten messages.
+    """A fake server, used instead of real connections. Each chunk of a stream has ten messages.
 
     Attributes:
-        ends: The offset behind the last message of each stream.
-        is_away: Whether it answers.
+        ends: The offset after the last message of each stream.
+        is_away: Whether the server is down.
     """
 
     def __init__(self, **ends: int) -> None:

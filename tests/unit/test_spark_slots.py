@@ -1,4 +1,4 @@
-"""A query is told once that its batches have few rows for their slots."""
+"""A query reports only once that its batches have too few rows for their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the topics that are read are held to be other ones, and what is known if no broker can be asked."""
+"""Which source topics count as recreated, and what is known if no broker can be asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFSETS = (json.dumps({"a": {"0": 5}, "b": {"0": 7}}),)
 
 
 class Topics(SourceTopics):
-    """Brokers that know these ids: with commas between where clusters give different ones."""
+    """Brokers that know these topic ids. Commas separate the ids of different clusters."""
 
     def __init__(self, **ids: str) -> None:
         super().__init__(())
@@ -54,7 +54,7 @@ def test_a_topic_that_is_another_one_is_refused() -> None:
 
     topics = Topics(a="1")
     topics.start({})
-    topics.ids = {"a": "1", "b": "2"}  # a topic that a pattern matches from now on
+    topics.ids = {"a": "1", "b": "2"}  # a new topic that matches a pattern
     assert topics.before_decision((), OFFSETS) == ""
     topics.ids = {"a": "1", "b": "3"}
     assert "Topic 'b'" in topics.before_decision((), OFFSETS)
@@ -79,7 +79,7 @@ def test_a_topic_of_two_clusters_is_the_same_while_one_does_not_answer() -> None
 
 
 class Ends(Topics):
-    """Brokers that say where partition 0 of each topic ends."""
+    """Brokers that return the end offset of partition 0 of each topic."""
 
     def __init__(self, ends: Mapping[str, int], **options: str) -> None:
         super().__init__(**dict.fromkeys(ends, "1"))
@@ -137,8 +137,8 @@ def test_a_batch_that_ends_before_it_begins_stays_refused_whatever_is_written_si
         (["b"], ""),
         (["mirrored.a,mirrored.b"], "topics 'mirrored.a', 'mirrored.b'"),
         (["a", "mirrored.b"], "topic 'mirrored.b'"),
-        (["a,b", "c"], ""),  # of a source that is added Spark itself says so
-        (["mirrored.a", ""], ""),  # a pattern, which may be for any topic
+        (["a,b", "c"], ""),  # for an added source, Spark itself reports it
+        (["mirrored.a", ""], ""),  # a pattern, which may match any topic
         ([], ""),
     ],
 )

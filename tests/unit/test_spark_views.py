@@ -31,7 +31,7 @@ class Rules:
 
 
 class Alike:
-    """A function that equals every other of its kind, and cannot be hashed."""
+    """A function that equals every other instance, and is not hashable."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -54,7 +54,7 @@ RULES = Rules()
     [
         ((None, None), [["0", "1"]]),
         ((one_view, None, one_view), [["0", "2"], ["1"]]),
-        # Python makes a method anew each time it is asked for: equal to the last one, and another object.
+        # Python creates a new method object on each access, which equals the last one but is not identical.
         ((RULES.big, RULES.big), [["0"], ["1"]]),
         ((Alike(), Alike(), None), [["0"], ["1"], ["2"]]),
     ],
@@ -108,7 +108,10 @@ def test_a_view_that_fails_without_rows_is_named() -> None:
 
 
 def test_a_pyspark_that_wants_to_be_told_the_time_zone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 4.2 on it asserts that it was, for every timestamp. Before, it takes no such argument."""
+    """Since 4.2, PySpark asserts that a time zone is passed for each timestamp.
+
+    Older versions have no such parameter.
+    """
     real = views.to_arrow_schema
     schema = StructType([StructField("at", TimestampType())])
     before = arrow_schema(schema)
@@ -138,7 +141,7 @@ TWICE = StructType([StructField(name, IntegerType()) for name in "aba"])
     "around", [TWICE, ArrayType(TWICE), MapType(IntegerType(), StructType([StructField("in", ArrayType(TWICE))]))]
 )
 def test_a_field_name_that_a_struct_has_twice_is_refused(around: DataType) -> None:
-    """Spark would number the fields on their way to the workers: a_0, a_1."""
+    """Spark would rename the fields to a_0 and a_1 on their way to the workers."""
     schema = StructType([StructField("id", IntegerType()), StructField("s", around)])
     with pytest.raises(SchemaError, match=r"Column 's' has the field 'a' more than once"):
         arrow_schema(schema)

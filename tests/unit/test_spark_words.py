@@ -1,4 +1,4 @@
-"""Where a query does what its user cannot have meant, a line says so; where nothing is wrong, none does."""
+"""A query logs a line when it does something its user probably did not intend, and nothing otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparkonce.spark import query_end
 from sparkonce.spark.start.arguments import _options
 from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_repeats
 from sparkonce.spark.views import Share
-from sparkonce.watch import display  # noqa: F401 - which sets the format
+from sparkonce.watch import display  # noqa: F401 - imported because it sets the format
 
 
 @pytest.mark.parametrize(

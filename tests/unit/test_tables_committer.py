@@ -31,7 +31,7 @@ def label(query: str, prefix: str = "delta") -> Label:
 
 
 class History(Table):
-    """A table of which only the versions are asked for."""
+    """A table that can only be asked for its versions."""
 
     def __init__(self, *labels: Label) -> None:
         self.versions = list(labels)
@@ -90,7 +90,7 @@ def test_traces_are_those_of_one_query_under_one_prefix(committer: TableCommitte
 def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut may leave the note, and take the table's newest version. Nobody would write its rows again."""
+    """A power failure may keep the note but lose the table's newest version, and nobody would write its rows again."""
     has_them = Finished(outcome=Outcome.ALREADY_COMMITTED)
     monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
     monkeypatch.setattr(History, "spark", None, raising=False)
@@ -126,7 +126,7 @@ def test_a_note_that_rows_were_written_is_believed_if_the_table_has_them(
 def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
     committer: TableCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is undone and written again then, as after any outage. What will never fit is said at once."""
+    """The batch is then undone and retried, as after any outage. Rows that can never fit are reported immediately."""
     error: Exception = RuntimeError("the metastore does not answer")
 
     def asked(*_: object) -> None:
@@ -154,7 +154,7 @@ def test_a_table_that_cannot_be_asked_before_the_decision_is_away(
 def test_the_version_of_a_table_on_a_local_disk_is_durable_before_it_is_noted(
     location: str, synced: bool, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither Delta nor Iceberg syncs what it writes."""
+    """Neither Delta nor Iceberg calls fsync on what it writes."""
     durable: list[Path] = []
     monkeypatch.setattr("sparkonce.sinks.tables.committer._active", nullcontext)
     monkeypatch.setattr("sparkonce.sinks.tables.table.sync_file_system", durable.append)

@@ -1,4 +1,4 @@
-"""The registry's double takes a schema as backward compatible where Avro's rules of resolution say so."""
+"""The test registry accepts a schema as backward compatible exactly if Avro's resolution rules allow it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_a_broker_that_does_not_know_yet_that_it_leads_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, early: int
 ) -> None:
     class _Admin:
-        """A broker that answers as it is told to, one question after the other."""
+        """A broker that gives the prepared answers, one per request."""
 
         answers: list[int | KafkaError]
 

@@ -1,4 +1,4 @@
-"""What is asked for on the command line of the verifier: what it comes to, and what is refused."""
+"""The verifier's command line: how options are interpreted, and which ones are rejected."""
 
 from __future__ import annotations
 

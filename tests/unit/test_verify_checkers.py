@@ -20,16 +20,16 @@ RUN = ""
 
 
 def torn_too(system: str, counts: dict[Anomaly, int]) -> dict[tuple[Anomaly, str], int]:
-    """What is found if rows of one batch of one system are not what they must be.
+    """Adds the anomalies that always follow if rows of one batch are wrong in one system.
 
-    The batch then differs from the other system's, and the system from the undisturbed query: no way around it.
+    The batch then also differs from the other system's batch, and the system from the undisturbed query.
     """
     found = {(anomaly, system): count for anomaly, count in counts.items()}
     return {**found, (Anomaly.TORN, RUN): 1, (Anomaly.STATE_DIFFERS, system): sum(counts.values())}
 
 
 def appended(run: Run, system: str, row: Row, **changed: Any) -> Row:
-    """The row once more, behind all others."""
+    """Appends the row again, behind all others."""
     again = {**row, **changed}
     if again["offset"] >= 0:
         again["offset"] = len(run.observed[system]) + 1_000
@@ -147,7 +147,7 @@ def test_a_null_is_no_value(column: str) -> None:
 
 def test_rows_out_of_order() -> None:
     def neighbours(run: Run) -> tuple[Row, Row]:
-        """Two rows of one key, one after the other."""
+        """Returns two consecutive rows of the same key."""
         rows = [row for row in run.observed[KAFKA] if row["kind"] == "row" and row["key"] == 1]
         return rows[0], rows[1]
 
@@ -170,7 +170,7 @@ def test_rows_out_of_order() -> None:
     run = good_run()
     one, two = neighbours(run)
     run.observed[KAFKA].remove(two)
-    one["offset"] += 1  # a marker of a transaction takes an offset, too
+    one["offset"] += 1  # a transaction marker takes up an offset too
     assert (Anomaly.OUT_OF_ORDER, KAFKA) not in run.found()
 
     assert [each.system for each in good_run().judge() if each.anomaly is Anomaly.OUT_OF_ORDER] == [KAFKA]
@@ -365,7 +365,7 @@ def test_what_a_run_without_its_end_lacks_is_no_loss(ends: str) -> None:
 
 
 def struck(fault: Fault, system: str = "") -> Run:
-    """The good run, with another fault than a kill."""
+    """Returns the good run with a fault other than a kill."""
     run = good_run()
     at = run.place(EventKind.FAULT)
     run.events[at] = noted(

@@ -1,4 +1,4 @@
-"""A process whose clock jumps: its wall clock does, and all else of its time goes on."""
+"""A process whose wall clock jumps, while its other clocks continue normally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``sparkonce verify`` says, and the code that it exits with, of runs that others made."""
+"""The output and the exit codes of ``sparkonce verify``, for runs that are made up."""
 
 from __future__ import annotations
 

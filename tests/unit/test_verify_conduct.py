@@ -1,4 +1,4 @@
-"""A query that is kept running, without Spark: its drivers are processes that do what a few lines of Python say."""
+"""A query that is kept running without Spark. Its drivers are processes that run a few lines of Python."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_driver_that_finishes_a_batch_before_it_falls_does_not_count(conduct: 
 
 def test_a_driver_that_takes_long_to_start_is_still_held(conduct: Conduct, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce_lab.conduct._ARMED_S", 0.0)
-    events = [{"event": "held", "phase": "READING", "batch": 0}]  # its phase alone would end the wait
+    events = [{"event": "held", "phase": "READING", "batch": 0}]  # the phase alone would end the wait
     conductor = conduct(TELLS.format(before="", events=events, after="sys.stdin.read()"))
     step = Step(number=1, fault=Fault.DRIVER_KILLED, phase="READING", batches=0)
     assert conductor.aim(step).held == "READING"

@@ -58,7 +58,7 @@ def struck(at_ms: int, number: int, fault: Fault, where: Phase, **fields: Any) -
 
 
 def small(*events: Event, finished: bool = True, systems: Sequence[str] = ("kafka", "postgres")) -> History:
-    """Two drivers, four batches, three faults that struck and one that could not be injected; 20 s."""
+    """A history of 20 s with two drivers, four batches, three faults, and one that could not be injected."""
     schedule = [
         step(1, Fault.CUT, Phase.WRITING, "kafka"),
         step(2, Fault.DRIVER_KILLED, Phase.DECIDING),
@@ -102,7 +102,7 @@ def observed(expected: pa.Table) -> pa.Table:
 
 
 def long(faults: int, batches: int) -> History:
-    """A batch a second, and at even distances all faults in turn, each of which another driver survives."""
+    """A history with one batch per second and all faults at regular intervals. A new driver continues after each."""
     systems = ("kafka", "postgres")
     struck_by = {
         (nth * batches) // (faults + 1): step(nth, fault, Phase.WRITING, "kafka" if fault.of_a_system else "")
@@ -169,7 +169,7 @@ OF_THE_RUN = {Anomaly.TORN, Anomaly.STATE_DIFFERS, Anomaly.STUCK, Anomaly.STOPPE
 
 
 def judged(bad: Mapping[tuple[Anomaly, str], tuple[int, Sequence[str]]] | None = None) -> list[Verdict]:
-    """Verdicts on every anomaly, of the whole run or of each system, in which nothing is bad but this."""
+    """Returns verdicts on every anomaly, for the whole run or for each system. Only the given ones are bad."""
     return [
         Verdict(anomaly=anomaly, system=system, looked_at=50_192, count=count, examples=tuple(examples))
         for anomaly in Anomaly

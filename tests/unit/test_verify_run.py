@@ -1,4 +1,4 @@
-"""What a run does at its edges: servers that cannot be had, reads that fail, what is left behind."""
+"""Edge cases of a run: servers that cannot start, reads that fail, and what is left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unit.verify_world import good_run
 
 
 class Fake:
-    """A system of which calls fail."""
+    """A system whose calls fail."""
 
     keep_place = False
 
@@ -126,7 +126,7 @@ def test_rows_stay_on_the_users_own_servers_where_something_is_wrong_with_them(l
 
 def test_what_cannot_be_read_costs_nothing_that_can(tmp_path: Path) -> None:
     class Late(Fake):
-        """Answers when it is asked for the second time."""
+        """Answers only the second request."""
 
         def read(self) -> Any:
             self.errors = {} if "read" in self.called else {"read": OSError("not yet")}
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_copied_costs_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_us_in_order(number: signal.Signals) -> None:
-    outside = signal.signal(number, signal.SIG_DFL)  # under nohup a hangup is ignored
+    outside = signal.signal(number, signal.SIG_DFL)  # nohup makes a process ignore SIGHUP
     try:
         with pytest.raises(SystemExit) as end, end_on_signals():
             os.kill(os.getpid(), number)

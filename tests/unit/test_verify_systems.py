@@ -168,7 +168,10 @@ def test_two_brokers_cannot_do_without_one() -> None:
 
 @pytest.mark.parametrize("make", [PostgresSystem, MySQLSystem])
 def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader's thread and the one that strikes: a connection that both make is kept by one, and left by the other."""
+    """A reader's thread and a fault injector may both connect.
+
+    One of the two connections is kept, and the other dropped.
+    """
     system, both = make(), threading.Barrier(2)
 
     def connect() -> None:
@@ -184,7 +187,7 @@ def test_of_those_who_ask_at_once_one_connects(make: Any, monkeypatch: pytest.Mo
 
 
 def test_a_delta_table_is_read_by_its_log(tmp_path: Path) -> None:
-    """Files that a later version removes are not read any more, and those of no version never are."""
+    """Files that a later version removes are no longer read, and files that belong to no version are never read."""
     system = DeltaSystem(str(tmp_path))
     system.start(tmp_path / "unused")
     system.place()

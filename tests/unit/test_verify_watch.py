@@ -1,4 +1,4 @@
-"""What the verifier reads of the decision log while others write it."""
+"""What the verifier reads from the decision log while others write to it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_reader_looks_on_when_it_could_not_read_the_log(log: DecisionLog, reco
     def newest() -> int:
         nonlocal looks
         looks += 1
-        if looks == 3:  # twice the log could not be read
+        if looks == 3:  # the log could not be read twice
             path = tmp_path / "sparkonce" / "records" / f"{2:020d}"
             path.unlink()
             log.put(2, decision(NEW))

@@ -1,4 +1,4 @@
-"""The figures of a query: what they count, by a clock of ours."""
+"""The metrics of a query and what they count, with a fake clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def progress(batch: int, **more: Any) -> BatchProgress:
 
 
 class Clock:
-    """Two clocks that go alike, until somebody sets the first."""
+    """Two clocks that run in step until a test sets the first one."""
 
     def __init__(self) -> None:
         self.now_ms, self.set_by_ms = 1_000, 0
@@ -56,7 +56,7 @@ class Clock:
 
 
 class Run:
-    """A run, with the state and the count that somebody sets."""
+    """A run whose state and count can be set."""
 
     def __init__(self) -> None:
         self.state, self.swept = State(claim=CLAIM, token=TOKEN, transactional=("orders",)), 0
@@ -101,7 +101,7 @@ def test_a_batch_has_its_phases_in_their_order(figures: Figures, clock: Clock) -
     found = figures.done(progress(3))
     assert found.phases == [("claiming", 10), (Phase.WRITING.value, 250), ("deciding", 5)]
     assert (found.began_ms, found.took_ms, found.rows) == (1_000, 265, {"orders": 5})
-    clock.now_ms += 10_000  # idle, which is of no batch
+    clock.now_ms += 10_000  # idle time, which belongs to no batch
     go_through(figures, clock, 4, (Phase.WRITING, 20))
     assert figures.done(progress(4)).phases == [(Phase.WRITING.value, 20)]
 
@@ -195,7 +195,7 @@ def test_a_restart_that_fails_before_its_first_batch_is_a_stop(figures: Figures)
 
 
 def test_an_end_is_told_once(figures: Figures) -> None:
-    """A query's end is noticed by itself, and by ``close()`` of a user who calls it as well."""
+    """The end of a query is noticed automatically, and also reported by ``close()`` if a user calls it."""
     figures.end_run("r1", "the source is away")
     figures.end_run("r1")
     watched = figures.watched()
@@ -215,7 +215,7 @@ def test_while_slots_are_prepared_the_oldest_may_be_as_old_as_the_first(
     figures: Figures, clock: Clock, run: Run
 ) -> None:
     run.state = replace(run.state, phase=Phase.WRITING, writing=Writing())
-    run.opened_s = 0.5  # of the batch before
+    run.opened_s = 0.5  # of the previous batch
     figures.enter(Phase.WRITING, 4)
     assert figures.watched().in_doubt == {"orders": InDoubt(opened_ms=1_000)}
     run.opened_s = None  # rows are computed first

@@ -128,7 +128,7 @@ def test_where_nothing_is_written(files: LocalFiles) -> None:
     writer.close()
     assert TimelineReader(files).read() == []
 
-    # Its store may have kept it waiting for so long that another run has begun.
+    # The store may have delayed it for so long that another run has begun.
     figures = figures_of(Token(7, "ab12cd34"), "r2")
     writer = TimelineWriter(files, figures, "r1", every_s=60.0)
     writer.add(batch(0))
@@ -145,7 +145,7 @@ def test_where_nothing_is_written(files: LocalFiles) -> None:
 
 
 def test_the_first_claim_is_written_at_once(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or nobody would hear of a run that dies in its first seconds."""
+    """Otherwise, nobody would learn about a run that dies in its first seconds."""
     figures, run, looked = Figures(), Run(), threading.Event()
     run.state = State(claim=CLAIM)
     figures.begin_run(QUERY, "r1", run)

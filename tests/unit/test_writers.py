@@ -1,4 +1,4 @@
-"""Writers on stand-ins: every row arrives, in order, before it is called prepared, and what is there counts."""
+"""Writers with fakes: every row is sent, in order, before the slot counts as prepared, and the counts are right."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME = TransactionName(prefix="p", query="0" * 12, token=Token(0, "0" * 8), batc
 
 def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
     class Producer:
-        """In place of librdkafka's: what is produced is in flight until it is flushed."""
+        """Stands in for librdkafka's producer. Produced rows are in flight until a flush."""
 
         def __init__(self) -> None:
             self.in_flight: list[bytes] = []
@@ -61,7 +61,7 @@ def test_kafka_has_all_rows_in_order_before_they_are_prepared() -> None:
             return self.state
 
         def poll(self, *_: object) -> None:
-            """Serves nothing."""
+            """Delivers nothing."""
 
         begin_transaction = begin_task = poll
 

@@ -15,7 +15,7 @@ from sparkonce_lab.workload import Workload
 
 SYSTEMS = ("kafka", "postgres")
 BATCHES = (0, 1, 3)
-"""Those with rows; batch 2 has none."""
+"""The batches with rows. Batch 2 has none."""
 PARTITIONS = 2
 
 Row = dict[str, Any]
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Run:
-    """What a `History` is made of. Kafka keeps an order, PostgreSQL does not."""
+    """The parts of a `History`. Kafka preserves the order, and PostgreSQL does not."""
 
     events: list[Event]
     expected: list[Row]
@@ -42,7 +42,7 @@ class Run:
         return judge(self.history())
 
     def found(self) -> dict[tuple[Anomaly, str], int]:
-        """How often each anomaly was found, where it was."""
+        """Returns how often each anomaly was found in each place."""
         return {(verdict.anomaly, verdict.system): verdict.count for verdict in self.judge() if verdict.count}
 
     def verdict(self, anomaly: Anomaly, system: str = "") -> Verdict:
@@ -50,7 +50,7 @@ class Run:
         return one
 
     def place(self, kind: EventKind, **fields: Any) -> int:
-        """Where the first such event is."""
+        """Returns the index of the first such event."""
         return next(at for at, event in enumerate(self.events) if event.kind is kind and fields.items() <= _all(event))
 
     def insert(self, at: int, *events: Event) -> None:
@@ -69,8 +69,8 @@ def noted(kind: EventKind, at_ms: int = 1_000, **fields: Any) -> Event:
 
 
 def good_run(rows: int = 40, seed: int = 1, keys: int = 3) -> Run:
-    """A run in which nothing is wrong, and in which every checker has something to look at."""
-    # Windows are so short that some sums are of few rows, and below zero.
+    """Returns a run without anomalies, in which every checker has something to check."""
+    # Windows are so short that some sums cover few rows and are negative.
     workload = Workload(seed=seed, partitions=PARTITIONS, keys=keys, rows_per_second=1_000, window_ms=4)
     expected = workload.expected(rows).to_pylist()
     return Run(
@@ -82,7 +82,7 @@ def good_run(rows: int = 40, seed: int = 1, keys: int = 3) -> Run:
 
 
 def observed(expected: Sequence[Row], *, ordered: bool) -> list[Row]:
-    """The rows, cut into batches in their order."""
+    """Returns the rows, divided into batches in order."""
     offsets = [0] * PARTITIONS
     found = []
     for at, row in enumerate(expected):
@@ -94,7 +94,7 @@ def observed(expected: Sequence[Row], *, ordered: bool) -> list[Row]:
 
 
 def good_events() -> list[Event]:
-    """A driver that is killed once, and one that goes on for half an hour."""
+    """Returns the events of one driver that is killed once, and of one that continues for half an hour."""
     return [
         noted(EventKind.BEGAN, 0, seed=1, systems=list(SYSTEMS)),
         noted(EventKind.START, driver=1, pid=11, slots=2, master="local[2]"),
