@@ -383,7 +383,7 @@ class Rights:
             "group": (ResourceType.GROUP, self.group, literal, AclOperation.READ),
             "source": (ResourceType.TOPIC, self.source, literal, AclOperation.READ),
         }
-        """What docs/security.md lists."""
+        """What docs/kafka.md lists."""
 
     def binding(self, right: str) -> AclBinding:
         kind, name, pattern, operation = self.least[right]

@@ -1,4 +1,4 @@
-"""PostgreSQL and MariaDB with the rights of docs/security.md and no others: a whole job, and each right taken away.
+"""PostgreSQL and MariaDB with the rights that their pages list and no others: a whole job, and each right taken away.
 
 What else is missing at a start is asked in test_postgres_preflight.py and test_mysql_preflight.py; here it goes while
 the query runs.

@@ -106,7 +106,7 @@ def unnamed_errors(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PROPERTIES)
 def test_a_page_about_a_system_has_the_order_of_all(page: str) -> None:
     # The first headings of each page about a target system.
-    order = ["How it works", "Set-up", "Every property", "What to watch", "When things go wrong"]
+    order = ["How it works", "Setup", "Every property", "What to watch", "When things go wrong"]
     assert headings((DOCS / f"{page}.md").read_text())[: len(order)] == order
 
 

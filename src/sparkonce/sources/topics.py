@@ -446,8 +446,8 @@ class SourceTopics:
                         f"planned, and this query had read it up to {read}: {_WENT_BACK}.",
                         next_step="Bring the newer state back, and move offsets/N and offsets/.N.crc, N being the "
                         "highest number, out of the checkpoint. If there is no newer state, start the query once with "
-                        "fail_on_data_loss=False: it then reads on from the topic's end. See \"A server that went "
-                        'back" in docs/operations.md.',
+                        "fail_on_data_loss=False: it then reads on from the topic's end. See "
+                        "docs/operations.md#a-server-restored-from-an-older-state.",
                     )
                 if min(now, planned) < read:
                     logger.warning(

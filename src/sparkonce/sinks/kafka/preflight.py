@@ -215,7 +215,7 @@ def _check_cluster(cluster_id: str, cluster: _Cluster, recorded: Facts | None, f
         f"{before!r} until now.",
         next_step=f"Name brokers of the old cluster, or {ANEW}. If the other cluster "
         f"has replaced it for good: KafkaSink(..., former_cluster_id={before!r}), after you have compared what is "
-        'there; see "A server that went back" in docs/operations.md.',
+        "there; see docs/operations.md#a-server-restored-from-an-older-state.",
         setting="bootstrap.servers",
     )
 
