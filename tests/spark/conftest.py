@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that use the session share one session and one broker; those of Delta and Iceberg have their own."""
+    """All tests that use the session share one session and one broker. Delta and Iceberg tests have their own."""
     for item in items:
         used = getattr(item, "fixturenames", ())
         if item.path.is_relative_to(HERE) and "spark" in used:
@@ -40,7 +40,7 @@ def no_pravega_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Cluster]:
-    """A broker that may be restarted, and that looks every half second which transactions are past their timeout."""
+    """A broker that may be restarted, and that checks every half second for transactions past their timeout."""
     overrides = {
         "auto.create.topics.enable": "false",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
@@ -51,7 +51,7 @@ def kafka() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session in this process, for tests that kill nothing. The tables' jars cost its start less than a second."""
+    """A session in this process, for tests that kill nothing. The tables' jars add less than a second to its start."""
     from conformance import folder, folder_sink
     from jvm import jars_beside_spark
     from spark.in_process import travelling
@@ -66,8 +66,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "jvm_flags": jvm_flags(),
         "temporary": str(tmp_path_factory.mktemp("spark")),
         "spark": {
-            # The session stands idle while other tests run. Heartbeats of its executor have been seen to fail then:
-            # after 60 in a row, in ten minutes, Spark ends the JVM with 56, and nobody can stop the session in order.
+            # The session is idle while other tests run, and its executor's heartbeats may fail then. After 60 failures
+            # in a row, which take ten minutes, Spark exits the JVM with code 56, and the session cannot be stopped
+            # properly.
             "spark.executor.heartbeat.maxFailures": "1000000",
             "spark.sql.streaming.checkpointFileManagerClass": light_files(),
             "spark.python.daemon.module": "preloaded",
@@ -76,14 +77,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     made = session(Config(**{**nothing, **given}))
     gc.collect()
-    gc.freeze()  # each query ends with a collection: it need not look at all that was imported
+    gc.freeze()  # each query ends with a garbage collection, which need not scan all imported modules
     with travelling(folder, folder_sink):
         yield made
     made.stop()
 
 
 def table_libraries() -> Iterator[str]:
-    """Yields the libraries of Delta, Iceberg and Pravega that there are for this Spark."""
+    """Yields the libraries of Delta, Iceberg and Pravega that exist for this Spark version."""
     for wanted in ({"delta": True}, {"iceberg": True}, {"pravega": True}):
         with suppress(ConfigurationError):
             yield spark_packages(**wanted).split(",")[-1]

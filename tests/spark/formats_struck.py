@@ -24,13 +24,13 @@ BEFORE, AFTER, DEPOSED = "before", "after", "deposed"
 
 
 class StrikingLog(ForwardingLog):
-    """Strikes once, at the decision of one batch.
+    """Injects one fault at the decision of one batch.
 
     Args:
-        log: The log.
-        when: `BEFORE` or `AFTER` the put; `DEPOSED`: another run claims first.
-        batch: Whose.
-        struck: A file that is made by the strike.
+        log: The wrapped log.
+        when: `BEFORE` or `AFTER` the put, or `DEPOSED`, which lets another run claim first.
+        batch: The batch.
+        struck: A file that is created when the fault is injected.
     """
 
     def __init__(self, log: DecisionLog, when: str, batch: int, struck: Path) -> None:

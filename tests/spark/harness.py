@@ -1,4 +1,4 @@
-"""A job: a query with its checkpoint, source and targets, across its runs, and the verdict on what came of it."""
+"""A job: a query with its checkpoint, source and targets across its runs, and the verdict on its output."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 
 Row = tuple[str, str]
-"""Key and value of a row of the output, as far as a job says what they must be."""
+"""The key and value of an output row, as far as a job specifies them."""
 
 Rows = Counter[tuple[str, int]]
-"""How often each row, known by its id, is somewhere under the number of a batch."""
+"""How often each row, given by its id, appears somewhere under a batch number."""
 
 Message = tuple[bytes, bytes | None]
 """Key and value of a row of a source."""
@@ -60,15 +60,18 @@ class Verdict(NamedTuple):
 
 
 class AnyJob:
-    """Sources, systems, a checkpoint, and everything that runs on them. Use as a context manager.
+    """The sources, target systems and checkpoint of a query, and everything that runs on them.
+
+    Use it as a context manager.
 
     Args:
-        bootstrap: The broker.
-        folder: A new one.
-        sources: How many topics are read.
-        settings: More of the Kafka sink's settings.
-        systems: What else it writes to, started, with a place of columns ``id`` and ``batch``.
-        config: More of `Config`.
+        bootstrap: The bootstrap servers.
+        folder: A new folder.
+        sources: The number of source topics.
+        settings: More settings of the Kafka sink.
+        systems: Other target systems, already started, each with a table or folder with the columns ``id`` and
+            ``batch``.
+        config: More fields of `Config`.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class AnyJob:
         self.gate.__exit__()
 
     def send(self, messages: Sequence[Message], source: int = 0) -> None:
-        """Sends to the partitions in turn: the n-th message of a source is number n // 4 of partition n % 4."""
+        """Sends messages to the partitions round-robin: message n of a source is number n // 4 in partition n % 4."""
         first, self._sent[source] = self._sent[source], self._sent[source] + len(messages)
         rows = (
             {"key": key, "value": value, "partition": number % PARTITIONS}
@@ -144,15 +147,15 @@ class AnyJob:
 
     @property
     def query(self) -> str:
-        """The short form of its id."""
+        """The short form of the query's id."""
         return short_query(str(json.loads((self.checkpoint / "metadata").read_text())["id"]))
 
     def phase(self) -> Arrival | None:
-        """Where the newest run stood last."""
+        """The last point that the newest run arrived at."""
         return self.gate.last(PHASE)
 
     def transactions(self, *states: str) -> dict[str, Transaction]:
-        """The query's own transactions on the broker, in one of these states, or in any."""
+        """Returns the query's own transactions on the broker, optionally only those in one of these states."""
         return transactions_of(self.bootstrap, self.query, *states)
 
     def await_aborted(self) -> None:
@@ -219,14 +222,14 @@ def sent(ids: Sequence[str]) -> Iterator[str]:
 
 
 class Job(AnyJob):
-    """A job whose output is each id once.
+    """A job whose output contains each id exactly once.
 
     Args:
-        bootstrap: The broker.
-        folder: A new one.
-        rows: How many different ids to send.
-        again: Whether ids come again, see `sent`.
-        more: Of `AnyJob`.
+        bootstrap: The bootstrap servers.
+        folder: A new folder.
+        rows: The number of different ids to send.
+        again: Whether ids are repeated, see `sent`.
+        more: More arguments of `AnyJob`.
     """
 
     def __init__(self, bootstrap: str, folder: Path, *, rows: int, again: bool = True, **more: Any) -> None:
@@ -248,9 +251,9 @@ class Job(AnyJob):
         return self
 
     def row(self, record: Record) -> Row:
-        """Its id."""
+        """Returns the id of a record as a row."""
         return (record.key or b"").decode(), ""
 
     def judge(self) -> Verdict:
-        """Counts what stands in the topic."""
+        """Counts the rows in the topic."""
         return self.count(Counter((each, "") for each in self.ids))

@@ -39,7 +39,7 @@ MARKS = [pytest.mark.kafka, *SPARK]
 
 @contextmanager
 def travelling(*modules: ModuleType) -> Iterator[None]:
-    """What these modules define goes to Spark's workers as it is: they do not find the tests' modules."""
+    """Pickles definitions of these modules by value, since Spark's workers cannot import test modules."""
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -51,9 +51,9 @@ def travelling(*modules: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def new_session(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session with settings of its own. Afterwards the one is active that was before.
+    """A session with settings of its own. Afterwards, the previous session is active again.
 
-    PySpark's `createDataFrame` makes its session the active one, and there Spark looks for formats.
+    PySpark's `createDataFrame` activates its session, and Spark looks there for formats.
     """
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     before = SparkSession._activeSession or spark
@@ -75,16 +75,16 @@ def ended(query: StreamingQuery) -> StreamingQuery:
 
 def stopped(query: StreamingQuery) -> None:
     query.stop()
-    wait_until_closed(query.runId)  # until then its timeline may be written
-    gc.collect()  # PySpark leaves sockets behind in cycles: they are not to surface in somebody else's test
+    wait_until_closed(query.runId)  # until then, its timeline may still be written
+    gc.collect()  # PySpark leaves open sockets in reference cycles, which must not surface in another test
 
 
 class CrashError(RuntimeError):
-    """Ends a run in the place of a kill."""
+    """Ends a run in place of a kill."""
 
 
 def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[[Phase, int], None]:
-    """A listener that does something there."""
+    """Returns a listener that calls the action in this phase of this batch."""
 
     def listen(at: Phase, of: int) -> None:
         if (at, of) == (phase, batch):
@@ -94,7 +94,7 @@ def call_at(phase: Phase, batch: int, action: Callable[[], object]) -> Callable[
 
 
 def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
-    """A listener that ends the run there."""
+    """Returns a listener that ends the run in this phase of this batch."""
 
     def crash() -> None:
         raise CrashError(f"{phase.name} of batch {batch}")
@@ -103,7 +103,7 @@ def crash_at(phase: Phase, batch: int) -> Callable[[Phase, int], None]:
 
 
 class _Recording(ExactlyOnce):
-    """Keeps the error that stopped it, which Spark only tells as text."""
+    """Records the error that stopped it, since Spark only passes on its text."""
 
     error: SparkonceError | CrashError | None = None
 
@@ -116,14 +116,14 @@ class _Recording(ExactlyOnce):
 
 
 class Stream:
-    """A job: a source with rows, a target, and a checkpoint, on a session that others use too.
+    """A job with a source, a target and a checkpoint, on a session that others use too.
 
     Args:
         spark: The session.
         kafka: The broker.
-        folder: A new one, or one with a checkpoint.
+        folder: A new folder, or one with a checkpoint.
         ids: The keys and values of the source's rows, one partition after the other.
-        partitions: Of the source, and of the target.
+        partitions: The number of partitions of the source and of the target.
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class Stream:
         sinks: Callable[[KafkaSink], Sinks] = lambda kafka: kafka,
         **more: Any,
     ) -> list[BatchProgress]:
-        """Writes all that the source holds now, to the target or to what ``sinks`` makes of its sink.
+        """Writes all rows that are now in the source to the target, or to the sinks that ``sinks`` makes from its sink.
 
         Raises:
-            SparkonceError, CrashError: what stopped it.
+            SparkonceError, CrashError: The error that stopped the query.
         """
         servers = {"bootstrap.servers": self.bootstrap, **(settings or {})}
         kafka = KafkaSink(servers, **{"topic": self.target, **(sink or {})})
@@ -221,13 +221,13 @@ def forget(folder: Path, keep: int = 0) -> None:
 
 
 def forget_commit(checkpoint: Path) -> None:
-    """Leaves the disk of a driver that died after its sink had the last batch, and before Spark noted that."""
+    """Simulates a driver that died after its sink committed the last batch, and before Spark recorded that."""
     commits = checkpoint / "commits"
     forget(commits, max(int(entry.name) for entry in commits.iterdir() if entry.name.isdigit()))
 
 
 def write_lines(folder: Path, name: str, lines: Iterable[str]) -> Path:
-    """Writes a text file for a stream, made elsewhere and renamed into place."""
+    """Writes a text file for a streaming source. It is created elsewhere and renamed into place."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder.parent / f".{folder.name}-{name}"
     made.write_text("".join(f"{line}\n" for line in lines))
@@ -239,10 +239,10 @@ def read_lines(spark: SparkSession, folder: Path, **options: Any) -> DataFrame:
 
 
 class Batches:
-    """A function for ``foreachBatch`` that keeps what it is given, as a system without transactions would.
+    """A function for ``foreachBatch`` that keeps its rows, like a system without transactions.
 
     Attributes:
-        taken: For each call the batch and its rows.
+        taken: The batch and the rows of each call.
     """
 
     def __init__(self) -> None:

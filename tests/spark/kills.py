@@ -1,4 +1,4 @@
-"""Brings queries to points, kills them there, and tells what was true of them then."""
+"""Holds queries at given points, kills them there, and reports what was true at that moment."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ POINTS = (*IN_DRIVER, *INSIDE)
 OneJob = TypeVar("OneJob", bound=AnyJob)
 
 Cell = tuple[str, dict[str, Any]]
-"""A point, and what the arrival there must tell: of which sink, batch, or slot."""
+"""A point, and the details that an arrival there must report: the sink, batch or slot."""
 
 IsDue = Callable[[int], bool]
-"""Says of a batch whether the query is to be held in it."""
+"""Returns True if the query is to be held in the given batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """Keeps what the systems themselves said while a job was held.
+    """What the systems reported while a job was held.
 
     Attributes:
-        point: Where it was to be held.
-        phase: Where its driver stood.
-        batch: In which batch.
-        decided: Up to which batch all was decided.
-        open: What each target held that was neither committed nor aborted.
-        visible: What a reader of each target found, if one was asked.
-        after: What he found after the kill.
+        point: The point at which the job was to be held.
+        phase: The phase of its driver.
+        batch: The batch of its driver.
+        decided: The last batch up to which everything was decided.
+        open: The transactions of each target that were neither committed nor aborted.
+        visible: What a reader of each target found, if it was asked.
+        after: What the reader found after the kill.
     """
 
     point: str
@@ -56,7 +56,7 @@ class Sight:
 
 
 def hold_at(point: str, job: AnyJob, is_due: IsDue | None = None, **told: Any) -> Hold:
-    """Keeps the query when it comes to a point, in a batch that is due if that is asked."""
+    """Holds the query at a point, optionally only in a batch that is due."""
 
     def when(_: object) -> bool:
         now = job.phase()
@@ -68,7 +68,7 @@ def hold_at(point: str, job: AnyJob, is_due: IsDue | None = None, **told: Any) -
 
 
 def from_batch(first: int) -> IsDue:
-    """Says that this batch and all later ones are due."""
+    """Makes this batch and all later ones due."""
     return lambda batch: batch >= first
 
 
@@ -81,15 +81,16 @@ def start_held(
     limit_s: float = LIMIT_S,
     **changed: Any,
 ) -> Run:
-    """Starts the jobs in one process, and waits until each is held. One that ends before is an error.
+    """Starts the jobs in one process, and waits until each of them is held. Fails if a job ends before that.
 
     Args:
-        holds: The jobs, with where they are to be held.
-        points: Of these holds.
-        log: What the process prints.
-        cores: Of Spark, beside one for each query that is held within a task. Each is a worker, which takes time.
-        limit_s: For how long.
-        changed: More of `Config`.
+        holds: The jobs, with the points at which they are held.
+        points: The points of these holds.
+        log: The file for the output of the process.
+        cores: Spark's cores, in addition to one for each query that is held within a task. Each core is a worker that
+            takes time to start.
+        limit_s: The maximum waiting time in seconds.
+        changed: More fields of `Config`.
     """
     master = f"local[{cores + sum(point in WITHIN_TASKS for point in points)}]"
     before = {job: len(job.gate.at(ENDED)) for job in holds}
@@ -154,7 +155,7 @@ def look(point: str, job: AnyJob, *, read: bool = True) -> Sight:
 
 
 def check_points(sights: Sequence[Sight], points: Sequence[str] = POINTS) -> None:
-    """Sees that each of these points was hit, and that the query really was there."""
+    """Checks that each of these points was reached, and that the query really was at that point."""
     assert set(points) - set(INSIDE) - {sight.phase for sight in sights} == set(), "phases that were never hit"
     assert set(INSIDE) & set(points) <= {sight.point for sight in sights}
     for sight in sights:
@@ -167,5 +168,8 @@ def check_points(sights: Sequence[Sight], points: Sequence[str] = POINTS) -> Non
 
 
 def leaves_decided(sights: Sequence[Sight]) -> bool:
-    """Returns whether the last kill left a batch that is decided, and not done for Spark: only that is replayed."""
+    """Returns True if the last kill left a batch that is decided but not done for Spark.
+
+    Only such batches are replayed.
+    """
     return bool(sights) and sights[-1].batch == sights[-1].decided

@@ -1,4 +1,4 @@
-"""Tables into which batches are merged, of each kind, with another writer beside them."""
+"""Tables of each kind that batches are merged into, with another writer next to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = tuple[int, int, str]
 
 
 def added(table: Iterable[Row], *batches: Iterable[Row]) -> list[Row]:
-    """What a table holds once batches were merged by `ADD`."""
+    """Returns the rows of a table after batches were merged with `ADD`."""
     found = {id_: (n, word) for id_, n, word in table}
     for id_, n, word in (row for batch in batches for row in batch):
         found[id_] = (found[id_][0] + n if id_ in found else n, word)
@@ -56,26 +56,26 @@ class MergeJob(TableJob):
 
     @abc.abstractmethod
     def make(self, spark: SparkSession, folder: Path) -> None:
-        """Makes the table."""
+        """Creates the table."""
 
     @abc.abstractmethod
     def sink(self, **settings: Any) -> TableSink:
-        """As given, in place of the job's own settings."""
+        """Returns a sink with these settings instead of the job's own."""
 
     @abc.abstractmethod
     def rows(self) -> list[Row]:
-        """What a reader finds, sorted."""
+        """Returns the rows that a reader finds, sorted."""
 
     @abc.abstractmethod
     def another_adds(self, id_: int, n: int) -> None:
-        """Another writer adds to a row that is there. Fails if somebody else was faster."""
+        """Another writer adds to an existing row. Fails if somebody else committed first."""
 
     @abc.abstractmethod
     def another_inserts(self, *rows: Row) -> None: ...
 
     @abc.abstractmethod
     def versions(self) -> int:
-        """That are the batches'."""
+        """Returns the number of table versions that belong to batches."""
 
     def numbers(self) -> list[int]:
         return [row[0] for row in self.rows()]

@@ -1,8 +1,9 @@
-"""The query under test: a process of its own that reads Kafka, or files, and writes to the targets.
+"""The query under test, in a process of its own. It reads from Kafka or files and writes to the targets.
 
-``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. It comes to the test's gate before each
-phase of each batch and when it has ended, and ends by itself when all of its source is written. Several queries run in
-one Spark, each with a gate of its own. With a `program` it is that, which tells its phases only.
+``python -m spark.pipeline CONFIG…``, where CONFIG is the JSON of a `Config`. The query arrives at the test's gate
+before each phase of each batch and when it has ended. It ends by itself when its whole source is written. Several
+queries run in one Spark session, each with its own gate. If there is a `program`, it is run instead, and reports only
+its phases.
 """
 
 from __future__ import annotations
@@ -37,42 +38,42 @@ ENDED = "ended"
 REFUSED = "refused"
 KAFKA = KafkaSystem.name
 SPARK_STOPS = ('the return value of "scala.Option.get()" is null', "Python worker failed to connect back")
-"""What ends a query through no fault of its own: another start goes on.
+"""Errors that end a query through no fault of its own, and after which it can be restarted.
 
-Spark 4.1.1's Kafka source stops once it has replayed a batch. Spark gives a Python process that it starts for a data
-source or a stateful function ten seconds to answer, which is little on a busy machine.
+Spark 4.1.1's Kafka source stops after it has replayed a batch. Spark waits only ten seconds for a Python process that
+it starts for a data source or a stateful function, which may be too short on a busy machine.
 """
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One start of the query. Of several that start together, the first one's settings of the process count.
+    """One start of the query. If several start together, the first one's process settings apply.
 
     Attributes:
         bootstrap: ``bootstrap.servers``.
-        sources: The topics read.
+        sources: The source topics.
         files: The folder whose files are read instead.
-        target: The topic written to.
-        checkpoint: The query's folder.
-        temporary: For everything that Spark leaves behind when it is killed.
-        jars: For ``spark.jars``.
-        jvm_flags: Of the driver's JVM.
+        target: The target topic.
+        checkpoint: The query's checkpoint folder.
+        temporary: The folder for everything that Spark leaves behind when it is killed.
+        jars: The value of ``spark.jars``.
+        jvm_flags: The flags of the driver's JVM.
         gate: The address of the test's gate.
-        points: Where else than at its phases the query comes to it, see `striking.points`.
-        program: A program and its arguments, which is run in place of a plan, as its user runs it.
+        points: The points besides its phases at which the query arrives at the gate, see `striking.points`.
+        program: A program and its arguments, which runs instead of a plan, as a user would run it.
         plan: ``module:function`` of the plan, see `spark.plans`.
-        sinks: Each sink's arguments, by the name of its system.
-        query: More of the arguments of `ExactlyOnce`.
-        output_mode: Spark's.
+        sinks: The arguments of each sink, by the name of its system.
+        query: More arguments of `ExactlyOnce`.
+        output_mode: Spark's output mode.
         master: Spark's master.
-        slots: ``spark.sql.shuffle.partitions``, which a stateful query keeps from its first start on.
+        slots: ``spark.sql.shuffle.partitions``, which a stateful query keeps from its first start.
         rows_per_batch: ``maxOffsetsPerTrigger``.
         keep_batches: How many batches the log keeps.
-        tidy_every_batches: How many more come before it is tidied.
-        trigger: Spark's, by which the query ends by itself when all is written.
-        spark: More of Spark's settings.
-        sql: More of Spark's SQL settings, for this query alone.
+        tidy_every_batches: How many more batches may accumulate before the log is cleaned up.
+        trigger: Spark's trigger, with which the query ends by itself when everything is written.
+        spark: More Spark settings.
+        sql: More Spark SQL settings for this query only.
     """
 
     bootstrap: str
@@ -108,7 +109,7 @@ class Config:
 
 
 def tagged(rows: DataFrame, batch: int) -> DataFrame:
-    """Says in each row's value of which batch it is, so that a reader can ask the log whether that is decided."""
+    """Adds the batch number to each row's value, so that a reader can look up whether the batch is decided."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     if "value" not in rows.columns:
@@ -118,7 +119,10 @@ def tagged(rows: DataFrame, batch: int) -> DataFrame:
 
 
 def for_tables(rows: DataFrame) -> DataFrame:
-    """Makes what every sink but Kafka's gets: they share the batch's tasks, since their view is the same function."""
+    """Prepares the rows for all sinks except Kafka's.
+
+    Since their view is the same function, they share the batch's tasks.
+    """
     return rows.selectExpr("key as id", "cast(split(value, ' ')[0] as bigint) as batch")
 
 
@@ -139,7 +143,7 @@ def main(texts: Sequence[str]) -> int:
     from sparkonce.protocol import horizon
 
     configs = [Config.of_json(text) for text in texts]
-    # What is below is cleaned up each second batch, not each twentieth: a kill is to fall into that too.
+    # Cleans up every second batch instead of every twentieth, so that kills can hit the cleanup too.
     horizon.KEEP_BATCHES, horizon.TIDY_EVERY_BATCHES = configs[0].keep_batches, configs[0].tidy_every_batches
     if configs[0].program:
         run_program(configs[0])
@@ -153,7 +157,10 @@ def main(texts: Sequence[str]) -> int:
 
 
 def run_program(config: Config) -> None:
-    """Runs an example as it is: only what it has imported as ``ExactlyOnce`` and ``KafkaSink`` comes to the gate."""
+    """Runs an example unchanged.
+
+    Only what it imported as ``ExactlyOnce`` and ``KafkaSink`` is connected to the gate.
+    """
     import typer
 
     import sparkonce
@@ -172,10 +179,10 @@ def listen(config: Config, phase: Phase, batch: int) -> None:
 
 
 def start(spark: SparkSession, config: Config) -> StreamingQuery:
-    """Starts a query, with SQL settings of its own, and waits until it is at its first batch.
+    """Starts a query with its own SQL settings, and waits until it is in its first batch.
 
-    Spark gives a Python process that it starts for `transformWithStateInPandas` ten seconds, which is little while
-    other queries start, too.
+    Spark waits only ten seconds for a Python process that it starts for `transformWithStateInPandas`, which may be too
+    short while other queries start.
     """
     from sparkonce import ExactlyOnce
     from sparkonce.errors import SparkonceError
@@ -211,7 +218,7 @@ def start(spark: SparkSession, config: Config) -> StreamingQuery:
 
 
 def attend(spark: SparkSession, query: StreamingQuery, config: Config) -> int:
-    """Waits until a query has ended, and says how. Returns 1 if it failed."""
+    """Waits until a query has ended, and reports how. Returns 1 if it failed."""
     from pyspark.errors import StreamingQueryException
 
     failed = ""
@@ -226,7 +233,7 @@ def attend(spark: SparkSession, query: StreamingQuery, config: Config) -> int:
 
 
 def sql_settings(config: Config) -> dict[str, str]:
-    """Returns those that every query has, whatever its own `Config.sql`."""
+    """Returns the settings that every query has in addition to its own `Config.sql`."""
     return {
         "spark.sql.shuffle.partitions": str(config.slots),
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -1,4 +1,4 @@
-"""The plans of queries whose output is each id once. A plan gets the session and the `Config`, and gives the rows."""
+"""Plans of queries that output each id once. A plan takes the session and the `Config`, and returns the rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def records(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:
-    """A source's rows, as Spark's Kafka source gives them."""
+    """Returns the rows of a source, in the schema of Spark's Kafka source."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", config.bootstrap)
@@ -26,7 +26,7 @@ def records(spark: SparkSession, config: Config, source: int = 0) -> DataFrame:
 
 
 def stateless(spark: SparkSession, config: Config) -> DataFrame:
-    """Each row as it comes, in the source's own partitions. Of files, which need no connector, two are a batch."""
+    """Passes rows through in the source's partitions. Files need no connector; there are two files per batch."""
     if config.files:
         rows = spark.readStream.schema("id string").option("maxFilesPerTrigger", 2).json(config.files)
         return rows.withColumnRenamed("id", "key")
@@ -39,10 +39,10 @@ def distinct(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def moody(spark: SparkSession, config: Config) -> DataFrame:
-    """Rows that are others each time that they are computed."""
+    """Computes different rows each time."""
     return distinct(spark, config).withColumn("value", F.expr("uuid()"))
 
 
 def shuffled(spark: SparkSession, config: Config) -> DataFrame:
-    """Rows behind a shuffle without a number of partitions, which adaptive execution may merge."""
+    """Shuffles rows without a fixed number of partitions, so that adaptive execution may merge them."""
     return stateless(spark, config).repartition("key")

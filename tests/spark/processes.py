@@ -17,18 +17,18 @@ TESTS = Path(__file__).parent.parent
 
 
 def path_of_tests() -> dict[str, str]:
-    """The environment in which Python finds the tests' modules."""
+    """Returns the environment in which Python finds the test modules."""
     folders = [str(TESTS), str(TESTS / "spark" / "python_daemon"), os.environ.get("PYTHONPATH")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 class Run(Child):
-    """One start of a query's driver, or of several queries in one Spark, in a session of its own.
+    """One start of the driver of one or more queries, in a process session of its own.
 
     Args:
-        configs: Of the queries.
-        log: What it prints.
-        env: More of its environment.
+        configs: The configurations of the queries.
+        log: The file for its output.
+        env: More environment variables.
     """
 
     def __init__(self, configs: Sequence[Config], log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -37,7 +37,7 @@ class Run(Child):
         super().__init__(arguments, log=log, temporary=temporary, module="spark.pipeline", env=own)
 
     def check(self) -> None:
-        """Raises, with the end of its log, if it has ended."""
+        """Raises an error with the end of its log if it has ended."""
         assert not self.has_ended, f"the query ended with {self.exit_code()}:\n{last_lines(self.log, 40)}"
 
     @property
@@ -45,15 +45,15 @@ class Run(Child):
         return self.exit_code() is not None
 
     def kill(self, *, spare: Collection[int] = ()) -> None:
-        """Ends driver, JVM and workers at once (SIGKILL), and waits until all are gone.
+        """Kills the driver, the JVM and the workers at once (SIGKILL), and waits until all of them are gone.
 
         Args:
-            spare: Workers that survive: orphans that write on behind everybody's back.
+            spare: Workers that survive as orphans and continue to write.
         """
         if self._is_gone:
             return
         members = [pid for pid in session_of(self.pid) if pid not in spare]
-        if spare:  # PySpark's daemon would take its workers along when the JVM is gone: it goes first
+        if spare:  # PySpark's daemon would end its workers when the JVM is gone, so it is killed first
             members.sort(key=lambda pid: "pyspark.daemon" not in _command(pid))
         for pid in members:
             kill(pid)
@@ -64,14 +64,14 @@ class Run(Child):
             super().kill()
 
     def join(self, *, limit_s: float = LIMIT_S) -> int:
-        """Waits until it has ended by itself, with all that belongs to it, and returns its exit code."""
+        """Waits until it and all of its child processes have ended by themselves, and returns its exit code."""
         self.wait(limit_s)
         eventually(lambda: not session_of(self.pid), f"the processes of session {self.pid} are gone")
         self.kill()
         return self._process.returncode
 
     def finish(self, *, limit_s: float = LIMIT_S) -> None:
-        """Waits until it has written all of its sources and ended."""
+        """Waits until it has written its complete sources and has ended."""
         code = self.join(limit_s=limit_s)
         assert code == 0, f"the query ended with {code}:\n{last_lines(self.log, 40)}"
 

@@ -1,6 +1,7 @@
-"""A query of thousands of small batches that says what it holds: ``python -m spark.soak_job CONFIG``, a `Soak` as JSON.
+"""A query of thousands of small batches that reports its memory and files: ``python -m spark.soak_job CONFIG``.
 
-Whatever Spark itself keeps of batches, jobs and tasks that are over is set to little, so that what grows is ours.
+CONFIG is the JSON of a `Soak`. Spark itself is configured to keep little about finished batches, jobs and tasks, so
+that any growth is ours.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from sparkonce.protocol.state import Phase
 
 ROWS, SLOTS = 4, 2
-"""Of each batch."""
+"""The rows and slots of each batch."""
 
 _LITTLE = {
     "spark.sql.streaming.minBatchesToRetain": "2",
@@ -40,7 +41,7 @@ _LITTLE = {
 }
 _STILL_FREED = 0.99
 _A_TABLE = 1 << 20
-"""A block as large is Python's table of interned names, which moves now and then, and is counted where it moves."""
+"""A block of this size is Python's table of interned strings, which is occasionally moved and would count as growth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ def tell(**what: Any) -> None:
 
 
 def count_records_read() -> Callable[[], int]:
-    """Returns what says how many records of the decision log have been read since."""
+    """Returns a function that tells how many records of the decision log have been read since this call."""
     from sparkonce.log import DecisionLog
 
     whole, found = DecisionLog.read_bytes, [0]
@@ -122,7 +123,7 @@ def count_records_read() -> Callable[[], int]:
 
 
 def measured(spark: SparkSession, checkpoint: Path) -> dict[str, int]:
-    """What driver, JVM and workers hold, after their collectors have been there, and what stands on the disk."""
+    """Returns the memory of the driver, the JVM and the workers after garbage collection, and the size of the files."""
     from sparkonce_lab.rig.child import session_of
 
     gc.collect()
@@ -149,7 +150,7 @@ def measured(spark: SparkSession, checkpoint: Path) -> dict[str, int]:
 
 
 def heap(jvm: Any) -> int:
-    """What is alive in the JVM. With a collection Spark frees what hangs on what was collected, so it takes several."""
+    """Returns the live heap of the JVM. Several collections are needed, since Spark's cleanup runs after each one."""
     runtime = jvm.java.lang.Runtime.getRuntime()
     held, before = 0, 0
     while not held or held < before * _STILL_FREED:

@@ -27,9 +27,9 @@ QUERY = "7f6e5d4c0000"
 OLD, NEW = Token(3, "0" * 8), Token(7, "1" * 8)
 ARROW = pa.schema([("number", pa.int64()), ("word", pa.string())])
 SETTINGS = {
-    "spark.databricks.delta.snapshotPartitions": "1",  # Delta spreads a table's state over 50 tasks by default
+    "spark.databricks.delta.snapshotPartitions": "1",  # by default, Delta spreads a table's state over 50 tasks
     "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",  # each of its stages is a job of its own
+    "spark.sql.adaptive.enabled": "false",  # with adaptive execution, each stage would be a job of its own
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
     "spark.sql.catalog.ice.type": "hadoop",
@@ -47,7 +47,7 @@ def table_session(spark: SparkSession, warehouse: Path) -> Iterator[SparkSession
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     sessions.setActiveSession(made)
-    # PySpark keeps the active session of another module's tables, and the sinks ask it.
+    # PySpark still has the active session of another module's tables, and the sinks would use it.
     SparkSession._activeSession = SparkSession(spark.sparkContext, made)
     try:
         yield SparkSession._activeSession
@@ -66,11 +66,11 @@ def killed(*_: object) -> None:
 
 
 class TableJob(abc.ABC):
-    """One table and a run that writes to it.
+    """A table and a run that writes to it.
 
     Args:
-        spark: A session with the tables' catalogs.
-        folder: A new one.
+        spark: A session with the catalogs of the tables.
+        folder: A new folder.
     """
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
@@ -79,11 +79,11 @@ class TableJob(abc.ABC):
 
     @abc.abstractmethod
     def sink(self) -> TableSink:
-        """One that keeps rows in the folder's `rows`."""
+        """Returns a sink that keeps rows in the folder's `rows`."""
 
     @abc.abstractmethod
     def numbers(self) -> list[int]:
-        """What a reader finds, sorted."""
+        """Returns the numbers that a reader finds, sorted."""
 
     def owner(self, token: Token = OLD) -> Owner:
         return Owner(query=QUERY, token=token, facts=self.facts)
@@ -97,20 +97,20 @@ class TableJob(abc.ABC):
         return [answer.outcome for answer in self.sink().committer().commit(handles)]
 
     def run_of_its_own(self) -> SinkCommitter:
-        """The committer of a run that knows its table."""
+        """Returns the committer of a run that knows its table."""
         sink = self.sink()
         assert sink.preflight(QUERY, self.facts) == self.facts
         return sink.committer()
 
     def commit_killed(self, kind: type, method: str, *handles: Handle) -> None:
-        """The driver is killed in place of calling a method."""
+        """Simulates a driver that is killed instead of calling a method."""
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(kind, method, killed)
             with pytest.raises(KilledError):
                 pytest.fail(f"not killed: {self.sink().committer().commit(handles)}")
 
     def commit_unnoticed(self, *handles: Handle) -> None:
-        """The driver is killed between the commit and its own note of it."""
+        """Simulates a driver that is killed between the commit and its own note about it."""
         self.commit_killed(WriteAheadFolder, "note_done", *handles)
 
     def of_orders(self, orders: DataFrame) -> DataFrame:

@@ -1,6 +1,7 @@
-"""Adaptive execution, which Spark 4.1 has turned on for queries without state, gives a batch other slots in its replay.
+"""With adaptive execution, on by default for stateless queries since Spark 4.1, a replay may have other slots.
 
-A run writes a batch in as many slots as there are shuffle partitions. The next one merges them to one, since it may.
+The first run writes a batch with one slot per shuffle partition. The next run is allowed to merge them, and writes a
+single slot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOST = ("whole", "part")
 """Jobs whose transactions the broker is to abort before the next run, all of the one, and a half of the other."""
 
 WITH_CONNECTOR = ("4.0.0", "4.1.1", "4.2.0")
-"""Versions of PySpark whose Kafka connector can be fetched; queries on the others read files."""
+"""PySpark versions whose Kafka connector can be downloaded. With other versions, queries read files."""
 
 SOURCES = ["files", *(["kafka"] if pyspark.__version__ in WITH_CONNECTOR else [])]
 

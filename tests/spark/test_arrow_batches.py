@@ -46,7 +46,7 @@ class Recorded(ArrowBatches):
 
 
 class Query:
-    """Batches of one query, without Spark's streaming."""
+    """Batches of a query, without Spark's streaming."""
 
     def __init__(self, folder: Path, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> None:
         self.sink = FilesSink(str(folder), guarantee=guarantee)
@@ -64,7 +64,7 @@ class Query:
 
 
 def numbers(session: SparkSession, largest: int = 0) -> DataFrame:
-    """Rows, of which one has so many bytes."""
+    """Returns rows, one of which has this many bytes."""
     rows = session.range(ROWS, numPartitions=3).withColumnRenamed("id", "number")
     long = F.when(rows["number"] == ROWS // 2, F.repeat(F.lit("x"), largest)).otherwise("small")
     return rows.withColumn("text", long)

@@ -63,7 +63,7 @@ def subject() -> str:
 
 
 def record(*fields: tuple[Any, ...], name: str = "Order") -> dict[str, Any]:
-    """Fields of a name, a type, and perhaps a default."""
+    """Returns a record schema. Each field has a name, a type and optionally a default."""
     listed = [dict(zip(("name", "type", "default"), one, strict=False)) for one in fields]
     return {"type": "record", "name": name, "namespace": "com.example", "fields": listed}
 
@@ -83,7 +83,10 @@ def framed(schema_id: int, schema: Any, value: Any) -> bytes:
 
 
 def rows(spark: SparkSession, *values: bytes | None) -> DataFrame:
-    """Runs in one task: of two, Spark would end the other's Python too, and the next query may still be given that."""
+    """Returns rows in one task.
+
+    If one of two tasks fails, Spark also kills the other's Python, which may affect the next query.
+    """
     records = [("orders", 3, 70 + number, one) for number, one in enumerate(values)]
     return spark.createDataFrame(records, COLUMNS).coalesce(1)
 
@@ -111,7 +114,7 @@ def test_every_version_is_read_as_the_latest(
     expected = [{"id": 1, "price": None, "note": "a"}, {"id": 1 << 40, "price": 2.5, "note": "b"}, None]
     for later_ids in ("stop", "ask"):
         assert decoded(df, subject, registry, later_ids=later_ids) == expected
-    # A tombstone is no bad record, whatever is done with those.
+    # A tombstone is not a bad record, whatever happens to bad records.
     letters = decoded(df, subject, registry, on_error="dead-letter")
     assert [one["record"] for one in letters] == expected
     assert [one["dead_letter"] for one in letters] == [None] * 3
@@ -175,7 +178,7 @@ def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(
 
 
 NOT_RECORDS: dict[str, tuple[Any, Any]] = {
-    # Bare from_avro makes 0 of the first, and does not read the next two at all.
+    # Plain from_avro returns 0 for the first one, and cannot read the next two at all.
     "no number": (["null", "long"], None),
     "no record": (["null", LINE], None),
     "perhaps a record": (["null", LINE], {"sku": "a", "n": 1}),
@@ -361,7 +364,7 @@ def test_a_later_id_of_another_type_is_told(
 def test_each_record_is_decoded_once(
     spark: SparkSession, server: RegistryServer, registry: SchemaRegistry, subject: str
 ) -> None:
-    """Spark computes an expression anew wherever it stands, unless it sees that it is the same."""
+    """Spark computes an expression once for each place it appears in, unless it recognizes the duplicates."""
     server.register(subject, V1)
     df = rows(spark, None)
     settings = {"subject": subject, "registry": registry, "later_ids": "stop"}

@@ -1,4 +1,4 @@
-"""A length that no record has, in a Spark of its own, which it would end."""
+"""A length that no record has, tested in a Spark session of its own, since it could crash the session."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = MARKS
 
 IDS = [f"{number:05d}" for number in range(1_000)]
-"""Three batches of 400 rows at most, four rows at a time from each of four partitions."""
+"""Three batches of at most 400 rows, in groups of four rows from each of four partitions."""
 
 LOG = "sparkonce"
 
@@ -63,7 +63,10 @@ def test_an_older_checkpoint_with_the_newer_log_is_refused(stream: Stream, tmp_p
 
 @pytest.mark.slow
 def test_a_log_that_lacks_a_record_is_refused(stream: Stream) -> None:
-    """A copy that was made in part. Otherwise this run's claim would take the place of the record."""
+    """An incomplete copy of the log.
+
+    Without the check, this run's claim would take the position of the missing record.
+    """
     stream.run()
     stream.send(["more"])
     records = stream.checkpoint / LOG / "records"
@@ -89,7 +92,7 @@ def test_a_newer_checkpoint_with_an_older_log_is_refused(stream: Stream, tmp_pat
     if prefix == "same":
         with pytest.raises(StaleLogError, match="its claim is at position"):
             stream.run()
-    else:  # under which Kafka knows of no run
+    else:  # for which Kafka has no runs
         with pytest.raises(CheckpointMismatchError, match="the last decided batch is 0"):
             stream.run(sink={"prefix": new_name("new")})
     assert stream.keys() == IDS
@@ -180,7 +183,7 @@ FORGETFUL = {
 
 @pytest.mark.slow
 def test_an_operator_notes_a_batch_as_done_of_which_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
-    """As docs/operations.md says. The state goes on: what was there before is a duplicate afterwards."""
+    """As described in docs/operations.md. The state continues, so earlier rows count as duplicates afterwards."""
 
     def without_duplicates(rows: DataFrame) -> DataFrame:
         return rows.dropDuplicates(["key"])

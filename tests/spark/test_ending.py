@@ -1,4 +1,4 @@
-"""How a query ends, and what is seen of it: in this process, and as a job of its own that gets a signal."""
+"""How a query ends and how this is reported, both in this process and as a separate job that gets a signal."""
 
 from __future__ import annotations
 

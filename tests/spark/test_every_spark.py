@@ -1,7 +1,7 @@
-"""Queries that read files are killed, each twice, on the version of Spark that is installed.
+"""Queries that read files are killed twice each, on the installed version of Spark.
 
-Half of them keep state, in the newest formats that the version has: checksums, and the second versions of the offset
-log, the commit log and the state store's checkpoint. With another version of Spark::
+Half of them keep state, in the newest formats that the version supports: checksums, and version 2 of the offset log,
+the commit log and the state store's checkpoint. To run them with another version of Spark::
 
     python3 dev.py test --spark 4.2.0 tests/spark/test_every_spark.py
 """
@@ -31,7 +31,7 @@ SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 
 def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Callable[[str], None]) -> None:
     def check_formats(checkpoint: Path) -> None:
-        """Sees that Spark has written what it was told to."""
+        """Checks that Spark has written the configured formats."""
         batch = max(int(one.name) for one in (checkpoint / "commits").iterdir() if one.name.isdigit())
         offsets, commits = ((checkpoint / log / str(batch)).read_text()[:3] for log in ("offsets", "commits"))
         assert commits == "v2\n"
@@ -40,7 +40,7 @@ def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Call
         assert ".changelog" in state
         assert (".crc" in state) == (SPARK >= (4, 1))
 
-    # Formats that some version does not write by itself. A version takes no notice of what it does not know.
+    # Formats that some versions do not write by default. Spark ignores settings that it does not know.
     newest = {
         "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
         "RocksDBStateStoreProvider",
@@ -66,7 +66,7 @@ def test_queries_are_killed_and_go_on(broker: Cluster, tmp_path: Path, say: Call
         )
 
     rounds = (
-        # Each query's two kills stand one below the other.
+        # The two kills of each query are in the same column.
         (Phase.WRITING.name, PREPARED, Phase.FINISHING.name, Phase.DECIDING.name),
         (Phase.IDLE.name, HALFWAY, Phase.REPLAYING.name, Phase.SWEEPING_OWN.name),
     )

@@ -1,4 +1,4 @@
-"""What the examples make of rows that should not be there. The rest of them is tried in test_examples."""
+"""How the examples handle invalid rows. test_examples covers everything else."""
 
 from __future__ import annotations
 

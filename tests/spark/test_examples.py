@@ -1,7 +1,7 @@
-"""The examples' programs, each as the process that its user starts; the ETL is killed (SIGKILL, with JVM and workers).
+"""Runs each example program as users do, in its own process. The ETL example is killed (SIGKILL, with JVM and workers).
 
-What must come out is worked out by ``examples/tryout`` from the sources and from what Spark has written down about its
-batches. Each program with each of its clocks at every point, which takes half an hour::
+``examples/tryout`` computes the expected output from the sources and from the batches that Spark has recorded. To run
+each program with each of its clocks at every point, which takes half an hour::
 
     pytest -m slow -s tests/spark/test_examples.py
 """
@@ -37,10 +37,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 WITH_TRANSACTIONS = (Phase.FINISHING, Phase.SWEEPING_OWN, Phase.RAISING_FLOOR, Phase.TIDYING, Phase.IDLE)
-"""Phases of a batch that is decided."""
+"""The phases of a batch that is already decided."""
 
 LAST_BATCHES = 5
-"""How many batches, at least, the last run makes of what there is."""
+"""The minimum number of batches that the last run makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class Program:
     """One way to run an example.
 
     Attributes:
-        name: What it is called.
-        script: The example's file.
+        name: The name of this program in the tests.
+        script: The file of the example.
         sample: Makes its input.
-        options: Of the example.
+        options: The options of the example.
         chunk: How many records it reads in a batch.
     """
 
@@ -98,7 +98,7 @@ class ProgramJob(AnyJob):
         program += ["--registry", self._registry] if self._registry else []
         points = (point,) if point not in Phase.__members__ else ()
         config = replace(self.config, points=points, program=tuple(program))
-        # Each core more is a worker, which takes time to start.
+        # Each additional core is a worker, which takes time to start.
         env = run.spark_environment(Path(config.temporary), cores=1, java=config.jvm_flags)
         self.runs.append(Run([config], self.folder / f"run-{len(self.runs)}.log", env))
         return self.runs[-1]

@@ -1,4 +1,4 @@
-"""Executors that differ from the driver: found before the first batch, or by the first task of one that joins later."""
+"""Executors that differ from the driver, detected before the first batch, or by the first task of a later executor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = SPARK
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of another build of the same version, which lacks what a slot is written with."""
+    """The folder of another build of the same version, which lacks the modules that write a slot."""
     folder = tmp_path_factory.mktemp("build")
     shutil.copytree(Path(sparkonce.__file__).parent, folder / "sparkonce", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "sparkonce" / "executor.py").write_text("")
@@ -39,7 +39,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def other(spark: SparkSession, build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives the workers that build."""
+    """Makes the workers use that build."""
     environment = spark.sparkContext.environment
     monkeypatch.setitem(environment, "PYTHONPATH", os.pathsep.join([str(build), environment["PYTHONPATH"]]))
     monkeypatch.setattr(executors, "_proven", set())
@@ -97,7 +97,7 @@ def test_an_executor_that_joins_later_is_refused_by_its_first_task(
 def test_the_reach_of_an_executor_that_joins_later_is_waited_for(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The address answers once the run has said that it waits."""
+    """The address starts to answer once the run has logged that it waits."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         address = server.getsockname()
@@ -132,7 +132,7 @@ def test_a_cluster_that_runs_no_task_is_not_waited_for(
         yield from rows
 
     class Timer(threading.Thread):
-        """Elapses when the job runs."""
+        """Its time is up as soon as the job runs."""
 
         def __init__(self, after_s: float, function: Callable[[], None]) -> None:
             super().__init__()

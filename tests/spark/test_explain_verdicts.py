@@ -39,7 +39,7 @@ DAY_MS = 86_400_000
 
 
 def check(explanation: Explanation, level: str, says: str) -> None:
-    """Asserts the level with the roles of the weakest parts, and that one of these parts has these words."""
+    """Checks the level and the roles of the weakest parts, and that one of these parts contains the given text."""
     roles = ", ".join(dict.fromkeys(part.role.value for part in explanation.weakest))
     found = f"{explanation.level.value} ({roles})" if roles else explanation.level.value
     assert found == level, f"\n{explanation}"
@@ -105,14 +105,14 @@ def hidden() -> str:
     return str(uuid.UUID(bytes=random.randbytes(16)))
 
 
-# Without useArrow, PySpark would ask the JVM that it used last, which may have ended, while this module is imported.
+# Without useArrow, PySpark would ask the last JVM used, which may have ended, while this module is imported.
 rolled = F.udf(lambda _: dice(), StringType(), useArrow=False)
 timed = F.udf(lambda _: clock(), StringType(), useArrow=False)
 measured = F.udf(length, IntegerType(), useArrow=False)
 declared = F.udf(lambda _: hidden(), StringType(), useArrow=False).asNondeterministic()
 
 CHANGING: dict[str, Callable[[], Column]] = {
-    "rand": lambda: F.rand(42),  # a seed does not help: Spark takes another one for each batch
+    "rand": lambda: F.rand(42),  # a fixed seed does not help, since Spark uses another one for each batch
     "uuid": lambda: F.expr("uuid()"),
     "shuffle": lambda: F.shuffle(F.array(*[F.lit(each) for each in range(30)])),
     "now": lambda: F.expr("now()"),
@@ -143,7 +143,7 @@ def test_values_that_a_replay_repeats(lines: DataFrame, says: str) -> None:
 
 
 def test_which_values_a_replay_changes(lines: DataFrame, tmp_path: Path) -> None:
-    """Proves the two tests above: the driver dies after the function has written, before Spark's commit."""
+    """Confirms the two tests above: the driver dies after the function has written, and before Spark's commit."""
     values = [*CHANGING.values(), *STABLE.values()]
     plan = lines.select("value", *[make().alias(f"c{number}") for number, make in enumerate(values)])
     batches = Batches()

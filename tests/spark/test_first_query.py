@@ -1,4 +1,4 @@
-"""What is asked and said before a query's first batch: of its source, its slots, its size, its columns, and others."""
+"""The checks and log lines before a query's first batch, about its source, slots, size, columns and other queries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sink_of(stream: Stream, **more: Any) -> KafkaSink:
 
 
 def run(stream: Stream, df: DataFrame, checkpoint: str = "", **more: Any) -> None:
-    """Into the target; more is the sink's."""
+    """Runs a query into the target. ``more`` contains settings of the sink."""
     folder = str(stream.checkpoint) + checkpoint
     once = ExactlyOnce(sink_of(stream, **more), checkpoint=folder, display=False)
     ended(once.start(df, trigger={"availableNow": True}))
@@ -57,7 +57,7 @@ def source(stream: Stream, servers: str = "", **which: Any) -> DataFrame:
 
 
 class Stop(KafkaSink):
-    """Refuses to start, after all that is said of the plan and the source."""
+    """Refuses to start, after everything about the plan and the source was logged."""
 
     def preflight(self, query: str, recorded: Facts | None) -> Facts:
         raise PreflightError("Far enough.")
@@ -127,7 +127,7 @@ def test_what_is_decided_is_finished_without_asking_source_or_executors(
 def test_a_partition_that_the_source_brings_along_is_refused_or_told(
     spark: SparkSession, kafka: Cluster, tmp_path: Path, said: Callable[[], str], more: int
 ) -> None:
-    """Rows would go where they came from, whatever their key; and where there is no such partition, nowhere."""
+    """The rows would go to their original partitions, whatever their key, or nowhere if there is no such partition."""
     stream = Stream(spark, kafka, tmp_path, IDS)
     wide = new_name("wide")
     create_topic(kafka.bootstrap, wide, stream.partitions + more)

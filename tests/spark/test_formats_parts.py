@@ -1,4 +1,4 @@
-"""The parts of the formats that need no Spark: options, fingerprints, and the run that a driver keeps."""
+"""The parts of the durable formats that need no Spark: options, fingerprints, and the run that a driver keeps."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_fingerprint_is_of_the_values_alone() -> None:
     assert len(set(whole)) == ROWS.num_rows
     one_by_one = [fingerprints(ROWS.slice(row, 1), ROWS.schema.names)[0].as_py() for row in range(ROWS.num_rows)]
     assert one_by_one == whole
-    # The same in every version: a decided batch may be compared with a replay of a later one.
+    # These are the same in every version, since a decided batch may be compared with a replay by a later version.
     assert whole == golden
 
 

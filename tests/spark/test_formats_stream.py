@@ -79,7 +79,7 @@ def test_killed_before_the_decision_nothing_of_the_batch_is_left(stream: Stream,
 def test_killed_after_the_decision_nothing_of_the_batch_is_undone(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException):
         written(stream, **strike(tmp_path, AFTER))
-    assert stream.keys() == IDS[:800]  # abort has found the decision, and finished the batch
+    assert stream.keys() == IDS[:800]  # abort found the decision, and finished the batch
     written(stream)
     assert stream.keys() == IDS
 
@@ -108,7 +108,7 @@ def test_a_row_that_is_refused_stops_the_query_and_leaves_nothing_open(stream: S
 
 @pytest.mark.slow
 def test_state_goes_on_behind_a_decided_batch(stream: Stream, tmp_path: Path) -> None:
-    """The rows of a decided batch are thrown away, but its plan runs: the state store needs its version."""
+    """The rows of a decided batch are discarded, but its plan must run, since the state store needs its version."""
     rows = stream.records(400).withColumn("key", F.expr("'k' || (cast(key as int) % 10)")).dropDuplicates(["key"])
     with pytest.raises(StreamingQueryException):
         written(stream, rows=rows, **strike(tmp_path, AFTER, batch=0))

@@ -1,4 +1,4 @@
-"""A consumer group that is told how far the query has come. What it knows is asked of the broker."""
+"""A consumer group that is told how far the query has read. Its offsets are read from the broker."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LIMIT_S = 30.0
 
 
 class Group:
-    """A consumer group that nobody is a member of."""
+    """A consumer group without members."""
 
     def __init__(self, stream: Stream) -> None:
         self.name = new_name("group")
         self._stream = stream
         self._admin = AdminClient({"bootstrap.servers": stream.bootstrap})
-        # Waits for its coordinator: asked before that, the admin client fails, and has been seen to end the process.
+        # Waits for the group's coordinator. Without it, the admin client fails, and may even crash the process.
         reader = Consumer({"bootstrap.servers": stream.bootstrap, "group.id": self.name})
 
         def has_coordinator() -> bool:
@@ -59,11 +59,11 @@ class Group:
         return GroupOffsets(self.name, {"bootstrap.servers": self._stream.bootstrap}, **more)  # type: ignore[arg-type]
 
     def read(self) -> int:
-        """How many records of the source it says are read, by what is committed in it."""
+        """Returns how many source records are marked as read by the group's committed offsets."""
         asked = [ConsumerGroupTopicPartitions(self.name)]
 
         def stable() -> list[list[TopicPartition]]:
-            """Not while a transaction's commit or abort has not come to the group's partition."""
+            """Returns the offsets, or nothing while the end of a transaction has not reached the group's partition."""
             (answer,) = self._admin.list_consumer_group_offsets(asked, require_stable=True).values()
             found = answer.result(LIMIT_S).topic_partitions
             errors = {partition.error.code() for partition in found if partition.error}
@@ -125,7 +125,7 @@ def test_in_a_transaction_they_are_seen_together_with_its_rows(stream: Stream, g
 
     def listen(phase: Phase, batch: int) -> None:
         if batch == 1 and phase in (Phase.DECIDING, Phase.FINISHING):
-            # A pending offset makes a stable read impossible: ask what the coordinator has in the transactions.
+            # A pending offset prevents stable reads, so the transactions' coordinator is asked instead.
             states = describe_transactions(stream.bootstrap, list(stream.transactions("Ongoing"))).values()
             topics = {topic for one in states for topic, _ in one.partitions}
             told.append((phase.name, int("__consumer_offsets" in topics)))
@@ -153,7 +153,7 @@ def test_a_decided_batch_brings_the_offsets_that_its_transaction_holds(stream: S
     offsets = group.offsets(in_transaction_of="kafka")
     with pytest.raises(CrashError):
         stream.run(group_offsets=offsets, listener=crash_at(Phase.FINISHING, 1))
-    with pytest.raises(CrashError):  # the run without a group finishes the transactions, and with them the offsets
+    with pytest.raises(CrashError):  # the run without a group finishes the transactions, including their offsets
         stream.run(listener=crash_at(Phase.IDLE, 1))
     assert group.read() == 800
 
@@ -185,7 +185,7 @@ def test_a_batch_without_rows_has_no_transaction_and_commits_them_alone(stream: 
 def test_a_group_that_has_members_is_left_alone_with_a_warning(
     stream: Stream, group: Group, caplog: pytest.LogCaptureFixture, sink: str | None, warnings: int
 ) -> None:
-    """Kafka itself refuses offsets from outside then, but not those in a transaction."""
+    """Kafka then rejects offsets committed from outside, but not those in a transaction."""
     settings = {"bootstrap.servers": stream.bootstrap, "group.id": group.name, "enable.auto.commit": False}
     member = Consumer({**settings, "auto.offset.reset": "earliest"})
     member.subscribe([stream.source])
@@ -211,7 +211,7 @@ def test_a_group_that_has_members_is_left_alone_with_a_warning(
 def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
     stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch, silent: type
 ) -> None:
-    """What is still under way would open the transaction anew after its commit: healing would then double the batch."""
+    """A pending request would reopen the transaction after its commit, and healing would then duplicate the batch."""
     offsets = group.offsets(in_transaction_of="kafka")
     with pytest.raises(CrashError):
         stream.run(group_offsets=offsets, listener=crash_at(Phase.IDLE, 0))
@@ -242,7 +242,7 @@ def test_silence_about_offsets_in_a_transaction_gives_the_batch_up(
 def test_offsets_that_come_after_a_batch_was_given_up_change_nothing(
     stream: Stream, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request itself arrives late: when the batch is given up, and when it was written again."""
+    """The request itself arrives late, either when the batch was given up or when it was written again."""
     late: list[Any] = []
     gather = KafkaConnection.gather
 

@@ -34,7 +34,7 @@ def test_a_partition_goes_whole_and_in_order_to_one_slot(
     own_session: SparkSession, *, adaptive: str, shuffled: bool
 ) -> None:
     def by_slot(rows: DataFrame) -> list[list[tuple[int, int]]]:
-        """The rows of each slot as (partition, number), in the order in which the slot is given them."""
+        """Returns the rows of each slot as (partition, number), in the order in which the slot receives them."""
 
         def collect(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             found = [[row["partition"], row["number"]] for batch in batches for row in batch.to_pylist()]
@@ -78,7 +78,7 @@ def test_a_batch_has_so_many_slots_or_as_many_as_it_has_partitions(spark: SparkS
 def test_a_query_groups_its_batches_by_the_rows_that_their_offsets_count(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The offsets of files count no rows, so the grouping stands in for that of a Kafka source."""
+    """The offsets of a file source contain no row counts, so the grouping of a Kafka source is simulated."""
     asked: list[tuple[bool, int, int | None]] = []
 
     def of(_: int | None, before: Sequence[str] | None, now: Sequence[str], rows_per_slot: int, *__: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Queries that group their partitions, killed in a batch, then started with other cores: the batch has the same slots.
+"""Queries that group their partitions are killed in a batch, and restarted with other cores. The slots stay the same.
 
-A replay in other slots could not be told from other rows, and would not be healed.
+A replay with other slots would look like other rows, and could not be healed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH, ROWS_PER_SLOT = 3_000, 1_000, 600
 SLOTS = 2
-"""Of each batch but the first, which has as many as there are partitions."""
+"""The slots of each batch except the first, which has one slot per partition."""
 BATCH = 1
 SOON_MS, LATE_MS = 10_000, 600_000
 
@@ -35,7 +35,7 @@ def handles(job: Job) -> tuple[Handle, ...]:
 
 
 def test_a_killed_batch_has_the_same_slots_when_it_is_run_again(kafka: Cluster, tmp_path: Path) -> None:
-    # More partitions than Spark may list in another order after a restart, see `sparkonce.spark.grouping`.
+    # With this many partitions, Spark may list them in another order after a restart, see `sparkonce.spark.grouping`.
     many = 6
 
     def widen(job: Job) -> None:

@@ -1,8 +1,8 @@
-"""A query into Kafka, PostgreSQL, and files is killed at every phase: each system shows a whole batch or nothing of it.
+"""A query into Kafka, PostgreSQL and files is killed in every phase. Each system shows a complete batch or none of it.
 
-Starting Spark is what takes the time. So eight such queries share one driver, and two that lose transactions. Each
-query is held at another point while the systems are read, one SIGKILL ends the driver with its JVM and its workers, and
-the systems are read again. After two kills, a last driver writes what is left.
+Starting Spark takes most of the time, so eight of these queries share a driver, as do two that lose transactions. Each
+query is held at a different point while the systems are read. Then a SIGKILL ends the driver with its JVM and workers,
+and the systems are read again. After two kills, a last driver writes the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KILLS: Sequence[tuple[Cell, Cell]] = (
     ((BEFORE_CONCLUDE, {"sink": "files"}), ("DECIDING", {})),
 )
 STATEFUL = range(4, len(KILLS))
-"""These queries drop duplicates: a batch that is written again must meet the state that it met before."""
+"""These queries drop duplicates, so a batch that is written again must find the same state as before."""
 DECIDED = ("FINISHING", HALFWAY, BEFORE_CONCLUDE, "SWEEPING_OWN", "RAISING_FLOOR", "TIDYING", "IDLE")
 
 LOST_TIMEOUT_MS = 10_000
@@ -58,7 +58,7 @@ LOST: Mapping[str, tuple[str, str]] = {
 }
 """Queries whose batch 1 is decided when they are killed, and aborted by the broker before the next start.
 
-`moody` computes other rows each time.
+`moody` computes different rows each time.
 """
 
 
@@ -119,7 +119,7 @@ def killed(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def what_is_lost(job: Job) -> tuple[Decision, set[int]]:
-    """Waits until the broker has aborted what a killed query had open, and returns the slots of its batch 1 there."""
+    """Waits until the broker has aborted a killed query's open transactions. Returns the lost slots of batch 1."""
     job.await_aborted()
     decision = job.log().decision(1)
     assert decision is not None
@@ -158,7 +158,7 @@ def test_a_batch_is_visible_once_it_is_decided_and_each_row_is_there_once(killed
     assert found[KAFKA] == found["postgres"] == found["files"], "the systems differ in a batch"
     assert sorted(row for row, _ in found[KAFKA].elements()) == job.ids
     assert job.open() == {kind: [] for kind in SYSTEMS}
-    # The process ends right after its queries, which nobody closes.
+    # The process exits right after its queries, without closing them.
     assert TimelineReader(LocalFiles(job.checkpoint)).read()[-1].events[-1].kind == "ended"
 
 

@@ -1,4 +1,4 @@
-"""A batch that takes longer than its transactions live, as a first backlog does, through a real Spark."""
+"""A batch that takes longer than the transaction timeout, such as a first backlog, with a real Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stream(own_session: SparkSession, kafka: Cluster, tmp_path: Path) -> Stream:
 
 
 def move(stream: Stream, old: str, new: str, *, batch: int) -> None:
-    """Moves what Spark has recorded of a batch's offsets from one folder of the checkpoint to another."""
+    """Moves Spark's recorded offsets of a batch from one folder of the checkpoint to another."""
     (stream.checkpoint / new).mkdir(exist_ok=True)
     for name in (f"{batch}", f".{batch}.crc"):
         (stream.checkpoint / old / name).replace(stream.checkpoint / new / name)
@@ -72,7 +72,7 @@ def test_of_several_views_all_are_computed_before_the_first_is_written(stream: S
 
 @pytest.mark.slow
 def test_a_batch_that_is_not_decided_can_be_taken_apart(stream: Stream) -> None:
-    """As docs/operations.md says: its offsets are put away, and Spark plans it anew, smaller."""
+    """As described in docs/operations.md: its offsets are moved away, and Spark plans a smaller batch instead."""
     stream.run()
     stream.send(IDS)
     with pytest.raises(CrashError):

@@ -132,7 +132,7 @@ RUNNING = [
 
 
 class Place:
-    """What the code of the mistakes may use."""
+    """The names that the code of the mistakes may use."""
 
     def __init__(self, spark: SparkSession, kafka: Cluster, folder: Path) -> None:
         self.spark = spark
@@ -269,7 +269,7 @@ class Place:
 
 @contextmanager
 def warnings() -> Iterator[Callable[[], str]]:
-    """What is warned of meanwhile, in whatever thread."""
+    """Collects the warnings of all threads."""
     told: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
@@ -282,7 +282,7 @@ def warnings() -> Iterator[Callable[[], str]]:
 
 
 def why(start: Callable[[], StreamingQuery]) -> str:
-    """The sentence of ours that is in the error which Spark shows."""
+    """Returns our sentence from the error that Spark shows."""
     try:
         ended(start())
     except StreamingQueryException as error:
@@ -324,12 +324,12 @@ def names(place: Place) -> dict[str, Any]:
 def test_what_a_start_refuses(place: Place, names: dict[str, Any]) -> None:
     keep("start", [(one, said(one, names)) for one in START], place.folder)
     assert not list(place.folder.rglob("offsets")), "no query had started"
-    gc.collect()  # the sockets are not to surface in somebody else's test
+    gc.collect()  # the sockets must not surface in another test
 
 
 @pytest.mark.slow
 def test_what_is_seen_at_a_start_by_asking(place: Place, names: dict[str, Any]) -> None:
-    # What cannot be seen in the arguments: the servers, the plan and the folders would have to be asked.
+    # Mistakes that the arguments do not show, since the servers, the plan and the folders have to be checked.
     after_start = [
         Mistake(
             "a notebook's cell with `start(rows, query_name='orders')` is run twice", "runs already in", run="named"

@@ -84,7 +84,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(kafka: Cluster, tmp_p
 
 @pytest.mark.parametrize("phase", ["CLAIMING", "WRITING", "DECIDING", "FINISHING"])
 def test_two_drivers_on_one_checkpoint(kafka: Cluster, tmp_path: Path, phase: str) -> None:
-    """The older one stands still while the newer one goes on, and wakes up in the middle of it.
+    """The older driver is paused while the newer one runs, and wakes up in the middle of it.
 
     S3A renames by copying, so Spark's own logs do not keep two drivers apart.
     """

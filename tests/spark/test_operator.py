@@ -45,7 +45,7 @@ class Operator:
 
 
 def readable(job: Job) -> dict[int, tuple[int, int]]:
-    """Returns how far a read_committed reader gets in each partition, and where the partition ends."""
+    """Returns the position of a read_committed reader and the end offset for each partition."""
 
     def ends(level: str) -> dict[int, int]:
         settings = {"bootstrap.servers": job.bootstrap, "group.id": "operator", "isolation.level": level}
@@ -74,7 +74,7 @@ def test_a_stuck_reader_is_freed_without_spark(kafka: Cluster, tmp_path: Path, s
         blocked = stuck(job)
         assert blocked, "readers stand still"
 
-        # Which transactions, since when, and what is to come of them?
+        # Lists the transactions, with their age and what will happen to them.
         found = operator.knows("transactions", "list", "--query", job.query, "--checkpoint", checkpoint)
         assert {one["verdict"] for one in found} == {"commit"}
         assert all(one["age_s"] > 0 for one in found)
@@ -86,7 +86,7 @@ def test_a_stuck_reader_is_freed_without_spark(kafka: Cluster, tmp_path: Path, s
         assert held_by.keys() == blocked
         assert operator.knows("checkpoint", "show", checkpoint)["next_start"] == "commits"
 
-        # End them by the log, and see that all is there.
+        # Ends them according to the log, and checks that everything is there.
         assert operator.knows("transactions", "resolve", checkpoint, "--yes")["batch"] == BATCH
         assert stuck(job) == set()
         assert operator.knows("transactions", "list", "--query", job.query) == []
@@ -94,7 +94,7 @@ def test_a_stuck_reader_is_freed_without_spark(kafka: Cluster, tmp_path: Path, s
         decided = sum(sum(one["rows"].values()) for one in history if one["kind"] == "commit")
         assert decided == len(job.records()) == (BATCH + 1) * ROWS_PER_BATCH
 
-        # The query goes on whenever it is started, and has each row once.
+        # The query can continue at any time, and its output has each row once.
         start_together([job], tmp_path / "next.log", points=()).join()
         assert job.gate.at(ENDED, failed="")
         verdict = job.judge()

@@ -22,7 +22,7 @@ ROWS = 10
 
 
 class Overwritten(ExactlyOnce):
-    """Finds other offsets of one batch than the query has planned it with."""
+    """Sees different offsets for one batch than those the query has planned it with."""
 
     batch = 1
     error: CheckpointMismatchError | None = None
@@ -46,7 +46,7 @@ def written(folder: Path) -> list[int]:
 
 
 def start(once: ExactlyOnce, spark: SparkSession, until: int) -> None:
-    """Runs until so many batches are done, or the query fails."""
+    """Runs until this many batches are done, or until the query fails."""
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 1).load()
     query = once.start(rows.select("value"))
     try:

@@ -1,7 +1,8 @@
-"""A machine loses its power: what its disk holds at that moment is what the next start finds.
+"""A machine loses power, and the next start finds exactly what its disk contained at that moment.
 
-Checkpoint and target are on an ext4 of their own. Its image is copied at a phase, as the device holds it then: what
-nobody has synced is in the kernel's memory alone. The copy takes the disk's place, and the query is started again.
+The checkpoint and the target are on an ext4 file system of their own. Its image is copied in a certain phase, as it is
+on the device, so unsynced data in the kernel's memory is lost. The copy then replaces the disk, and the query is
+restarted.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ CUT_IN = 2
 """The batch in which the power goes."""
 FIRST = {(Phase.DECIDING, "json"), (Phase.FINISHING, "json")}
 UNDECIDED = (Phase.WRITING, Phase.DECIDING)
-"""Nothing that Spark has written of the batch is durable yet."""
+"""In these phases, nothing that Spark has written for the batch is durable yet."""
 STATE = "org.apache.spark.sql.execution.streaming.state"
 
 
 class Disk:
-    """A folder on an ext4 of its own, in an image file."""
+    """A folder on an ext4 file system of its own, in an image file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._image, self._copy = folder / "disk", folder / "image", folder / "copy"
@@ -75,7 +76,7 @@ CUTS = (Phase.WRITING, Phase.DECIDING, Phase.FINISHING, Phase.CONCLUDING, Phase.
 
 
 def cut_and_start_again(disk: Disk, phase: Phase, start: Callable[..., None], meanwhile: Callable[[], object]) -> None:
-    """Cuts the power at the phase, and then does what the refusal of a start says, if there is one."""
+    """Cuts the power in the phase, restarts, and follows the instructions if the start is refused."""
     with pytest.raises(StreamingQueryException):
         start(listener=call_at(phase, CUT_IN, disk.cut))
     disk.come_back()
@@ -85,7 +86,7 @@ def cut_and_start_again(disk: Disk, phase: Phase, start: Callable[..., None], me
         start()
     except CheckpointMismatchError as error:
         refused = error
-    if refused is not None:  # unless the kernel has written Spark's files meanwhile
+    if refused is not None:  # unless the kernel has written Spark's files in the meantime
         assert phase in UNDECIDED, f"a decided batch needs nobody's help: {refused}"
         subprocess.run(shlex.split(refused.next_step.partition("again: ")[2]), check=True)
         start()
@@ -102,9 +103,9 @@ def cut_and_start_again(disk: Disk, phase: Phase, start: Callable[..., None], me
 def test_each_row_is_there_once_after_a_power_cut(
     phase: Phase, kind: str, tables: SparkSession, disk: Disk, tmp_path: Path
 ) -> None:
-    """Delta doesn't sync its versions: the newest may be empty then, although it was noted that they were written.
+    """Delta does not sync its versions, so the newest may be empty although it was noted as written.
 
-    Or the table alone is on that disk, and the checkpoint on one that keeps what it was given.
+    In other cases, only the table is on that disk, and the checkpoint is on one that loses nothing.
     """
     given = tmp_path / "input"
     given.mkdir()
@@ -124,7 +125,7 @@ def test_each_row_is_there_once_after_a_power_cut(
 
     def arrive() -> None:
         tables._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-        (given / f"{BATCHES}.json").write_text(f'{{"id": {BATCHES}}}')  # it must not take a decided file's place
+        (given / f"{BATCHES}.json").write_text(f'{{"id": {BATCHES}}}')  # must not replace a decided file
 
     cut_and_start_again(disk, phase, start, arrive)
     found = tables.read.format(read_as).load(str(target)).select("id").collect()
@@ -138,7 +139,7 @@ def test_each_row_is_there_once_after_a_power_cut(
 def test_offsets_of_kafka_and_state_survive_a_power_cut(
     phase: Phase, state: str | None, spark: SparkSession, kafka: Cluster, disk: Disk
 ) -> None:
-    """Each batch repeats the key of the one before: only its state knows that it was there."""
+    """Each batch repeats the key of the previous one, and only the query's state contains that key."""
     provider = "spark.sql.streaming.stateStore.providerClass"
     source = new_name("source")
     create_topic(kafka.bootstrap, source, 1)

@@ -1,4 +1,4 @@
-"""The Pravega sink and source on a real server, which takes ten seconds to start: one file for both."""
+"""The Pravega sink and source on a real server. It takes ten seconds to start, so one file tests both."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TestPravega(SinkConformance):
         (self.root / "rows" / "pravega" / "prepared" / str(handle["name"])).unlink()
         return True
 
-    test_another_process_commits = None  # it would have to start its own Spark
+    test_another_process_commits = None  # would have to start a Spark session of its own
 
 
 class PravegaJob(TableJob):
@@ -147,7 +147,7 @@ def test_a_driver_that_is_killed_at_each_step(job: PravegaJob, kind: type, metho
 
 
 def test_a_driver_that_is_killed_when_all_is_written(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its transaction is open, flushed and whole: it is aborted, and the rows come under another."""
+    """Its transaction is open, flushed and complete. It is aborted, and the rows are written in another transaction."""
     write = PravegaStream.write
 
     def killed_after(self: PravegaStream, *given: Any) -> int:
@@ -203,7 +203,7 @@ def test_a_transaction_that_was_forgotten_stops_the_query(job: PravegaJob) -> No
 
 
 def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
-    """Another cluster counts its transactions from the beginning: there the noted one may be another one's."""
+    """Another cluster counts its transactions from the start, so the noted one may belong to somebody else there."""
     handle = job.prepare()
     job.commit_unnoticed(handle)
     job.witness.delete(job.stream)
@@ -216,7 +216,7 @@ def test_a_stream_that_was_made_anew_is_no_witness(job: PravegaJob) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known until it goes on, and nothing is done twice then."""
+    """Nothing is known until the server continues, and then nothing is done twice."""
     monkeypatch.setattr("sparkonce.sinks.tables.committer.WAIT_S", 1.0)
     monkeypatch.setattr("sparkonce_pravega.sink.WAIT_S", 1.0)
     handle, committer = job.prepare(), job.run_of_its_own()
@@ -235,7 +235,7 @@ def test_a_server_that_does_not_answer(job: PravegaJob, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_lease_that_runs_out(job: PravegaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client no longer renews it, as in a process that stands still: Pravega aborts the transaction by itself."""
+    """The client stops renewing the lease, as in a stalled process, and Pravega aborts the transaction by itself."""
     monkeypatch.setattr("sparkonce_pravega.client.LEASE_MS", 10_000)
     write, open_writer, opened = PravegaStream.write, PravegaStream.writer, []
 
@@ -323,12 +323,12 @@ def values(seen: Seen) -> list[int]:
 
 
 class Reading:
-    """A query that keeps what its batches had, on one checkpoint and one stream.
+    """A query that keeps the rows of its batches, on one checkpoint and one stream.
 
     Args:
         spark: The session.
-        folder: Of the checkpoint.
-        given: Of `read_pravega`.
+        folder: The checkpoint folder.
+        given: The arguments of `read_pravega`.
     """
 
     def __init__(self, spark: SparkSession, folder: Path, **given: Any) -> None:
@@ -372,7 +372,7 @@ class Reading:
         return str(failed.value)
 
     def end(self, batch: int) -> dict[str, Any]:
-        """Returns the position that Spark has stored for the end of a batch."""
+        """Returns the position that Spark has stored as the end of a batch."""
         return json.loads((self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
 
 
@@ -421,7 +421,7 @@ def test_a_crashed_first_batch_begins_where_it_began(reading: Reading) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [pytest.param(None, marks=pytest.mark.slow), 150])
 def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) -> None:
-    """All events once, those of a key in their order over all segments that have had them."""
+    """Each event is read once, and the events of a key in order, across all segments that held them."""
     reading.given = {"max_bytes_per_batch": most}
     reading.write(0, 40)
     first = reading.run()
@@ -447,7 +447,7 @@ def test_segments_that_are_split_and_merged(reading: Reading, most: int | None) 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [100, 250])
 def test_segments_that_are_replaced_by_ones_across_their_borders(reading: Reading, most: int) -> None:
-    """Two become three, and these become two, some with far more events than others."""
+    """Two segments become three, and these become two again, some with far more events than others."""
     reading.given = {"max_bytes_per_batch": most}
 
     def write(first: int, end: int) -> None:
@@ -536,7 +536,7 @@ def test_a_stream_that_is_made_again_stops_the_query(reading: Reading) -> None:
 
 @pytest.mark.slow
 def test_a_stream_of_another_cluster_stops_the_query(reading: Reading) -> None:
-    """Its segments have the same numbers, and were made at another time."""
+    """The other cluster's segments have the same numbers, but a different creation time."""
     reading.write(0, 20)
     reading.run()
     end = reading.end(0)
@@ -565,7 +565,7 @@ def test_an_outage_while_a_batch_is_planned_ends_no_query_as_if_all_were_read(re
 
 @pytest.mark.slow
 def test_an_outage_within_the_patience_is_waited_out(reading: Reading) -> None:
-    reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}  # an answer may take a fifth of it
+    reading.given = {"max_bytes_per_batch": 300, "outage_patience_s": 15}  # an answer may take a fifth of the patience
     reading.write(0, 60)
     back = threading.Timer(5, pravega_server().resume)
 

@@ -1,4 +1,4 @@
-"""The Pravega sink on a server that asks for TLS and a password."""
+"""The Pravega sink on a server that requires TLS and a password."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [*SPARK, pytest.mark.slow]
 
 
 def account(user: str, rights: str) -> str:
-    """A line of Pravega's file of accounts; the password as its `StrongPasswordProcessor` keeps it."""
+    """Returns a line of Pravega's account file, with the password encoded as its `StrongPasswordProcessor` does."""
     salt = secrets.token_bytes(32)
     kept = hashlib.pbkdf2_hmac("sha256", PASSWORD.encode(), salt, 5000, 64)
     return f"{user}:{f'5000:{salt.hex()}:{kept.hex()}'.encode().hex()}:{rights};\n"
@@ -38,7 +38,7 @@ def account(user: str, rights: str) -> str:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_keys(tmp_path_factory.mktemp("keys"))
     (folder / "word").write_text("storeword")
-    make_certificate(folder, "pravega", f"{SERVER},DNS:{gethostname()}")  # its segment store tells our name
+    make_certificate(folder, "pravega", f"{SERVER},DNS:{gethostname()}")  # the segment store reports our host name
     store = ["-inkey", "pravega.key", "-in", "pravega.pem", "-out", "pravega.jks", "-passout", "file:word"]
     subprocess.run(["openssl", "pkcs12", "-export", *store], cwd=folder, check=True, capture_output=True)
     trusted = ["-file", "ca.pem", "-keystore", "trust.jks", "-storepass", "storeword", "-noprompt"]
@@ -83,7 +83,7 @@ def secure(server: PravegaServer) -> str:
 
 
 class SecuredJob(PravegaJob):
-    """The sink logs in as one who may write streams, and do nothing else."""
+    """The sink logs in as a user who may write streams and nothing else."""
 
     keys: Path
 

@@ -1,4 +1,4 @@
-"""Queries that read RabbitMQ queues: each message is in the output once, whatever dies."""
+"""Queries that read RabbitMQ queues. Each message appears in the output once, whatever dies."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Reading:
     Args:
         spark: The session.
         server: The server.
-        folder: Of the checkpoint and the files.
-        given: Of `read_rabbitmq_queue`.
+        folder: The folder for the checkpoint and the files.
+        given: The arguments of `read_rabbitmq_queue`.
     """
 
     def __init__(self, spark: SparkSession, rabbit: RabbitQueueSystem, folder: Path, **given: Any) -> None:

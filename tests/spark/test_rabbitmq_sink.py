@@ -1,4 +1,4 @@
-"""The sink for streams in a real query, which crashes at each phase, and in the middle of what it publishes."""
+"""The sink for streams in a real query, which crashes in each phase and in the middle of publishing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Query:
         self.sent = make_orders(folder / "orders", files=8)
 
     def run(self, crash: Phase | None = None) -> None:
-        """Runs to the end, unless it crashes in batch 1, or in what it publishes."""
+        """Runs to the end, unless it crashes in batch 1 or while publishing."""
         rows = (
             self.spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 2).json(str(self.folder / "orders"))
         )

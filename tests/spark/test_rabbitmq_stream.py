@@ -43,13 +43,13 @@ def numbered(first: int, end: int) -> list[bytes]:
 
 
 class Reading:
-    """A query that keeps what its batches had, on one checkpoint.
+    """A query that keeps the rows of its batches, on one checkpoint.
 
     Args:
         spark: The session.
         server: The server.
-        folder: Of the checkpoint.
-        given: Of `read_rabbitmq_stream`.
+        folder: The checkpoint folder.
+        given: The arguments of `read_rabbitmq_stream`.
     """
 
     def __init__(self, spark: SparkSession, rabbit: RabbitStreamSystem, folder: Path, **given: Any) -> None:

@@ -27,7 +27,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 
 
 def filled_topic(bootstrap: str, *, partitions: int = 2, rows: int = 10) -> str:
-    """A topic whose records are numbers, one partition after the other, a second apart from noon on."""
+    """A topic whose records are numbers, partition by partition, with timestamps one second apart from noon on."""
     topic = new_name("numbers")
     create_topic(bootstrap, topic, partitions)
     noon_ms = int(NOON.timestamp() * 1000)
@@ -43,7 +43,7 @@ def filled_topic(bootstrap: str, *, partitions: int = 2, rows: int = 10) -> str:
 
 
 def numbers(stream: DataFrame, folder: Path) -> list[int]:
-    """All that there is to read now."""
+    """Reads everything that is available now."""
     found: list[int] = []
 
     def take(rows: DataFrame, _: int) -> None:

@@ -1,4 +1,4 @@
-"""What the broker, or a setting, does not allow: said at the start where that is possible, and never half done."""
+"""What the broker or a setting does not allow is reported at the start if possible, and never leaves partial output."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_speculation_beside_an_at_most_once_sink_is_refused(
 ) -> None:
     rejects = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
     stream = Stream(spark, kafka, tmp_path, IDS)
-    spark.conf.set(rejects, "false")  # or Spark lets nobody change what a context is started with
+    spark.conf.set(rejects, "false")  # otherwise Spark does not allow changing static settings
     spark.conf.set(SPECULATION, "true")
     try:
         with pytest.raises(ConfigurationError, match=r"spark\.speculation=true, and sinks \['kafka'\]"):

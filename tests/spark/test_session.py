@@ -1,4 +1,4 @@
-"""What a query shares with its session: the checkpoint's folder, the settings, and what a job says of its slots."""
+"""What a query shares with its session: the checkpoint folder, the settings, and the job descriptions of its slots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SLOTS = 3
 def test_an_answer_that_is_cut_off_is_no_batch_with_fewer_slots(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PySpark takes the end of a connection for the end of the rows: the last handles are missing."""
+    """PySpark takes the end of a connection for the end of the rows, so the last handles are missing."""
 
     def visible(root: Path) -> list[int]:
         return sorted(int(line) for file in (root / "committed").iterdir() for line in file.read_text().split())

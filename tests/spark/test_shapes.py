@@ -107,7 +107,7 @@ def test_nulls_headers_timestamps_and_topics_arrive_as_they_are(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
     def as_sent(number: int, even: str, odd: str, partitions: int) -> tuple[object, ...]:
-        """Computes in plain Python what `rich` makes of a number."""
+        """Computes in plain Python what `rich` returns for a number."""
         text = IDS[number].encode()
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if number % 4 == 1:

@@ -1,4 +1,4 @@
-"""The function that tasks run is made once for many batches, and still writes each under its own number."""
+"""The task function is created once for many batches, and still writes each batch under its own number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = MARKS
 
 
 class Query:
-    """Batches of one query, without Spark's streaming. Counts the functions that are made for their tasks."""
+    """Batches of a query without Spark's streaming. Counts the functions that are created for their tasks."""
 
     def __init__(self, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spark, self.kept, self.functions = spark, JvmCache(), 0

@@ -32,24 +32,24 @@ STARTED = (
     "README.md",
     *(f"docs/{name}.md" for name in ("from-spark", "files", "formats", "quickstart", "whole-job", "backfill")),
 )
-"""Pages whose queries and jobs are started; the quick start's and the formats' by tests of their own."""
+"""Pages whose queries and jobs are started. The quick start and the formats page have tests of their own."""
 
 ASKS = ("docs/rabbitmq.md",)
-"""Its sources ask their server where they are made."""
+"""Pages whose sources connect to their server when they are created."""
 
 MADE = [page for page in PAGES if python_blocks(page) and page.relative_to(ROOT).as_posix() not in STARTED + ASKS]
 SLOTS, NO_DATA = "spark.sql.shuffle.partitions", "spark.sql.streaming.noDataMicroBatches.enabled"
-"""The README sets the one, and the session of the tests has not Spark's default of the other."""
+"""The README sets the first one, and the tests' session has a non-default value for the second."""
 
 MINUTE_MS = 60_000
 NOON_MS = 1_767_268_800_000
 
 
 class Reader:
-    """Somebody who types a page in: with addresses, folders and topics of their own.
+    """A reader who types in a page, with their own addresses, folders and topics.
 
     Attributes:
-        names: What the blocks have made so far.
+        names: The names that the blocks have defined so far.
     """
 
     def __init__(self, spark: SparkSession, bootstrap: str, folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_what_the_files_page_writes_is_read_as_it_says(
 def test_a_page_comes_as_far_as_it_can(
     page: Path, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sinks, sources and columns are made for real, and so refuse what they do not take; no query is started."""
+    """Sinks, sources and columns are really created and check their arguments, but no query is started."""
     monkeypatch.setattr(ExactlyOnce, "start", lambda _self, frame, **_: MagicMock(frame=frame))
     settings = {"bootstrap.servers": reader.instead["broker:9092"]}
     rows = read_kafka(reader.spark, settings, topics=reader.topics["orders"])

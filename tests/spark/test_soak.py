@@ -1,4 +1,4 @@
-"""Ten thousand batches of one query: at the end it holds what it held after the first thousand.
+"""Runs ten thousand batches of a query. At the end, it must hold no more than after the first thousand.
 
 ::
 
@@ -37,7 +37,7 @@ Figures = Mapping[str, int]
 
 
 class Soaked(AnyJob):
-    """A query with little to do, that goes on."""
+    """A query with little to do that keeps running."""
 
     def __init__(self, kafka: Cluster, postgres: PostgresSystem, folder: Path) -> None:
         super().__init__(kafka.bootstrap, folder, sources=0)
@@ -46,7 +46,7 @@ class Soaked(AnyJob):
         postgres.ask("CREATE TABLE soaked (key text, value text)")
 
     def run(self, measure: Sequence[int]) -> Iterator[Figures]:
-        """Starts it, and gives what it and its servers hold after each of these batches."""
+        """Starts the query, and yields the figures of it and its servers after each of these batches."""
         log = self.folder / "soak.log"
         soak = Soak(
             spark=asdict(self.config),
@@ -90,7 +90,7 @@ class Soaked(AnyJob):
         }
 
     def check_rows(self) -> None:
-        """Asks each reader for every row of every decided batch, once."""
+        """Checks that each reader finds every row of every decided batch once."""
         expected = Counter(str(number) for number in range((self.decided() + 1) * ROWS))
         assert Counter((record.key or b"").decode() for record in self.records()) == expected
         assert Counter(self._postgres.column("SELECT key FROM soaked")) == expected
@@ -110,7 +110,7 @@ def test_after_ten_thousand_batches_a_query_holds_what_it_held_after_one(
     kafka: Cluster, postgres: PostgresSystem, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
     mib = 1 << 20
-    # By how much, from the first figures to the last: less than any batch leaves behind, times the batches in between.
+    # The allowed growth from the first figures to the last: less than if each batch in between left anything behind.
     may_grow = {
         "python_bytes": mib,
         "python_objects": 2_000,

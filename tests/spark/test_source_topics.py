@@ -1,4 +1,4 @@
-"""A topic that a query reads is deleted and made again, with more records than were read of the old one."""
+"""A source topic is deleted and created again, with more records than had been read from the old one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def test_what_is_decided_of_the_old_one_is_finished_and_nothing_of_the_new_one_i
 def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
-    """With the same rows, as in a mirror: they would be written again, since Spark is told to pass over the loss."""
+    """The new topic has the same rows, as in a mirror.
+
+    They would be written again, since Spark is told to ignore data loss.
+    """
     stream = Stream(spark, kafka, tmp_path, OLD)
     stream.run()
     before, copy = stream.source, f"mirror.{stream.source}"
@@ -83,7 +86,7 @@ def test_a_topic_of_another_name_is_refused_before_spark_plans_a_batch_of_it(
 def test_a_cluster_that_went_back_stops_the_query_until_it_is_told_to_read_on(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also once the topic has grown past what was read: its first new records would be passed over."""
+    """This also works once the topic has grown past the read offset, where its first new records would be skipped."""
     cluster, saved, sent = Cluster(folder=tmp_path / "cluster"), tmp_path / "saved", iter(range(1_000))
 
     def put(source: Path, target: Path) -> None:

@@ -1,6 +1,6 @@
-"""Shuffle files that are lost while their rows are written: Spark runs the stages again, with tasks that have written.
+"""Shuffle files are lost while their rows are written, so Spark runs the stages again, with tasks that already wrote.
 
-It counts their tries from 0 again, so that they cannot tell.
+Spark restarts the attempt numbers at 0, so the tasks cannot tell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tryout.bulk import make_orders
 pytestmark = MARKS
 
 SLOTS, HELD = 3, (0, 1)
-"""Of three slots on two cores the third has not read its rows when the first two have written theirs."""
+"""With three slots on two cores, the third has not read its rows when the first two have written theirs."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,11 +40,11 @@ def _sinks_travel() -> Iterator[None]:
 
 
 class _HeldSink(ForwardingSink):
-    """Another sink, in which the first copies of two slots wait until they are told to go on, once they have written.
+    """Wraps a sink. After the first attempts of two slots have written, they wait until they are told to go on.
 
     Args:
-        real: The sink.
-        folder: Where copies say that they have written, and are told to go on.
+        real: The wrapped sink.
+        folder: The folder in which attempts report that they have written, and are told to go on.
     """
 
     def __init__(self, real: TwoPhaseCommitSink, folder: Path) -> None:
@@ -79,13 +79,13 @@ def spread(df: DataFrame) -> DataFrame:
 
 @contextmanager
 def shuffle_files_lost(spark: SparkSession, folder: Path, *sinks: TwoPhaseCommitSink) -> Iterator[Callable[[], None]]:
-    """A query whose shuffle files are lost when two of three slots have written, and the second has gone on.
+    """A query whose shuffle files are lost when two of three slots have written, and the second has continued.
 
-    Gives:
-        What waits for the query's end.
+    Yields:
+        A function that waits for the end of the query.
     """
     rows = spark.readStream.schema("id bigint").json(str(folder / "orders")).withColumnRenamed("id", "number")
-    # Nothing is swept because its time has come: the run must know that there may be losers.
+    # No sweep runs just because it is due, so the run itself must know that there may be superseded attempts.
     never = {"sweep_every_s": 3600.0}
     once = ExactlyOnce(dict.fromkeys(sinks, spread), checkpoint=str(folder / "checkpoint"), display=False, **never)
     query = once.start(rows, trigger={"availableNow": True})
@@ -124,7 +124,7 @@ def test_rows_that_may_have_been_written_are_not_written_again_at_most_once(
 def test_a_copy_whose_stage_was_run_again_leaves_nothing_behind(
     spark: SparkSession, postgres: PostgresSystem, tmp_path: Path
 ) -> None:
-    """Slot 0 has written, and is still held when another copy of it has won and the batch is committed."""
+    """Slot 0 has written and is still held when another attempt has replaced it and the batch is committed."""
     sent = make_orders(tmp_path / "orders", files=2)
     postgres.ask("CREATE TABLE numbers (number bigint)")
     table = PostgresSink(postgres.server.conninfo(), table="numbers", commit="two_phase")

@@ -1,13 +1,13 @@
-"""Queries that keep state are killed (SIGKILL, with JVM and workers) where output and state may part.
+"""Stateful queries are killed (SIGKILL, with JVM and workers) at points where output and state may diverge.
 
-The first tier has the `dropDuplicates` that `test_kills` kills at every phase. Here each plan is with one of the state
-stores. Several queries share one Spark, so that one start, which is what takes the time, strikes all of them.
+The first tier of tests has the `dropDuplicates` query that `test_kills` kills in every phase. Here, each plan is
+combined with one of the state stores. Several queries share a Spark session, so that a single slow start covers all of
+them.
 
-Every row of a source has a name (its key) and a second (its value), which is both its event time and what is summed.
-Rows come out of order, but never later than the watermark's delay, so that Spark drops none of them and what it gives
-does not depend on where one batch ends and the next begins. (`sliding` writes updates: what it gives follows from the
-batches.) After all of them come closing rows, far in the future and all of the same second: they close every window
-before them, and no window of their own.
+Each source row has a name (its key) and a second (its value). The second is both the event time and the value that is
+summed. Rows arrive out of order, but never later than the watermark's delay, so Spark drops none of them, and the
+output does not depend on where batches end. (`sliding` writes updates, so its output depends on the batches.) The input
+ends with closing rows, all with the same second far in the future. They close every earlier window, but not their own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NOBODY = "nobody"
 
 
 class Event(NamedTuple):
-    """A row of a source. Its second is since 1970."""
+    """A source row. Its second counts from 1970."""
 
     name: str
     second: int
@@ -74,7 +74,7 @@ class Event(NamedTuple):
 
 
 Batch = Sequence[Sequence[Event]]
-"""Of each source, the rows of one batch."""
+"""The rows of one batch, for each source."""
 
 Pairs = Counter[tuple[str, str]]
 
@@ -83,16 +83,16 @@ Pairs = Counter[tuple[str, str]]
 
 
 def shuffled(events: Iterable[Event], seed: int = 1) -> list[Event]:
-    """Puts events into an order of arrival: none comes more than a delay, less some slack, behind the newest.
+    """Puts events into an order of arrival. No event is later than the delay, minus some slack, behind the newest one.
 
-    The slack is for the partitions, which a batch does not leave at exactly the same row.
+    The slack is for the partitions, which a batch does not read up to exactly the same row.
     """
     chance = random.Random(seed)
     return sorted(events, key=lambda event: event.second + chance.uniform(0, DELAY_S - 100))
 
 
 def groups(rows: int) -> list[Event]:
-    """Seven names in turn, one row a second."""
+    """Returns seven names in turn, with one row per second."""
     return shuffled(Event(f"g{second % 7}", EPOCH_S + second) for second in range(rows))
 
 
@@ -103,7 +103,7 @@ def visits(rows: int) -> list[Event]:
 
 
 def both_sides(rows: int) -> tuple[list[Event], list[Event]]:
-    """One name a second on the left; on the right half of them in time, some of these twice, and some too late."""
+    """Returns one name per second on the left. On the right are half of them in time, some twice, and some too late."""
     left = [Event(f"id{second}", EPOCH_S + second) for second in range(rows)]
     right = []
     for number, (name, second) in enumerate(left):
@@ -278,7 +278,7 @@ def distinct_within_watermark(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def distinct_within_watermark_rows(batches: Sequence[Batch]) -> Pairs:
-    """A name is new again when it comes after it has been forgotten."""
+    """A name counts as new again if it reappears after it was forgotten."""
     found: Pairs = Counter()
     newest: dict[str, int] = {}
     for name, second in sorted(_all(batches), key=lambda event: event.second):
@@ -289,7 +289,7 @@ def distinct_within_watermark_rows(batches: Sequence[Batch]) -> Pairs:
 
 
 def transform_with_state(spark: SparkSession, config: Config) -> DataFrame:
-    """A value state and a timer for each name: the sum of a name's seconds, told once when all of them have come."""
+    """A value state and a timer for each name, which output the sum of its seconds once all of them have arrived."""
     grouped = events(spark, config).groupBy("name")
     output = "key string, value string"
     return grouped.transformWithStateInPandas(
@@ -298,7 +298,7 @@ def transform_with_state(spark: SparkSession, config: Config) -> DataFrame:
 
 
 class Totals(StatefulProcessor):
-    """Keeps sum and count of a name until the watermark has gone past its last second."""
+    """Keeps the sum and count of a name until the watermark has passed its last second."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -340,7 +340,7 @@ PLANS: Mapping[str, tuple[Callable[[int], Sequence[list[Event]]], Callable[[Sequ
     "distinct": (lambda rows: [repeated(rows)], distinct_rows),
     "distinct_within_watermark": (lambda rows: [recurring(rows)], distinct_within_watermark_rows),
 }
-"""Of each plan its sources' rows, as many as are asked for, and what it must give of the batches of them."""
+"""For each plan, a function that makes the rows of its sources, and one that computes its output for given batches."""
 
 
 # --- their jobs -------------------------------------------------------------------------------------------------------
@@ -361,11 +361,14 @@ OFTEN = {
 }
 STORES = {"hdfs": OFTEN, "rocksdb": {**OFTEN, **ROCKSDB}, "changelog": {**OFTEN, **CHANGELOG}}
 FILES = {"hdfs": {".delta"}, "rocksdb": {".zip"}, "changelog": {".changelog", ".zip"}}
-"""The endings by which one sees which state store it was that wrote."""
+"""The file extensions that show which state store wrote the state."""
 
 GIVE_WITHOUT_DATA = ("transform_with_state", "tumbling", "session", "left_outer_join")
-"""Those that give rows in batches without data. If there are none, it takes a batch more to close the last windows,
-and so batches that do not hold all closing rows."""
+"""Plans that output rows in batches without data.
+
+If these batches are disabled, closing the last windows takes another batch, so there are batches with only some of the
+closing rows.
+"""
 
 FOLLOW_FROM_BATCHES = ("sliding", "distinct_within_watermark")
 """Those that give other rows in other batches: an update for each, or a name again when a batch has forgotten it."""
@@ -374,7 +377,7 @@ FOLLOW_FROM_BATCHES = ("sliding", "distinct_within_watermark")
 class Case(NamedTuple):
     """A plan, its state store, and whether Spark also runs batches without data, which close windows and fire timers.
 
-    The kills then fall into these, and the input comes in pieces, one more before each start.
+    If it does, the kills fall into these batches, and the input arrives in pieces, one before each start.
     """
 
     plan: str
@@ -383,7 +386,10 @@ class Case(NamedTuple):
 
     @property
     def larger(self) -> int:
-        """How many times as large a batch may be that nobody disturbs: 1 if what the plan gives follows from them."""
+        """How many times larger the batches of an undisturbed query may be.
+
+        This is 1 if the plan's output depends on them.
+        """
         by_batch = self.plan in FOLLOW_FROM_BATCHES or (self.plan in GIVE_WITHOUT_DATA and not self.no_data)
         return 1 if by_batch else LARGER
 
@@ -392,11 +398,11 @@ class StateJob(AnyJob):
     """A query with one of the plans.
 
     Args:
-        bootstrap: The broker.
-        folder: For its own folder.
-        case: The plan and its store.
-        batches: Of the input.
-        undisturbed: Whether nothing is killed in it.
+        bootstrap: The bootstrap servers.
+        folder: The parent of its own folder.
+        case: The plan and its state store.
+        batches: The number of input batches.
+        undisturbed: Whether nothing is killed.
     """
 
     def __init__(self, bootstrap: str, folder: Path, case: Case, batches: int, *, undisturbed: bool = False) -> None:
@@ -421,11 +427,11 @@ class StateJob(AnyJob):
         )
 
     def feed(self) -> None:
-        """Sends what the next start is to find: a batch more, or everything if batches without data do not matter."""
+        """Sends the input for the next start: one more batch, or everything if batches without data do not matter."""
         self._send(max(self._pieces, WARM) + 1 if self.case.no_data else max(map(len, self.rows)))
 
     def feed_all(self) -> None:
-        """Sends the rest, and what closes the last windows."""
+        """Sends the remaining rows, and those that close the last windows."""
         self._send(max(map(len, self.rows)))
         for source, messages in enumerate(self.closing):
             self.send(messages, source)
@@ -436,7 +442,7 @@ class StateJob(AnyJob):
             self.send(messages[first * ROWS_PER_BATCH : pieces * ROWS_PER_BATCH], source)
 
     def is_due(self) -> IsDue:
-        """Makes batches due that are not their run's first, so that the state goes on between two kills."""
+        """Makes all batches due except the first one of their run, so that the state progresses between two kills."""
         first = max(self.decided() + 2, WARM)
         return lambda batch: batch >= first and (not self.case.no_data or self.is_without_data(batch))
 
@@ -445,7 +451,7 @@ class StateJob(AnyJob):
         return batch > 0 and kept.input_offsets(batch) == kept.input_offsets(batch - 1)
 
     def expected(self) -> Counter[Row]:
-        """What the plan must give of the batches, as Spark's own offset log has divided the rows into them."""
+        """Returns the expected output, for the batches that Spark's own offset log has divided the rows into."""
         every = [[*sent, *closing] for sent, closing in zip_longest(self.rows, self.closing, fillvalue=())]
         ends = [dict.fromkeys(range(PARTITIONS), 0) for _ in every]
         batches: list[Batch] = []
@@ -473,9 +479,9 @@ class StateJob(AnyJob):
         return endings & {path.suffix for path in (self.checkpoint / "state").rglob("*.*")}
 
     def lose_newest_state(self, batch: int) -> None:
-        """Takes away the state that a batch has left, as a power cut may do: Spark does not fsync it.
+        """Deletes the state that a batch has left, as a power failure may do, since Spark does not fsync it.
 
-        The decision log is fsynced. So of a batch that is decided the state may be gone.
+        The decision log is fsynced, so a decided batch may have lost its state.
         """
         endings = (".delta", ".zip", ".changelog", ".snapshot")
         newest = [path for ending in endings for path in (self.checkpoint / "state").rglob(f"{batch + 1}{ending}")]
@@ -537,7 +543,8 @@ def test_nothing_is_lost_or_doubled(
                 if point == Phase.FINISHING.name:
                     job.lose_newest_state(sight.batch)
 
-        # They end beside queries on the same input that nobody disturbs, in larger batches if the plan allows it.
+        # They finish alongside undisturbed queries on the same input, which run in larger batches if the plan allows
+        # it.
         twins = [
             stack.enter_context(StateJob(kafka.bootstrap, tmp_path, case, batches, undisturbed=True)) for case in cases
         ]

@@ -93,7 +93,7 @@ def test_a_stopped_query_sweeps_when_its_tasks_have_ended(spark: SparkSession, t
 
 
 class _SlowSink(FolderSink):
-    """The driver reads its columns until it is being stopped. Its slots would take longer than the sweep waits."""
+    """The driver reads its columns until it is stopped. Its slots would take longer than a sweep waits."""
 
     def __init__(self, root: Path, stopped: Callable[[], bool], reached: threading.Event) -> None:
         super().__init__(root)
@@ -122,7 +122,10 @@ class _SlowWriter(ForwardingWriter):
 def test_a_query_that_is_stopped_before_its_job_begins_does_not_wait_for_its_tasks(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Spark cancels its jobs, then interrupts it: the next one is submitted after that, and nobody waits for it."""
+    """Spark cancels the jobs and then interrupts the thread.
+
+    The next job is submitted after that, and nobody waits for it.
+    """
     thread, reached = spark.sparkContext._jvm.java.lang.Thread, threading.Event()
     sink = _SlowSink(tmp_path / "sink", lambda: bool(thread.currentThread().isInterrupted()), reached)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
@@ -157,7 +160,7 @@ class _CountedCommitter(ForwardingCommitter):
 
 
 def numbers(spark: SparkSession, folder: Path, number: int) -> DataFrame:
-    """A stream of files, and a new one for it."""
+    """A streaming source of files, and a new file for it."""
     folder.mkdir(exist_ok=True)
     (folder / f"{number}.json").write_text(json.dumps({"number": number}))
     return spark.readStream.schema("number bigint").json(str(folder))
@@ -167,7 +170,7 @@ def numbers(spark: SparkSession, folder: Path, number: int) -> DataFrame:
 def test_a_query_that_has_ended_frees_its_connections(
     spark: SparkSession, tmp_path: Path, *, once_all_is_read: bool
 ) -> None:
-    """Nobody is asked to: the object, and a reference to it in Spark, may live as long as the session."""
+    """Users need not close it: the object, and Spark's reference to it, may live as long as the session."""
     sink = _CountedSink(tmp_path / "sink")
     rows = numbers(spark, tmp_path / "source", 0)
     once = ExactlyOnce(sink, checkpoint=str(tmp_path / "checkpoint"), display=False)
@@ -206,7 +209,7 @@ def test_a_query_of_another_writer_is_closed_when_it_ends(spark: SparkSession, t
 
 @pytest.mark.slow
 def test_a_query_of_another_writer_that_is_stopped_in_a_batch_has_ended(spark: SparkSession, tmp_path: Path) -> None:
-    """Not with an error: somebody wanted it, and no alarm is due."""
+    """The query ends without an error, since somebody stopped it on purpose and no alarm is needed."""
     once = ExactlyOnce(_CountedSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"), display=False)
     began = tmp_path / "began"
 

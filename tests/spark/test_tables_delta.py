@@ -1,7 +1,7 @@
-"""The Delta sink, by the conformance suite and against what goes wrong.
+"""The Delta sink: the conformance suite, and its behavior when things go wrong.
 
-A read by Spark takes a second, and the suite asks often: its reader takes what the table's log names as the Delta
-protocol says, without Spark. Elsewhere readers ask with a plain read of the table.
+A read with Spark takes a second, and the suite reads often. So its reader finds the files in the table's log as the
+Delta protocol describes, without Spark. The other tests read the table with Spark.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def numbers_in(spark: SparkSession, path: Path) -> list[int]:
 
 
 def live_files(path: Path) -> set[str]:
-    """What the table's log has added and not removed; it has no checkpoint before its tenth version."""
+    """Returns the files that the table's log has added and not removed. There is no checkpoint before version 10."""
     files: set[str] = set()
     for version in sorted((path / "_delta_log").glob("*.json")):
         for action in map(json.loads, version.read_text().splitlines()):
@@ -69,7 +69,7 @@ def numbers_by_the_log(path: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def empty_table(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """To be copied, in a hundredth of the time that it takes to make one."""
+    """An empty table to copy, which is a hundred times faster than creating one."""
     path = tmp_path_factory.mktemp("empty") / "table"
     make_table(tables, path)
     return path
@@ -102,12 +102,12 @@ class _DeltaHooks(SinkHooks):
 
 
 class TestDelta(_DeltaHooks, CommitChecks):
-    test_another_process_commits = None  # it would have to start its own Spark
+    test_another_process_commits = None  # would have to start a Spark session of its own
 
 
 @pytest.mark.slow
 class TestDeltaMore(_DeltaHooks, AbortChecks, SweepChecks, TraceChecks, SystemChecks):
-    """What sinks share whose rows wait in files (conformance/test_write_ahead.py), once more on Delta."""
+    """The shared tests for sinks whose rows wait in files (conformance/test_write_ahead.py), run on Delta."""
 
 
 class DeltaJob(TableJob):
@@ -146,7 +146,7 @@ def test_a_batch_is_one_version(job: DeltaJob) -> None:
 def test_names_that_mean_something_to_spark(
     tables: SparkSession, tmp_path: Path, empty_table: Path, waiting: str, name: str
 ) -> None:
-    """It takes paths for patterns, and passes over files that begin with an underscore or a dot."""
+    """Spark interprets paths as patterns, and skips files that begin with an underscore or a dot."""
     (tmp_path / "_rows/.rows/axb!cd").mkdir(parents=True)
     job = DeltaJob(tables, tmp_path, empty_table, waiting, name)
     assert job.commit(*(job.prepare(slot=slot) for slot in range(2))) == [Outcome.COMMITTED] * 2
@@ -164,7 +164,7 @@ def test_a_driver_that_is_killed_before_and_after_the_write(job: DeltaJob, metho
 
 
 def test_a_write_that_delta_skips_is_not_taken_for_done(job: DeltaJob) -> None:
-    """It has seen a later version of the application's id: the rows are in no version (delta-io/delta#1141)."""
+    """Delta has seen a later version of the application id, so the rows are in no version (delta-io/delta#1141)."""
     early, late = job.prepare(batch=0), job.prepare(batch=5)
     assert job.commit(late) == [Outcome.COMMITTED]
     committer = job.sink().committer()
@@ -186,7 +186,7 @@ def test_versions_that_were_forgotten_are_not_taken_for_absent(job: DeltaJob, mo
 
 
 def test_a_note_of_rows_is_not_believed_if_a_power_cut_took_their_version(job: DeltaJob) -> None:
-    """Delta does not sync what it writes to a local disk, and the note is synced."""
+    """Delta does not sync what it writes to a local disk, but the note is synced."""
     before, handle = job.prepare(batch=0), job.prepare(batch=1)
     assert job.commit(before) == job.commit(handle) == [Outcome.COMMITTED]
     assert job.commit(handle) == [Outcome.ALREADY_COMMITTED]
@@ -199,7 +199,7 @@ def test_a_note_of_rows_is_not_believed_if_a_power_cut_took_their_version(job: D
 
 
 def test_two_drivers_at_once_without_locks(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delta lets one of them in: the same application id cannot commit twice at once."""
+    """Delta accepts only one of them, since the same application id cannot commit twice at the same time."""
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     waiting = {who: [job.prepare(slot=slot) for slot in range(2)] if who == 0 else [] for who in range(2)}
     waiting[1] = waiting[0]
@@ -224,7 +224,7 @@ def test_what_the_table_is_is_remembered(job: DeltaJob, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_never_holds_a_null_fits_where_one_may_be(tables: SparkSession, tmp_path: Path) -> None:
-    """As of collect_list, whose elements are never null."""
+    """For example from collect_list, whose elements are never null."""
     path = str(tmp_path / "table")
     tables.createDataFrame([], "xs array<struct<a: bigint>>").write.format("delta").save(path)
     sink = DeltaSink(path, folder=tmp_path / "rows")
@@ -344,7 +344,7 @@ def test_a_table_by_its_name(tables: SparkSession, tmp_path: Path, empty_table: 
 def test_a_table_that_is_gone_is_not_made_anew(
     kind: type[DeltaJob], begun: bool, tables: SparkSession, tmp_path: Path, empty_table: Path
 ) -> None:
-    """Nor is another one in its place written to."""
+    """A table that took its place is not written to either."""
     job = kind(tables, tmp_path, empty_table)
     handle = job.prepare()
     if begun:
@@ -368,11 +368,11 @@ def test_a_table_that_is_gone_is_not_made_anew(
 
 @pytest.mark.slow
 def test_a_table_that_goes_while_it_is_written_to(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark makes it anew, with the rows: that is not taken for committed."""
+    """Spark recreates the table with the rows, which must not count as a commit."""
     handle, committer, widened = job.prepare(), job.run_of_its_own(), _DeltaTable._widened
 
     def gone(self: _DeltaTable, rows: DataFrame) -> DataFrame:
-        """The last that is done before the write."""
+        """Removes the table just before the write."""
         made = widened(self, rows)
         shutil.rmtree(job.path)
         return made
@@ -447,7 +447,7 @@ def row_of(spark: SparkSession, **changed: str | None) -> DataFrame:
 def test_rows_that_the_table_would_refuse_fail_while_they_are_computed(
     tables: SparkSession, ruled: DeltaSink, changed: dict[str, str], says: str
 ) -> None:
-    """And the table would: what is checked is what Delta checks."""
+    """The table would reject them too, since the check uses Delta's own rules."""
     rows = row_of(tables, **changed)
     with pytest.raises(Exception, match=says):
         ruled.checked(rows).collect()
@@ -474,7 +474,7 @@ def test_columns_that_the_rows_do_not_have(tables: SparkSession, ruled: DeltaSin
 
 @pytest.mark.slow
 def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> None:
-    """Delta does not widen them there itself."""
+    """Delta itself does not widen them there."""
     constrain(job, "number >= 0")
     handle = job.prepare(schema=pa.schema([("number", pa.int32())]))
     assert job.commit(handle) == [Outcome.COMMITTED]
@@ -482,7 +482,7 @@ def test_narrower_numbers_in_a_column_that_a_constraint_names(job: DeltaJob) -> 
 
 
 def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> None:
-    """The error names the constraint; once that is gone the query goes on."""
+    """The error names the constraint. Once the constraint is dropped, the query continues."""
     sent = make_orders(job.folder / "orders", files=4)
     constrain(job, f"number <> {sent[-1]}")
     assert "CHECK constraint some" in job.query()
@@ -496,7 +496,7 @@ def test_a_batch_that_the_table_would_refuse_is_not_decided(job: DeltaJob) -> No
 
 
 def constrain(job: DeltaJob, check: str | None) -> None:
-    """As ALTER TABLE … ADD CONSTRAINT does, for which the session would need Delta's extension to SQL."""
+    """Does the same as ALTER TABLE … ADD CONSTRAINT, which would require Delta's SQL extension in the session."""
     log = job.path / "_delta_log"
     first = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
     (metadata,) = (action for action in first if "metaData" in action)
@@ -511,7 +511,7 @@ def constrain(job: DeltaJob, check: str | None) -> None:
 
 @pytest.mark.slow
 def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
-    """No repeat would help: the query is to stop at once, with the rows."""
+    """Retrying would not help, so the query must stop immediately, and keeps the rows."""
     handle = job.prepare(batch=1)
     constrain(job, "number < 0")
     (answer,) = job.sink().committer().commit([handle])
@@ -522,7 +522,7 @@ def test_a_constraint_that_comes_after_the_decision(job: DeltaJob) -> None:
 
 
 def test_a_metastore_that_is_away_for_a_while(job: DeltaJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark tells of it by an `AnalysisException`, too."""
+    """Spark reports this as an `AnalysisException` too."""
     java = job.spark._jvm
     words = java.scala.jdk.javaapi.CollectionConverters.asScala(java.java.util.HashMap())
     words = (
@@ -549,7 +549,7 @@ def test_a_session_without_the_jar_is_told_how_to_get_it(
     tables: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a notebook's builder does to a session that runs: Spark keeps the setting, and fetches nothing."""
+    """This is what a notebook's builder does to a running session: Spark keeps the setting and downloads nothing."""
     asked = "io.delta:delta-absent_2.13:4.0.0"
     monkeypatch.setattr(DeltaSink, "needs", ("delta-absent", "io.delta.tables.Absent"))
     kept = driver_session("delta")._jsparkSession.sessionState().conf()

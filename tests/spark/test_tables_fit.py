@@ -1,4 +1,4 @@
-"""Rows meet a table by the names of fields, at every depth. What the table would refuse is found before a decision."""
+"""Rows are matched to tables by field name at every depth. What a table would refuse is detected before a decision."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def some(request: pytest.FixtureRequest, tables: SparkSession, tmp_path: Path) -
 def test_fields_go_by_their_names_whatever_may_be_null(
     tables: SparkSession, tmp_path: Path, kind: str, merge_on: list[str] | None
 ) -> None:
-    """A cast of structs would go by position, and swap them."""
+    """A cast between structs matches fields by position, and would swap them."""
     nested = "id bigint, s struct<a: int not null, b: string>, xs array<struct<a: int, b: bigint>>, m map<string, int>"
     some = Tables(tables, tmp_path, kind)
     sink = some.sink(nested, merge_on=merge_on)
@@ -103,7 +103,7 @@ def test_fields_go_by_their_names_whatever_may_be_null(
 @pytest.mark.slow
 @pytest.mark.parametrize("merge_on", [None, ["id"]])
 def test_a_type_of_a_user_arrives_as_such(tables: SparkSession, tmp_path: Path, merge_on: list[str] | None) -> None:
-    """Waiting rows hold a vector of Spark ML as the struct that it is made of, and Spark casts nothing to a vector."""
+    """Waiting rows store a Spark ML vector as its underlying struct, and Spark cannot cast anything to a vector."""
     path, jvm = tmp_path / "vectors", tables._jvm
     made = jvm.io.delta.tables.DeltaTable.create(tables._jsparkSession).location(str(path)).addColumn("id", "bigint")
     made.addColumn("v", jvm.org.apache.spark.ml.linalg.SQLDataTypes.VectorType()).execute()
@@ -143,7 +143,7 @@ def test_columns_that_differ_in_case_only(some: Tables) -> None:
 
 
 def test_a_merge_that_the_table_never_takes_is_refused_at_the_start(some: Tables) -> None:
-    """Delta says so when it commits, and Iceberg when it resolves the statement: both after the decision."""
+    """Delta reports this when it commits, and Iceberg when it resolves the statement, both after the decision."""
     settings = {"delta": "'delta.appendOnly' = 'true'", "iceberg": "'write.spark.accept-any-schema' = 'true'"}
     sink = some.sink("id bigint, v string", settings[some.kind], merge_on=["id"])
     with pytest.raises(PreflightError, match=r"would refuse every batch: .* No batch was decided"):

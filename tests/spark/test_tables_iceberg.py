@@ -1,4 +1,4 @@
-"""The Iceberg sink: the conformance suite, and what goes wrong. Readers ask with a plain read of the table."""
+"""The Iceberg sink: the conformance suite, and its behavior when things go wrong. Readers use Spark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_table(spark: SparkSession, columns: str = "number bigint, word string",
 
 
 def numbers_in(spark: SparkSession, table: str) -> list[int]:
-    """As a reader who has just come sees it: each session's catalog keeps what it has loaded for half a minute."""
+    """Returns what a new reader finds, since each session's catalog caches tables for half a minute."""
     spark.catalog.refreshTable(table)
     return sorted(row[0] for row in spark.table(table).select("number").collect())
 
@@ -66,7 +66,7 @@ class TestIceberg(SinkConformance):
         (self.root / "rows" / "iceberg" / "prepared" / str(handle["name"])).unlink()
         return True
 
-    test_another_process_commits = None  # it would have to start its own Spark
+    test_another_process_commits = None  # would have to start a Spark session of its own
 
 
 class IcebergJob(TableJob):
@@ -84,7 +84,7 @@ class IcebergJob(TableJob):
         return _IcebergTable(self.spark, self.table)._load()
 
     def snapshots(self) -> int:
-        """That made the table what it is."""
+        """Returns the number of snapshots that led to the current state of the table."""
         return len(self.spark._jvm.org.apache.iceberg.util.SnapshotUtil.currentAncestorIds(self.java()))
 
     def branches(self) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_driver_that_is_killed_before_and_after_the_commit(job: IcebergJob, me
 
 
 def test_what_a_killed_driver_staged_is_swept(job: IcebergJob) -> None:
-    """By the run that comes after it, whether the rows have been committed since or not; and nobody else's."""
+    """The next run removes it, whether or not the rows were committed in the meantime, and removes nobody else's."""
     handle = job.prepare()
     job.commit_killed(_IcebergTable, "_publish", handle)
     assert job.commit(handle) == [Outcome.COMMITTED]
@@ -162,7 +162,7 @@ def test_a_failed_attempt_leaves_nothing(job: IcebergJob, monkeypatch: pytest.Mo
     ["expired", *(pytest.param(each, marks=pytest.mark.slow) for each in ("notes unset", "rolled back", "rewritten"))],
 )
 def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change: str) -> None:
-    """Another writer's snapshot comes after the batch. What was rolled back on purpose is not written again."""
+    """Another writer's snapshot follows the batch. A deliberate rollback is not written again."""
 
     def _everything() -> Any:
         from pyspark.sql import functions
@@ -192,7 +192,7 @@ def test_the_table_knows_what_it_has_when_it_was_changed(job: IcebergJob, change
 
 @pytest.mark.slow
 def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: IcebergJob) -> None:
-    """What an operator does who takes query and table back together."""
+    """As when an operator rolls back the query and the table together."""
     job.another_writes(1)
     before = job.java().currentSnapshot().snapshotId()
     handle = job.prepare()
@@ -205,7 +205,7 @@ def test_a_table_that_was_rolled_back_with_its_notes_takes_the_rows_again(job: I
 
 
 def test_what_was_forgotten_is_not_taken_for_absent(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notes are of later batches, and the snapshot is expired."""
+    """The notes are about later batches, and the snapshot has expired."""
     monkeypatch.setattr("sparkonce.sinks.tables.iceberg.KEEP_NOTES", 2)
     first, *later = [job.prepare(batch=batch) for batch in range(3)]
     job.commit_unnoticed(first)
@@ -234,9 +234,9 @@ def test_notes_of_other_queries_stay(job: IcebergJob, monkeypatch: pytest.Monkey
     [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="beside another writer")],
 )
 def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
-    """Both have written, and neither has seen the other's snapshot: Iceberg publishes an id once.
+    """Both have written, and neither has seen the other's snapshot. Iceberg publishes an id only once.
 
-    They write in turn: here they share a session, whose catalog keeps one state of the table for both.
+    They write in turn, since they share a session here, whose catalog keeps one state of the table for both.
     """
     monkeypatch.setattr("sparkonce.sinks.write_ahead.application._lock", lambda _: True)
     handles = [job.prepare(slot=slot) for slot in range(2)]
@@ -276,12 +276,12 @@ def test_two_drivers_at_once_without_locks(job: IcebergJob, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_other_writers_commit_meanwhile(job: IcebergJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the begin of the last transaction and its commit: Iceberg makes it again, on what they left."""
+    """This happens between the last transaction's start and its commit. Iceberg then retries it on the new state."""
     handle, calls, tell = job.prepare(), [0], Label.to_text
 
     def write_meanwhile(label: Label) -> str:
         calls[0] += 1
-        if calls[0] == 2:  # the first is for the staged snapshot
+        if calls[0] == 2:  # the first call is for the staged snapshot
             job.another_writes(7)
         return tell(label)
 
@@ -323,7 +323,7 @@ def test_nulls_that_the_table_would_refuse_fail_while_they_are_computed(tables: 
 
 @pytest.mark.parametrize("other", [False, True], ids=["by-the-same-session", "by-another-session"])
 def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob, *, other: bool) -> None:
-    """Another session has a catalog of its own: nothing tells this one's that the table it keeps is gone."""
+    """Another session has its own catalog, so nothing tells this session's catalog that its cached table is gone."""
     handle, committer = job.prepare(), job.run_of_its_own()
     replacing = job.spark.newSession() if other else job.spark
     for setting in ("", ".type", ".warehouse"):
@@ -338,7 +338,7 @@ def test_a_table_that_was_replaced_is_not_written_to(job: IcebergJob, *, other: 
 
 @pytest.mark.slow
 def test_rows_that_the_table_does_not_take(job: IcebergJob) -> None:
-    """Its columns were changed after the start."""
+    """The table's columns were changed after the start."""
     handle = job.prepare()
     job.java().updateSchema().deleteColumn("word").commit()
     (answer,) = job.sink().committer().commit([handle])

@@ -1,7 +1,7 @@
-"""MERGE into Delta and Iceberg: each batch once, beside other writers, whenever drivers die.
+"""MERGE into Delta and Iceberg applies each batch once, next to other writers, whenever drivers die.
 
-Most merges add to what is there, so one that is done twice, or is lost, shows in the sums. The expected rows are
-computed without Spark.
+Most merges add to existing values, so the sums show a merge that was lost or done twice. The expected rows are computed
+without Spark.
 """
 
 from __future__ import annotations

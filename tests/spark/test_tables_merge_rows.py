@@ -158,7 +158,7 @@ def test_settings_are_held_against_rows_and_table(
 
 
 def test_a_key_of_another_type_is_refused(wrong_job: MergeJob) -> None:
-    """Two texts, such as 1 and 01, may be one number of the table."""
+    """Two strings, such as 1 and 01, may be the same number in the table."""
     sink = wrong_job.sink(merge_on=["id"], when_matched=ADD, when_not_matched=None)
     schema = pa.schema([pa.field("id", pa.string()), *list(ARROW)[1:]])
     with pytest.raises(SchemaError, match="column 'id' is string in the rows, and bigint in the table"):
@@ -167,7 +167,7 @@ def test_a_key_of_another_type_is_refused(wrong_job: MergeJob) -> None:
 
 @pytest.fixture(scope="module")
 def wrong_job(tables: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MergeJob:
-    """It is not written to."""
+    """A job whose table is never written to."""
     return DeltaMerge(tables, tmp_path_factory.mktemp("wrong"))
 
 
@@ -187,7 +187,7 @@ def test_columns_are_added_at_the_start_if_that_is_asked(job: MergeJob) -> None:
 
 
 def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
-    """A sink that appends knows none of them."""
+    """A sink that appends knows none of these settings."""
     assert any("merged" in one for one in job.sink().conditions())
     plain = job.sink(evolve_schema=False)
     assert plain.merge is None
@@ -196,7 +196,7 @@ def test_an_older_driver_is_not_told_of_settings(job: MergeJob) -> None:
 
 @pytest.mark.slow
 def test_the_session_that_started_the_query_sees_a_merge_at_once(job: MergeJob) -> None:
-    """Also if it has read the table before: a catalog of Iceberg's keeps what it has read for 30 seconds."""
+    """This also holds if it has read the table before, since an Iceberg catalog caches tables for 30 seconds."""
     assert len(job.rows()) == len(job.started)
     job.merge([(9, 99, "y")])
     assert (9, 99, "y") in job.rows()
@@ -219,7 +219,7 @@ def test_several_rows_of_one_key_are_refused_before_the_decision(job: MergeJob) 
 def test_keys_of_all_types_are_compared_as_spark_does(
     tables: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """By Arrow in the driver, or by Spark: where there are many rows, and where zeros of two signs are one."""
+    """The driver compares them with Arrow, or Spark does if there are many rows. Zeros of both signs are equal."""
     if by == "spark":
         monkeypatch.setattr(merging, "_MOST_IN_DRIVER", 1)
     columns = {"id": "bigint", "Day": "date", "cents": "decimal(9,2)", "rate": "double", "word": "string"}
@@ -243,7 +243,7 @@ def test_keys_of_all_types_are_compared_as_spark_does(
 
 @pytest.mark.slow
 def test_a_query_with_several_rows_of_one_key_stops_undecided(tables: SparkSession, tmp_path: Path) -> None:
-    """With everything that it had prepared undone; once the rows are ordered it goes on, without loss."""
+    """Everything that was prepared is undone. Once the rows have an order, the query continues without loss."""
 
     class OrdersJob(DeltaMerge):
         started = ((-1, 0, ""),)
@@ -277,8 +277,8 @@ INSERTS: Mapping[str, Any] = {
 def test_a_row_that_an_expression_must_not_insert_is_refused_before_the_decision(
     tables: SparkSession, tmp_path: Path, kind: str
 ) -> None:
-    """Only if it would be inserted: one that matches is updated, by another expression."""
-    # What a table of each kind is made with, a value of `n` that it does not take then, and what it says of it.
+    """The check applies only to rows that would be inserted. A matching row is updated, with another expression."""
+    # The options to create a table of each kind, a value of `n` that it then rejects, and its error message.
     rules: dict[str, tuple[dict[str, str], int | None, str]] = {
         "delta": ({"delta.constraints.high": "n > 0"}, 3, "CHECK constraint high"),
         "iceberg": ({"columns": "id bigint, n bigint not null, word string"}, None, "must not be null"),
@@ -341,7 +341,7 @@ def test_columns_that_another_writer_changes_while_a_batch_is_decided(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Merged by itself, the older row of a key that the other file deletes would insert the key."""
+    """If it were merged by itself, the older row would insert a key that the other file deletes."""
 
     class OrdersJob(KINDS[kind]):  # type: ignore[misc] # any of them
         settings: Mapping[str, Any] = {"merge_on": ["id"], "order_by": ["n"], "delete_when": "source.word = 'gone'"}

@@ -1,4 +1,4 @@
-"""Tasks that Spark runs twice, or takes for dead although they are not."""
+"""Tasks that Spark runs twice, or considers dead although they are alive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
 ROWS, ROWS_PER_BATCH = 2_000, 500
 TRANSACTIONS = tuple[str, int, int]
-"""Name, producer id and epoch. A worker's id alone comes again, with the next epoch, in a later batch."""
+"""The name, producer id and epoch of each transaction.
+
+A worker's id is reused in later batches, with the next epoch.
+"""
 
 
 def new_job(kafka: Cluster, folder: Path, **config: Any) -> Job:
@@ -28,7 +31,7 @@ def new_job(kafka: Cluster, folder: Path, **config: Any) -> Job:
 
 
 SMALL = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": JVM_FLAGS}
-"""Executors are processes of their own on two hosts: only there does Spark run speculative copies, or lose one."""
+"""Executors are processes on two hosts, since only then does Spark run speculative tasks or lose an executor."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_a_worker_that_outlives_its_executor_writes_into_nothing(
         opened = transactions_of(job)
         kill_executor(orphan)
         job.gate.wait_for(lambda: bool(job.gate.at(PREPARED, batch=3)), "the query has gone on without it", run.check)
-        # What it left open is aborted by the run itself, without waiting for its turn: Spark ran the stage again.
+        # The run aborts what the attempt left open without waiting for the next sweep, since Spark ran the stage again.
         assert not opened & transactions_of(job)
         hold.release()
         run.finish()

@@ -1,4 +1,4 @@
-"""Two drivers on one checkpoint: one is cut off or stopped for a while, another takes over, and the first wakes up."""
+"""Two drivers on one checkpoint: one is disconnected or paused, another takes over, and the first wakes up."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PLAN = "spark.plans:stateless"
 
 SUPERSEDED = "SupersededError"
 STALE = "StaleBatchError"
-"""It had not claimed yet: it does so now, as the newest run, and is asked for a batch that is done."""
+"""The driver had not claimed yet. It now claims as the newest run, and is asked for a batch that is already done."""
 BY_SPARK = "oncurrent"
 """Spark's own words, where the newer driver has already written into Spark's logs what the older one wants to write."""
 
 STOPPED_BY = {"CLAIMING": STALE, "DECIDING": SUPERSEDED, "FINISHING": BY_SPARK}
-"""Where the older driver stood when the newer one took over, and what stops it when it wakes up."""
+"""Where the older driver was when the newer one took over, and the error that stops it when it wakes up."""
 
 AT_ONCE = "both-at-work"
 
@@ -47,9 +47,11 @@ class Drivers:
 
 @pytest.fixture(scope="module")
 def drivers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
-    """The older process stands still with each query at its phase, while the newer one writes all; then it wakes up.
+    """The older process is paused with each query in its phase, while the newer one writes everything.
 
-    Of one more query both drivers have read the same log, and from then on do what they like.
+    Then it wakes up.
+
+    For one more query, both drivers have read the same log and then run freely.
     """
     folder = tmp_path_factory.mktemp("drivers")
     with ExitStack() as stack:
@@ -133,5 +135,5 @@ def test_workers_that_outlive_their_driver_write_into_nothing(kafka: Cluster, tm
 
 
 def why_it_ended(job: Job, run: Run) -> str:
-    """All that the run said about it: an error of ours, and what Spark made of it."""
+    """Returns everything that the run logged about its end: our error, and what Spark made of it."""
     return "\n".join(str(one.told) for one in job.gate.at(REFUSED, ENDED, pid=run.pid))

@@ -1,4 +1,4 @@
-"""Several sinks as one unit, each with a view of its own of the batch."""
+"""Several sinks as one unit, each with its own view of the batch."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_one_cannot_prepare_none_shows(unit: Unit) -> None:
         unit.run()
     assert unit.stream.keys() == IDS
     assert len(unit.committed()) == 1
-    # Tasks that Spark told to end may have opened a transaction meanwhile: the next run's sweep finds it.
+    # Tasks that Spark is ending may have opened a transaction in the meantime, which the next run's sweep finds.
     unit.tenths = lambda df: df.where("key = '10'")
     unit.run()
     assert unit.stream.keys() == sorted([*IDS, "0x", "10"])

@@ -45,7 +45,7 @@ def metrics_port() -> int:
 
 @pytest.fixture(scope="module")
 def exported() -> Iterator[InMemorySpanExporter]:
-    """Sets up OpenTelemetry, which a process can do only once, and keeps what it exports."""
+    """Sets up OpenTelemetry, which a process can do only once, and collects what is exported."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
@@ -60,7 +60,7 @@ def spans(exported: InMemorySpanExporter) -> InMemorySpanExporter:
 
 
 def scraped(port: int, query: str) -> dict[tuple[str, ...], float]:
-    """Returns a query's samples, by their name and the values of their own labels."""
+    """Returns a query's samples by name and by the values of their own labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {
@@ -78,7 +78,7 @@ def query_of(stream: Stream) -> str:
 
 
 def timeline_of(stream: Stream, runs: int = 1, phase: Phase = Phase.IDLE) -> list[TimelineSegment]:
-    """Returns the timeline once so many runs have written theirs, and the last one its end."""
+    """Returns the timeline once this many runs have written theirs, and the last run has written its end."""
     reader = TimelineReader(LocalFiles(stream.checkpoint))
 
     def ended() -> list[TimelineSegment]:
